@@ -1,0 +1,61 @@
+PYTHON ?= python3
+# Test processes; each uses one thread of torch.
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The package as a user gets it. The checkers read this copy: in the source tree, and so in an
+# editable install, they do not see `converters/` and `tasks/` as parts of `nfn_graph`.
+WHEEL := $(VENV)/wheel
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint wheel types imports unit demo bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Create .venv with everything that the checks need
+
+$(READY): pyproject.toml setup.py constraints.txt
+	@echo "Installing into $(VENV), which takes a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[converters,dev]'
+	@touch $@
+
+test: lint types imports unit ## Run all checks: ruff, mypy, the import rule, pytest
+
+lint: $(READY) ## Check style and format with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# `build/` would carry modules deleted since the last build into the new wheel.
+wheel: $(READY)
+	@rm -rf build $(WHEEL)
+	@$(BIN)/python -m pip install -q --no-deps --no-build-isolation --target $(WHEEL) .
+
+types: wheel ## Check types with mypy, on the installed package
+	cd $(WHEEL) && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
+		--cache-dir "$(CURDIR)/.mypy_cache" -p nfn_graph
+
+imports: wheel ## Check that imports go one way: core <- converters <- tasks
+	cd $(WHEEL) && "$(CURDIR)/$(BIN)/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache --no-logo
+
+unit: $(READY) ## Run pytest in WORKERS processes
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+demo: $(READY) ## Run the quickstart (the full demo comes with the tasks)
+	@echo "The demo on real data comes with the tasks, which are not written yet."
+	@echo "Until then this runs examples/quickstart.py."
+	$(BIN)/python examples/quickstart.py
+
+bench: $(READY) ## Run every benchmark
+	@set -e; for script in $(wildcard benchmarks/*.py); do \
+		echo "== $$script"; $(BIN)/python "$$script"; \
+	done
+	$(if $(wildcard benchmarks/*.py),,@echo "There are no benchmarks yet.")
+
+clean: ## Delete .venv, caches and build products
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
