@@ -1,0 +1,51 @@
+"""Neural functionals as message passing on typed graphs of neurons.
+
+The three levels of the design, weights, neurons and network, run through everything:
+`spec` and `folded` say what lives where, `graph` and `batch` hold it, `features` carries it
+from layer to layer, `nn` maps it.
+"""
+
+from importlib.metadata import version
+
+from nfn_graph import symmetry
+from nfn_graph.batch import Batch, DataLoader
+from nfn_graph.features import WeightFeatures
+from nfn_graph.folded import FoldedSpec
+from nfn_graph.graph import WeightGraph
+from nfn_graph.nn import (
+    NFN,
+    Activation,
+    ChannelNorm,
+    Dropout,
+    FourierFeatures,
+    IOEncoding,
+    NFLinear,
+    Pool,
+    Residual,
+    Standardize,
+)
+from nfn_graph.spec import NetworkSpec, NeuronType, WeightType
+
+__version__ = version("nfn-graph")
+
+__all__ = [
+    "NFN",
+    "Activation",
+    "Batch",
+    "ChannelNorm",
+    "DataLoader",
+    "Dropout",
+    "FoldedSpec",
+    "FourierFeatures",
+    "IOEncoding",
+    "NFLinear",
+    "NetworkSpec",
+    "NeuronType",
+    "Pool",
+    "Residual",
+    "Standardize",
+    "WeightFeatures",
+    "WeightGraph",
+    "WeightType",
+    "symmetry",
+]

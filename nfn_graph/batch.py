@@ -1,0 +1,138 @@
+"""Batches of networks of different sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch.utils.data
+from torch_geometric.data import Batch as PyGBatch
+from torch_geometric.data.batch import DynamicInheritance
+from torch_geometric.loader.dataloader import Collater as PyGCollater
+
+from nfn_graph.graph import WeightGraph
+from nfn_graph.spec import Key, NetworkSpec
+
+
+class _StaticInheritance(DynamicInheritance, type(WeightGraph)):  # type: ignore[misc]
+    """PyG derives a class per kind of graph; this one is derived already."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_base_cls", None)
+        return type.__call__(cls, *args, **kwargs)
+
+
+# PyG's Batch and HeteroData contradict each other in their annotations.
+class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignore[misc, metaclass]
+    """Networks of different widths, and of different types, as one graph.
+
+    Networks that lack a type of the union get an empty store of it before PyG's own collate,
+    so that pointers and `batch[i]` come out right.
+    """
+
+    @classmethod
+    def from_data_list(  # type: ignore[override]
+        cls,
+        data_list: Sequence[WeightGraph],
+        follow_batch: list[str] | None = None,
+        exclude_keys: list[str] | None = None,
+    ) -> Batch:
+        """Batches graphs.
+
+        Args:
+            data_list: The graphs, at least one, none of them a batch.
+            follow_batch: As in PyG.
+            exclude_keys: As in PyG.
+        """
+        graphs = list(data_list)
+        if not graphs:
+            raise ValueError("Expected at least one graph to batch (got none)")
+        for graph in graphs:
+            if not isinstance(graph, WeightGraph) or isinstance(graph, PyGBatch):
+                raise TypeError(f"Expected WeightGraphs to batch (got {type(graph).__name__})")
+        spec = NetworkSpec.union(graph.spec for graph in graphs)
+        _check_channels(graphs)
+        batch: Batch = super().from_data_list(
+            [_inside(graph, spec) for graph in graphs], follow_batch, exclude_keys
+        )
+        return batch
+
+    def get_example(self, idx: int) -> WeightGraph:
+        """The network at a position, with the types that it came with."""
+        number = int(idx)
+        if not -self.num_graphs <= number < self.num_graphs:
+            raise IndexError(f"Expected an index below {self.num_graphs} (got {number})")
+        graph = super().get_example(number % self.num_graphs)
+        if not isinstance(graph, WeightGraph):
+            raise TypeError(f"Expected a batch of WeightGraphs (got {type(graph).__name__})")
+        graph.layout = graph.layout.inside(None)
+        types = graph.layout.spec.types
+        keys: list[Key] = [*graph.node_types, *graph.edge_types]
+        for key in keys:
+            if key not in types:
+                del graph[key]
+        return graph
+
+    def __reduce__(self) -> Any:
+        return Batch, (), self.__dict__.copy()
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """PyG's `DataLoader` with :class:`Batch` for weight graphs, also inside tuples and dicts.
+
+    Args:
+        dataset: The graphs.
+        batch_size: How many per batch.
+        shuffle: Whether to shuffle every epoch.
+        follow_batch: As in PyG.
+        exclude_keys: As in PyG.
+        **kwargs: For `torch.utils.data.DataLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        follow_batch: list[str] | None = None,
+        exclude_keys: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.pop("collate_fn", None)
+        self.follow_batch = follow_batch
+        self.exclude_keys = exclude_keys
+        collate = _Collater(dataset, follow_batch, exclude_keys)
+        super().__init__(dataset, batch_size, shuffle, collate_fn=collate, **kwargs)
+
+
+class _Collater(PyGCollater):
+    def __call__(self, batch: list[Any]) -> Any:
+        if isinstance(batch[0], WeightGraph):
+            return Batch.from_data_list(batch, self.follow_batch, self.exclude_keys)
+        return super().__call__(batch)
+
+
+def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
+    """A shallow copy with empty stores for the types that the graph lacks."""
+    own = graph.spec
+    out = copy.copy(graph)
+    out.layout = graph.layout.inside(spec)
+    like = graph[own.weights[0].key].edge_attr
+    for neuron in spec.neurons:
+        if neuron.name not in own.neuron:
+            out[neuron.name].x = like.new_empty(0, neuron.taps, like.shape[-1])
+    for weight in spec.weights:
+        if weight.key not in own.weight:
+            out[weight.key].edge_attr = like.new_empty(0, weight.taps, like.shape[-1])
+    return out
+
+
+def _check_channels(graphs: Sequence[WeightGraph]) -> None:
+    channels = [next(iter(graph.edge_stores)).edge_attr.shape[-1] for graph in graphs]
+    if len(set(channels)) > 1:
+        first = next(i for i, c in enumerate(channels) if c != channels[0])
+        raise ValueError(
+            f"Expected {channels[0]} channels of every graph, as of graph 0 "
+            f"(got {channels[first]} of graph {first})"
+        )

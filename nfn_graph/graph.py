@@ -1,0 +1,367 @@
+"""The weights of a network as a typed graph of neurons."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
+from nfn_graph.incidence import Incidence
+from nfn_graph.layout import (
+    Layout,
+    Placement,
+    PlacementAxis,
+    Shape,
+    gather_tensors,
+    scatter_tensors,
+)
+from nfn_graph.spec import Key, NetworkSpec, Symmetry, WeightKey
+
+_COLLATE_HINT = (
+    "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "
+    "different networks apart."
+)
+
+
+class WeightGraph(HeteroData):
+    r"""A network as a PyG graph: neurons are nodes by layer, weights are edges.
+
+    One node store per neuron type with `x` of shape `[neurons, taps, channels]` (biases and
+    norm parameters; no taps without any), one edge store per weight type with `edge_attr` of
+    shape `[edges, taps, channels]`, ordered target-major like a `[out, in, ...]` tensor.
+    Layers are completely connected, so no `edge_index` is stored; :meth:`materialize` adds it.
+
+    Made by :meth:`from_tensors`, :meth:`from_placements` and the converters.
+    """
+
+    @classmethod
+    def from_tensors(
+        cls,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None] | None = None,
+        keys: Sequence[tuple[str, str]] | None = None,
+    ) -> WeightGraph:
+        """The graph of a chain of layers, an MLP or a plain CNN.
+
+        Args:
+            weights: Tensors `[out, in, ...]`, first layer first; axes after the second are
+                those of convolution kernels.
+            biases: Tensors `[out]`, or None where a layer has none.
+            keys: The names of each layer's weight and bias, `("0.weight", "0.bias")` for
+                the first unless given.
+        """
+        biases = [None] * len(weights) if biases is None else list(biases)
+        keys = [(f"{i}.weight", f"{i}.bias") for i in range(len(weights))] if keys is None else keys
+        _check_chain(weights, biases, keys)
+        kernels = [w.shape[2:].numel() for w in weights]
+        spec = NetworkSpec.chain(
+            len(weights),
+            taps=kernels,
+            biases=[b is not None for b in biases],
+            input_size=weights[0].shape[1],
+            output_size=weights[-1].shape[0],
+        )
+        tensors: dict[str, Tensor] = {}
+        placements = []
+        for weight, bias, key, type_ in zip(weights, biases, keys, spec.weights, strict=True):
+            tensors[key[0]] = weight
+            kernel: list[PlacementAxis] = ["tap"] * (weight.dim() - 2)
+            axes: list[PlacementAxis] = ["target", "source", *kernel]
+            placements.append(Placement.whole(key[0], weight, type_.key, axes))
+            if bias is not None:
+                tensors[key[1]] = bias
+                placements.append(Placement.whole(key[1], bias, type_.target, ("neuron",)))
+        sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
+        shape = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
+        return cls.from_placements(Layout(spec, shape, tuple(placements)), tensors)
+
+    @classmethod
+    def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
+        """The graph that a layout's placements make of named tensors."""
+        stores = gather_tensors(layout.placements, tensors)
+        like = next(iter(tensors.values()))
+        graph = cls()
+        graph.layout = layout
+        for neuron in layout.spec.neurons:
+            x = stores.get(neuron.name)
+            if x is None:
+                x = like.new_empty(layout.num_rows(neuron.name), 0, 1)
+            graph[neuron.name].x = x
+        for weight in layout.spec.weights:
+            if weight.key not in stores:
+                raise ValueError(f"Expected a tensor for weight type {weight.key} (got none)")
+            graph[weight.key].edge_attr = stores[weight.key]
+        graph._check(graph.spec)
+        return graph
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layout of every network: one, or those of a batch."""
+        layout = self._global_store.get("layout")
+        if layout is None:
+            raise ValueError(
+                "Expected a graph made by WeightGraph.from_tensors, a converter or "
+                "nfn_graph.Batch (got one without a layout)"
+            )
+        return [layout] if isinstance(layout, Layout) else list(layout)
+
+    @property
+    def spec(self) -> NetworkSpec:
+        """The types of the network, or of all networks of a batch."""
+        layouts = self.layouts
+        specs = list(dict.fromkeys(layout.within or layout.spec for layout in layouts))
+        if len({frozenset(spec.unsized.neurons + spec.unsized.weights) for spec in specs}) > 1:
+            raise ValueError(
+                f"Expected a batch of networks that share their types (got {len(specs)} "
+                f"different specs, collated by PyG's own Batch, which mixes up networks: "
+                f"{specs[0].difference(specs[1])}). {_COLLATE_HINT}"
+            )
+        return NetworkSpec.union(specs)
+
+    def features(
+        self, symmetry: Symmetry | None = None, spec: NetworkSpec | None = None
+    ) -> WeightFeatures:
+        """The features that layers work on.
+
+        Args:
+            symmetry: `"np"` or `"hnp"` for the folded view of that group; None for the
+                tensors as they are.
+            spec: A spec that holds all types of this graph, and perhaps more: the spec of a
+                model that was built for several kinds of networks. The graph's own if None.
+        """
+        own = self.spec
+        self._check(own)
+        if spec is None:
+            spec = own
+        elif spec != own:
+            _check_holds(spec, own)
+        stores: dict[Key, Tensor] = {
+            **{key: self[key].edge_attr for key in own.weight},
+            **{key: self[key].x for key in own.neuron},
+        }
+        like = self[own.weights[0].key].edge_attr
+        dtype = reduce(torch.promote_types, {x.dtype for x in stores.values()})
+        empty = like.new_empty(0, dtype=dtype)
+
+        def rows(key: Key, taps: int) -> Tensor:
+            return stores.get(key, empty.reshape(0, taps, like.shape[-1])).to(dtype)
+
+        weights = {w.key: rows(w.key, w.taps) for w in spec.weights}
+        neurons = {n.name: rows(n.name, n.taps) for n in spec.neurons}
+        shapes = [layout.shape_in(spec) for layout in self.layouts]
+        incidence = Incidence.of(spec, shapes, like.device)
+        raw = WeightFeatures(Levels(weights, neurons, {}), spec, incidence, self)
+        return raw if symmetry is None else raw.fold(symmetry)
+
+    def with_features(
+        self, weights: Mapping[WeightKey, Tensor], neurons: Mapping[str, Tensor]
+    ) -> WeightGraph:
+        """The same network, or batch, with other values; labels and all else are kept."""
+        graph = copy.copy(self)
+        spec = self.spec
+        for neuron in spec.neurons:
+            graph[neuron.name].x = neurons[neuron.name]
+        for weight in spec.weights:
+            graph[weight.key].edge_attr = weights[weight.key]
+        graph._check(spec)
+        return graph
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The tensors that the graph was made from, by name, bit for bit.
+
+        With one channel they have their original shapes; with several, a last axis of
+        channels follows.
+        """
+        if len(self.layouts) != 1 or not isinstance(self.layout, Layout):
+            raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+        stores: dict[Key, Tensor] = {
+            **{key: self[key].x for key in self.spec.neuron},
+            **{key: self[key].edge_attr for key in self.spec.weight},
+        }
+        tensors = scatter_tensors(self.layout, stores)
+        return {
+            key: tensor.squeeze(-1) if tensor.shape[-1] == 1 else tensor
+            for key, tensor in tensors.items()
+        }
+
+    def materialize(self) -> HeteroData:
+        """A plain `HeteroData` with `edge_index` and two-dimensional features.
+
+        For PyG's hetero convolutions and its transforms of the topology.
+        """
+        features = self.features()
+        out = HeteroData()
+        for key, value in self._global_store.items():
+            if key != "layout":
+                out[key] = value
+        for name, x in features.neurons.items():
+            out[name].x = x.flatten(1)
+            for key, value in self[name].items():
+                if key != "x":
+                    out[name][key] = value
+        for weight, x in features.weights.items():
+            rows = features.incidence.weights[weight]
+            out[weight].edge_index = torch.stack([rows.source, rows.target])
+            out[weight].edge_attr = x.flatten(1)
+        return out
+
+    def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
+        """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
+
+        `x` is `[nodes, taps * channels]` with the mask `x_mask`, `edge_attr` is
+        `[edges, taps * channels]` with `edge_mask`; `node_type` and `edge_type` are
+        positions in the spec; a batch keeps its `batch` vector.
+        """
+        if args or kwargs:
+            raise TypeError(
+                "Expected no arguments (WeightGraph.to_homogeneous takes none, unlike PyG's; "
+                "for its options call materialize().to_homogeneous(...))"
+            )
+        features = self.features()
+        incidence = features.incidence
+        data = Data()
+        for key, value in self._global_store.items():
+            if key != "layout":
+                data[key] = value
+        starts, total = {}, 0
+        for name in features.neurons:
+            starts[name], total = total, total + incidence.neurons[name].count
+        data.x, data.x_mask = _pad_taps(list(features.neurons.values()))
+        data.edge_attr, data.edge_mask = _pad_taps(list(features.weights.values()))
+        data.node_type = _type_ids(list(features.neurons.values()))
+        data.edge_type = _type_ids(list(features.weights.values()))
+        ends = [
+            torch.stack([rows.source + starts[key[0]], rows.target + starts[key[2]]])
+            for key, rows in incidence.weights.items()
+        ]
+        data.edge_index = torch.cat(ends, 1)
+        data.batch = torch.cat([incidence.neurons[name].graph for name in features.neurons])
+        data.num_nodes = total
+        return data
+
+    def __repr__(self) -> str:
+        if "layout" not in self._global_store:
+            return f"{type(self).__name__}()"
+        layouts = self.layouts
+        entries = [x for _, x in self.features().tensors()]
+        head = f"{len(layouts)} networks, " if not isinstance(self.layout, Layout) else ""
+        sizes = [
+            f"{n.name}{'[fixed]' if n.fixed else ''} {self[n.name].x.shape[0]} x {n.taps}"
+            for n in self.spec.neurons
+        ]
+        weights = [
+            f"{w.source} -> {w.target}{'' if w.name == 'weight' else f' ({w.name})'} "
+            f"{self[w.key].edge_attr.shape[0]} x {w.taps}"
+            for w in self.spec.weights
+        ]
+        extra = [k for k in self._global_store.keys() if k != "layout"]  # noqa: SIM118
+        lines = [
+            f"{type(self).__name__}({head}{sum(x.shape[0] * x.shape[1] for x in entries)} "
+            f"entries, {entries[0].shape[-1]} channel(s), {entries[0].dtype}",
+            "  neurons: " + ", ".join(sizes),
+            "  weights: " + ", ".join(weights),
+        ]
+        return "\n".join(lines + [f"  also: {', '.join(extra)}"] * bool(extra)) + ")"
+
+    def _check(self, spec: NetworkSpec) -> None:
+        """Compares the stores with the layouts, without reading any tensor's memory."""
+        layouts = self.layouts
+        channels = None
+        for kind, attribute, types in (
+            ("neuron", "x", spec.neuron),
+            ("weight", "edge_attr", spec.weight),
+        ):
+            known = self.node_types if kind == "neuron" else self.edge_types
+            for key, type_ in types.items():
+                x = self[key].get(attribute) if key in known else None
+                if not isinstance(x, Tensor):
+                    raise ValueError(
+                        f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
+                        f"{_COLLATE_HINT}"
+                    )
+                rows = sum(
+                    layout.num_rows(key)
+                    for layout in layouts
+                    if key in layout.spec.neuron or key in layout.spec.weight
+                )
+                if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
+                    raise ValueError(
+                        f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "
+                        f"{key!r} (got {list(x.shape)})"
+                    )
+                channels = x.shape[2] if channels is None else channels
+                if x.shape[2] != channels:
+                    raise ValueError(
+                        f"Expected {channels} channels of {kind} type {key!r} as of the "
+                        f"others (got {x.shape[2]})"
+                    )
+
+
+def _check_chain(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    keys: Sequence[tuple[str, str]],
+) -> None:
+    if not weights:
+        raise ValueError("Expected at least one weight tensor (got none)")
+    if len(biases) != len(weights) or len(keys) != len(weights):
+        raise ValueError(
+            f"Expected as many biases and keys as weights (got {len(weights)} weights, "
+            f"{len(biases)} biases, {len(keys)} keys)"
+        )
+    for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
+        if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
+            raise ValueError(
+                f"Expected '{key[0]}' to be a floating-point tensor [out, in, ...] "
+                f"(got {list(weight.shape)} of {weight.dtype})"
+            )
+        if i and weight.shape[1] != weights[i - 1].shape[0]:
+            raise ValueError(
+                f"Expected '{key[0]}' to have {weights[i - 1].shape[0]} inputs, the outputs "
+                f"of '{keys[i - 1][0]}' (got {weight.shape[1]})"
+            )
+        if bias is not None and (
+            tuple(bias.shape) != (weight.shape[0],) or not bias.is_floating_point()
+        ):
+            raise ValueError(
+                f"Expected '{key[1]}' to be a floating-point tensor [{weight.shape[0]}] "
+                f"(got {list(bias.shape)} of {bias.dtype})"
+            )
+
+
+def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
+    """Raises unless `spec` has every type of `own`."""
+    known = spec.unsized.types
+    for key, type_ in own.unsized.types.items():
+        if known.get(key) != type_:
+            expected = known.get(key, "no such type")
+            raise ValueError(f"Expected {key!r} as in the spec: {expected} (got {type_})")
+    for name, neuron in own.neuron.items():
+        expected_size = spec.neuron[name].size
+        if expected_size is not None and neuron.size != expected_size:
+            raise ValueError(
+                f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
+                f"(got {'different sizes' if neuron.size is None else neuron.size})"
+            )
+
+
+def _pad_taps(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    most = max(x.shape[1] for x in parts)
+    padded, masks = [], []
+    for x in parts:
+        count, taps, channels = x.shape
+        padded.append(torch.cat([x, x.new_zeros(count, most - taps, channels)], 1).flatten(1))
+        mask = torch.arange(most, device=x.device) < taps
+        masks.append(mask.repeat_interleave(channels).expand(count, -1))
+    return torch.cat(padded), torch.cat(masks)
+
+
+def _type_ids(parts: list[Tensor]) -> Tensor:
+    return torch.cat([torch.full((x.shape[0],), i, device=x.device) for i, x in enumerate(parts)])

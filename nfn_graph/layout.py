@@ -1,0 +1,223 @@
+"""Where the entries of a network are: sizes of its layers, and placements of its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nfn_graph.spec import Key, NetworkSpec
+
+PlacementAxis = Literal["target", "source", "neuron", "tap"]
+
+
+class Shape(NamedTuple):
+    """The sizes of one network, in the order of a spec's types.
+
+    Attributes:
+        sizes: For every neuron type, the size of each layer of that type: one, none if the
+            network lacks the type, several for role types.
+        blocks: For every weight type, the `(target, source)` layers that each tensor joins,
+            as positions in the `sizes` of those types.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one stored tensor, or a slice of it, went. From it the way back is exact.
+
+    The tensor is viewed as `view`, whose axes are named by `axes`; of every axis the part
+    `start:stop` is taken; the result is all of one layer (or pair of layers), as the taps
+    from `tap` on of the store `store`.
+
+    Args:
+        keys: The names under which the tensor is stored; several if it is shared.
+        shape: The tensor's own shape.
+        dtype: The tensor's own dtype.
+        store: The neuron type or weight type that holds it.
+        view: The shape to view the tensor in, for example with a flattened axis split.
+        axes: The role of each axis of `view`. Several `tap` axes count in their order.
+        start: First index taken of each axis.
+        stop: Index after the last one taken of each axis.
+        tap: The first tap in the store.
+        block: Which of the network's layers (or pairs of layers) of that type; role types
+            have several.
+    """
+
+    keys: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    store: Key
+    view: tuple[int, ...]
+    axes: tuple[PlacementAxis, ...]
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    tap: int = 0
+    block: int = 0
+
+    @classmethod
+    def whole(
+        cls,
+        key: str,
+        tensor: Tensor,
+        store: Key,
+        axes: Sequence[PlacementAxis],
+        tap: int = 0,
+    ) -> Placement:
+        """A tensor that goes into one store as it is."""
+        shape = tuple(tensor.shape)
+        return cls(
+            (key,), shape, tensor.dtype, store, shape, tuple(axes), (0,) * len(shape), shape, tap
+        )
+
+    @property
+    def taps(self) -> int:
+        """How many taps of the store it fills."""
+        return math.prod(
+            b - a
+            for axis, a, b in zip(self.axes, self.start, self.stop, strict=True)
+            if axis == "tap"
+        )
+
+    @property
+    def count(self) -> int:
+        """How many rows of the store it fills."""
+        return math.prod(self._taken) // max(self.taps, 1)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """The tensor's entries as rows `[count, taps]` of the store; a view if possible."""
+        if tuple(tensor.shape) != self.shape:
+            raise ValueError(
+                f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
+                f"(got {tuple(tensor.shape)})"
+            )
+        part = tensor.reshape(self.view)[self._slices]
+        return part.permute(self._order).reshape(self.count, self.taps)
+
+    def put(self, rows: Tensor, tensor: Tensor) -> None:
+        """Writes rows `[count, taps, channels]` back into a tensor `[*shape, channels]`."""
+        channels = rows.shape[-1]
+        order = self._order
+        ordered = rows.reshape([self._taken[axis] for axis in order] + [channels])
+        back = sorted(range(len(order)), key=order.__getitem__)
+        view = tensor.view(*self.view, channels)
+        view[self._slices] = ordered.permute(*back, len(order)).to(tensor.dtype)
+
+    @property
+    def _taken(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def _slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def _order(self) -> list[int]:
+        rank = {"target": 0, "neuron": 0, "source": 1, "tap": 2}
+        return sorted(range(len(self.axes)), key=lambda i: (rank[self.axes[i]], i))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All of a graph that is not a tensor: its spec, its sizes, where its tensors came from.
+
+    Args:
+        spec: The network's own spec.
+        shape: Its sizes, in the order of `spec`.
+        placements: Where the tensors it was made from went.
+        within: The spec of the batch that it was collated into, if any.
+        carried: Tensors of the checkpoint that are no features (counters and other
+            integers), by key, kept as they are.
+        keys: All keys of the checkpoint in its order.
+    """
+
+    spec: NetworkSpec
+    shape: Shape
+    placements: tuple[Placement, ...] = ()
+    within: NetworkSpec | None = None
+    carried: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    keys: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        for neuron, sizes in zip(self.spec.neurons, self.shape.sizes, strict=True):
+            if len(sizes) != 1 and not neuron.role:
+                raise ValueError(
+                    f"Expected one layer of neuron type '{neuron.name}' (got sizes {sizes})"
+                )
+            if neuron.size is not None and sizes != (neuron.size,):
+                raise ValueError(
+                    f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' "
+                    f"(got {sizes[0]})"
+                )
+
+    def shape_in(self, spec: NetworkSpec) -> Shape:
+        """The sizes in the order of a spec that holds all types of this network."""
+        if spec is self.spec:
+            return self.shape
+        sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
+        blocks = dict(zip(self.spec.weight, self.shape.blocks, strict=True))
+        return Shape(
+            tuple(sizes.get(n.name, ()) for n in spec.neurons),
+            tuple(blocks.get(w.key, ()) for w in spec.weights),
+        )
+
+    def inside(self, spec: NetworkSpec | None) -> Layout:
+        """The same network as part of a batch of that spec."""
+        return self if self.within is spec else replace(self, within=spec)
+
+    def num_rows(self, store: Key) -> int:
+        """The number of rows of a store of this network."""
+        sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
+        if isinstance(store, str):
+            return sum(sizes[store])
+        blocks = dict(zip(self.spec.weight, self.shape.blocks, strict=True))[store]
+        return sum(sizes[store[2]][t] * sizes[store[0]][s] for t, s in blocks)
+
+
+def gather_tensors(
+    placements: Sequence[Placement], tensors: Mapping[str, Tensor]
+) -> dict[Key, Tensor]:
+    """The stores `[count, taps, 1]` that the placements make of named tensors."""
+    parts: dict[Key, dict[int, list[Placement]]] = {}
+    for placement in sorted(placements, key=lambda p: (p.block, p.tap)):
+        blocks = parts.setdefault(placement.store, {})
+        blocks.setdefault(placement.block, []).append(placement)
+    stores = {}
+    for store, blocks in parts.items():
+        rows = [
+            torch.cat([p.take(tensors[p.keys[0]]) for p in block], 1)
+            if len(block) > 1
+            else block[0].take(tensors[block[0].keys[0]])
+            for block in blocks.values()
+        ]
+        stores[store] = (torch.cat(rows) if len(rows) > 1 else rows[0]).unsqueeze(-1)
+    return stores
+
+
+def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+    """The named tensors that the placements came from, each `[*shape, channels]`."""
+    tensors: dict[str, Tensor] = {}
+    offsets: dict[tuple[Key, int], int] = {}
+    filled: dict[Key, int] = {}
+    for placement in sorted(layout.placements, key=lambda p: p.block):
+        if (placement.store, placement.block) not in offsets:
+            offsets[placement.store, placement.block] = filled.get(placement.store, 0)
+            filled[placement.store] = filled.get(placement.store, 0) + placement.count
+    for placement in layout.placements:
+        rows = stores[placement.store]
+        tensor = tensors.get(placement.keys[0])
+        if tensor is None:
+            shape = (*placement.shape, rows.shape[-1])
+            tensor = torch.empty(shape, dtype=placement.dtype, device=rows.device)
+        begin = offsets[placement.store, placement.block]
+        part = rows[begin : begin + placement.count]
+        placement.put(part[:, placement.tap : placement.tap + placement.taps], tensor)
+        tensors.update(dict.fromkeys(placement.keys, tensor))
+    return tensors

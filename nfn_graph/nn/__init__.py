@@ -1,0 +1,21 @@
+"""Layers and models on weight-space features."""
+
+from nfn_graph.nn.elementwise import Activation, Dropout, Residual
+from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
+from nfn_graph.nn.linear import NFLinear
+from nfn_graph.nn.nfn import NFN
+from nfn_graph.nn.norm import ChannelNorm, Standardize
+from nfn_graph.nn.pool import Pool
+
+__all__ = [
+    "NFN",
+    "Activation",
+    "ChannelNorm",
+    "Dropout",
+    "FourierFeatures",
+    "IOEncoding",
+    "NFLinear",
+    "Pool",
+    "Residual",
+    "Standardize",
+]

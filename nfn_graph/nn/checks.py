@@ -1,0 +1,54 @@
+"""What every layer asks of its spec and its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.folded import FoldedSpec
+from nfn_graph.spec import NetworkSpec
+
+Choice = TypeVar("Choice", bound=str)
+
+
+def check_folded(spec: FoldedSpec) -> FoldedSpec:
+    """Raises unless the spec is folded."""
+    if not isinstance(spec, FoldedSpec):
+        raise TypeError(
+            f"Expected a folded spec (got {type(spec).__name__}). "
+            f"Use spec.fold('np') or spec.fold('hnp')."
+        )
+    return spec
+
+
+def check_features(
+    features: WeightFeatures, spec: NetworkSpec | FoldedSpec, channels: int | None = None
+) -> WeightFeatures:
+    """Raises unless the features fit; returns them with the entries no network owns zeroed."""
+    if not isinstance(features, WeightFeatures):
+        raise TypeError(f"Expected WeightFeatures (got {type(features).__name__})")
+    if features.spec is not spec and features.spec != spec:
+        raise ValueError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
+    if channels is not None and features.channels != channels:
+        raise ValueError(f"Expected features of {channels} channels (got {features.channels})")
+    return features.owned()
+
+
+def check_reduce(value: Choice, choices: Sequence[str]) -> Choice:
+    """Raises unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"Expected one of {list(choices)} (got {value!r})")
+    return value
+
+
+def _difference(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> str:
+    if isinstance(spec, FoldedSpec) and isinstance(got, FoldedSpec):
+        if spec.symmetry != got.symmetry:
+            return f"features folded for '{got.symmetry}'"
+        return spec.network.difference(got.network)
+    if isinstance(spec, FoldedSpec):
+        return f"features before the fold; use features.fold('{spec.symmetry}')"
+    if isinstance(got, FoldedSpec):
+        return "features after the fold; use features.unfold()"
+    return spec.difference(got)

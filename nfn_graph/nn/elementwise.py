@@ -1,0 +1,107 @@
+"""Layers that act on every entry by itself, and wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
+
+
+class Activation(nn.Module):
+    """A pointwise function of the features, such as `Activation(nn.ReLU())`.
+
+    Args:
+        function: A function of a tensor that acts on every value by itself.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Applies the function to every tensor."""
+        return features.map(self.function)
+
+
+class Dropout(nn.Module):
+    """Zeroes features at random in training and scales the rest; does nothing in `eval`.
+
+    Args:
+        p: The probability of a zero.
+        per_channel: Whether to zero a channel of a tap for all entries of a type of one
+            network together, which commutes with permutations for every random draw;
+            elementwise dropout does so only in distribution.
+    """
+
+    def __init__(self, p: float = 0.5, per_channel: bool = False) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"Expected a probability in [0, 1) (got {p})")
+        self.p = p
+        self.per_channel = per_channel
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Applies dropout."""
+        if not self.training or self.p == 0:
+            return features
+        if not self.per_channel:
+            return features.map(lambda x: nn.functional.dropout(x, self.p))
+        incidence = features.incidence
+
+        def drop(x: Tensor, graph: Tensor | None) -> Tensor:
+            keep = x.new_ones(features.num_graphs, *x.shape[1:])
+            keep = nn.functional.dropout(keep, self.p)
+            return x * (keep if graph is None else keep.index_select(0, graph))
+
+        graph_of = {name: rows.graph for name, rows in incidence.neurons.items()}
+        edges = dict(incidence.weights)
+        if features.network:
+            edges.update({key: rows.edges for key, rows in incidence.self_weights.items()})
+        return features.replace(
+            Levels(
+                {
+                    key: drop(x, graph_of[key[2]].index_select(0, edges[key].target))
+                    for key, x in features.weights.items()
+                },
+                {key: drop(x, graph_of[key]) for key, x in features.neurons.items()},
+                {key: drop(x, None) for key, x in features.network.items()},
+            )
+        )
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"p={self.p}{', per channel' if self.per_channel else ''}"
+
+
+class Residual(nn.Module):
+    """Adds a layer's input to its output, which must have as many channels.
+
+    Args:
+        layer: The layer, or several in an `nn.Sequential`.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Applies the layer."""
+        new: WeightFeatures = self.layer(features)
+        if new.channels != features.channels:
+            raise ValueError(
+                f"Expected a layer that keeps the {features.channels} channels of its input "
+                f"(got {new.channels})"
+            )
+        return features + new
+
+
+def activation(name: str) -> Activation:
+    """The activation of that name in `torch.nn`, such as `"ReLU"` or `"SiLU"`."""
+    function = getattr(torch.nn, name, None)
+    if not (isinstance(function, type) and issubclass(function, nn.Module)):
+        raise ValueError(f"Expected the name of an activation in torch.nn (got {name!r})")
+    return Activation(function())

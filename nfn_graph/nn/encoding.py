@@ -1,0 +1,222 @@
+"""Encodings of positions and of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
+from nfn_graph.incidence import NeuronRows
+from nfn_graph.nn.checks import check_features, check_reduce
+from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
+
+
+class IOEncoding(nn.Module):
+    r"""Tells the neurons of fixed types (inputs, outputs) apart, so that NP layers can.
+
+    The IO-encoding of `Permutation Equivariant Neural Functionals
+    <https://arxiv.org/abs/2302.14040>`_ (section 2.2): position encodings at the columns of
+    the first weight, the rows of the last weight, and the last bias. Acts before the fold.
+
+    - `"learned"`: embeddings per position and tap, added to the features.
+    - `"sinusoidal"`: :math:`[\sin(\pi s x), \cos(\pi s x), x]` of the position
+      :math:`x \in [-1, 1]` at `num_bands` frequencies :math:`s` from 1 to
+      `max_frequency / 2`, concatenated as channels; zeros for all other tensors.
+
+    Args:
+        spec: The networks' own spec.
+        in_channels: Channels of the input.
+        kind: `"learned"` or `"sinusoidal"`.
+        max_frequency: Of the sinusoidal encoding.
+        num_bands: Of the sinusoidal encoding.
+        encode_layers: Whether to encode the depth of every tensor as well.
+
+    Shapes:
+        - input: features of `spec` with `in_channels`, before the fold.
+        - output: the same with `out_channels`.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        in_channels: int,
+        kind: Literal["learned", "sinusoidal"] = "sinusoidal",
+        max_frequency: float = 10.0,
+        num_bands: int = 6,
+        encode_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec, NetworkSpec):
+            raise TypeError(
+                f"Expected the networks' own NetworkSpec, before the fold "
+                f"(got {type(spec).__name__})"
+            )
+        self.spec = spec
+        self.in_channels = in_channels
+        self.kind = check_reduce(kind, ("learned", "sinusoidal"))
+        self.max_frequency = max_frequency
+        self.num_bands = num_bands
+        self.encode_layers = encode_layers
+        self.out_channels = in_channels
+        self.positions = nn.ParameterDict()
+        self.layers = nn.ParameterDict()
+        if kind == "sinusoidal":
+            self.out_channels += 2 * num_bands + 1
+        else:
+            self._add_embeddings()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Standard normal embeddings."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Adds or concatenates the encodings."""
+        check_features(features, self.spec, self.in_channels)
+        add = self._learned if self.kind == "learned" else self._sinusoidal
+        return add(features)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{self.kind}, {self.in_channels} -> {self.out_channels}"
+
+    def _add_embeddings(self) -> None:
+        channels = self.in_channels
+        for neuron in self.spec.neurons:
+            if neuron.fixed and neuron.size is None:
+                raise ValueError(
+                    f"Expected one size of the fixed neuron type '{neuron.name}' for a learned "
+                    f"encoding (got an open size). Use kind='sinusoidal'."
+                )
+            if neuron.size is not None and neuron.taps:
+                shape = (neuron.size, neuron.taps, channels)
+                self.positions[neuron.name] = torch.empty(shape)
+        for weight in self.spec.weights:
+            for end, name in (("source", weight.source), ("target", weight.target)):
+                size = self.spec.neuron[name].size
+                if size is not None:
+                    shape = (size, weight.taps, channels)
+                    self.positions[_name(weight.key, end)] = torch.empty(shape)
+        if self.encode_layers:
+            for weight in self.spec.weights:
+                self.layers[_name(weight.key)] = torch.empty(weight.taps, channels)
+            for neuron in self.spec.neurons:
+                if neuron.taps:
+                    self.layers[neuron.name] = torch.empty(neuron.taps, channels)
+
+    def _learned(self, features: WeightFeatures) -> WeightFeatures:
+        incidence = features.incidence
+        weights, neurons = dict(features.weights), dict(features.neurons)
+        for key, x in weights.items():
+            edges = incidence.weights[key]
+            for end, name, rows in (
+                ("source", key[0], edges.source),
+                ("target", key[2], edges.target),
+            ):
+                if _name(key, end) in self.positions:
+                    position = incidence.neurons[name].position.index_select(0, rows)
+                    x = x + self.positions[_name(key, end)].index_select(0, position)
+            weights[key] = x + self.layers[_name(key)] if self.encode_layers else x
+        for name, x in neurons.items():
+            if name in self.positions:
+                x = x + self.positions[name].index_select(0, incidence.neurons[name].position)
+            if name in self.layers:
+                x = x + self.layers[name]
+            neurons[name] = x
+        return features.replace(Levels(weights, neurons, {}))
+
+    def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
+        incidence, like = features.incidence, next(iter(features.weights.values()))
+        fixed = {
+            n.name: self._fourier(_places(incidence.neurons[n.name], like.dtype))
+            for n in self.spec.neurons
+            if n.fixed
+        }
+        depth = self._depths(like)
+        zeros = like.new_zeros(1, self.out_channels - self.in_channels)
+        weights: dict[WeightKey, Tensor] = {}
+        for key, x in features.weights.items():
+            edges = incidence.weights[key]
+            code = depth.get(key, zeros)
+            for name, rows in ((key[0], edges.source), (key[2], edges.target)):
+                if name in fixed:
+                    code = code + fixed[name].index_select(0, rows)
+            weights[key] = _cat_channels(x, code)
+        neurons = {}
+        for name, x in features.neurons.items():
+            code = depth.get(name, zeros)
+            neurons[name] = _cat_channels(x, code + fixed[name] if name in fixed else code)
+        return features.replace(Levels(weights, neurons, {}))
+
+    def _depths(self, like: Tensor) -> Mapping[Key, Tensor]:
+        """The encoding of each tensor's depth; a neuron type has that of its first weight."""
+        if not self.encode_layers:
+            return {}
+        count = len(self.spec.weights)
+        codes = self._fourier(torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device))
+        depths: dict[Key, Tensor] = {}
+        for weight, code in zip(self.spec.weights, codes.unsqueeze(1), strict=True):
+            depths[weight.key] = code
+            depths.setdefault(weight.target, code)
+        return depths
+
+    def _fourier(self, x: Tensor) -> Tensor:
+        scales = torch.linspace(
+            1.0, self.max_frequency / 2, self.num_bands, dtype=x.dtype, device=x.device
+        )
+        angles = math.pi * x.unsqueeze(-1) * scales
+        return torch.cat([angles.sin(), angles.cos(), x.unsqueeze(-1)], -1)
+
+
+class FourierFeatures(nn.Module):
+    r"""Gaussian Fourier features of the values: :math:`[\sin 2\pi Bx, \cos 2\pi Bx]`.
+
+    Args:
+        in_channels: Channels of the input.
+        num_features: Rows of the random matrix :math:`B`; the output has twice as many
+            channels.
+        scale: Standard deviation of its entries.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, in_channels: int, num_features: int = 256, scale: float = 10.0) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = 2 * num_features
+        self.scale = scale
+        self.register_buffer("frequencies", torch.randn(in_channels, num_features) * scale)
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Encodes every entry by itself."""
+        check_features(features, features.spec, self.in_channels)
+        return features.map(self._encode)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{self.in_channels} -> {self.out_channels}, scale={self.scale}"
+
+    def _encode(self, x: Tensor) -> Tensor:
+        angles = 2 * math.pi * (x @ self.frequencies)
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def _name(key: WeightKey, end: str | None = None) -> str:
+    return module_name(key) if end is None else f"{module_name(key)}__{end}"
+
+
+def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
+    """Appends a code `[count or 1, d]` to the channels of every tap."""
+    return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+
+
+def _places(neurons: NeuronRows, dtype: torch.dtype) -> Tensor:
+    """Positions in their layers, spread evenly over [-1, 1]; a single one is at -1."""
+    last = (neurons.layer_size - 1).clamp(min=1).to(dtype)
+    return 2 * neurons.position.to(dtype) / last - 1

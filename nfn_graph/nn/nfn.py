@@ -1,0 +1,141 @@
+"""A ready neural functional network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.graph import WeightGraph
+from nfn_graph.nn.checks import check_features
+from nfn_graph.nn.elementwise import Dropout, Residual, activation
+from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
+from nfn_graph.nn.linear import NFLinear
+from nfn_graph.nn.norm import ChannelNorm, Standardize
+from nfn_graph.nn.pool import Pool
+from nfn_graph.ops import Reduce
+from nfn_graph.spec import NetworkSpec, Symmetry
+
+
+class NFN(nn.Module):
+    r"""NF-Layers with all that stands before and behind them.
+
+    ======================  =============================================================
+    invariant               `out_features` given: activation after every NF-Layer, pooling,
+                            an MLP; returns `[graphs, out_features]`
+    equivariant             `out_features=None`: activation between NF-Layers; returns
+                            :class:`WeightFeatures`, or a graph with `return_graph=True`
+    ======================  =============================================================
+
+    The models of `Permutation Equivariant Neural Functionals
+    <https://arxiv.org/abs/2302.14040>`_ (appendix D):
+
+    ======================  =============================================================
+    generalisation          `channels=(16, 16, 5), out_features=1, head=(1000, 1000, 1000)`
+    INR classification      `channels=(512,) * 3, out_features=10, head=(1000, 1000),
+                            head_dropout=0.5, io_encoding="sinusoidal"`
+    winning tickets         `channels=(64, 64, 64, 10), in_channels=2`
+    INR editing             `channels=(128, 128, 1)`
+    ======================  =============================================================
+
+    Args:
+        spec: The networks' own spec; `NetworkSpec.union` of several.
+        channels: Output channels of each NF-Layer.
+        symmetry: `"np"` or `"hnp"`.
+        in_channels: Channels of the graphs.
+        out_features: Outputs per network of an invariant model.
+        head: Hidden sizes of its MLP.
+        head_dropout: Dropout in its MLP.
+        pool: Aggregate of its invariant layer.
+        pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
+        io_encoding: See :class:`IOEncoding`; None for none.
+        fourier_features: Number of Gaussian Fourier features of the values; 0 for none.
+        standardize: Whether to standardize the input; fit `model.standardize` first.
+        norm: Whether to normalise channels before every NF-Layer but the first.
+        dropout: Dropout after every activation.
+        residual: Whether layers that keep the number of channels add their input.
+        act: Name of the activation in `torch.nn`.
+        reduce: Aggregate of the NF-Layers.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        channels: Sequence[int],
+        symmetry: Symmetry = "np",
+        *,
+        in_channels: int = 1,
+        out_features: int | None = None,
+        head: Sequence[int] = (1000, 1000),
+        head_dropout: float = 0.0,
+        pool: Reduce = "mean",
+        pointwise: bool = False,
+        io_encoding: Literal["learned", "sinusoidal"] | None = None,
+        fourier_features: int = 0,
+        standardize: bool = False,
+        norm: bool = False,
+        dropout: float = 0.0,
+        residual: bool = False,
+        act: str = "ReLU",
+        reduce: Reduce = "mean",
+    ) -> None:
+        super().__init__()
+        if not channels:
+            raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+        self.spec = spec
+        self.symmetry: Symmetry = symmetry
+        folded = spec.fold(symmetry)
+        self.standardize = Standardize(spec, in_channels) if standardize else None
+        width = in_channels
+        before: list[nn.Module] = []
+        if fourier_features:
+            before.append(FourierFeatures(width, fourier_features))
+            width = 2 * fourier_features
+        if io_encoding is not None:
+            before.append(encoding := IOEncoding(spec, width, io_encoding))
+            width = encoding.out_channels
+        self.before = nn.Sequential(*before)
+        layers: list[nn.Module] = []
+        for i, out in enumerate(channels):
+            block: list[nn.Module] = [ChannelNorm(folded, width)] if norm and i else []
+            block.append(NFLinear(folded, width, out, pointwise=pointwise, reduce=reduce))
+            if out_features is not None or i < len(channels) - 1:
+                block.append(activation(act))
+                block += [Dropout(dropout)] if dropout else []
+            layer = nn.Sequential(*block)
+            layers.append(Residual(layer) if residual and width == out else layer)
+            width = out
+        self.layers = nn.Sequential(*layers)
+        self.pool: Pool | None = None
+        self.head: nn.Sequential | None = None
+        if out_features is not None:
+            self.pool = Pool(folded, pool)
+            sizes = [self.pool.num_entries * width, *head]
+            self.head = mlp(sizes, out_features, head_dropout)
+
+    def forward(
+        self, graph: WeightGraph | WeightFeatures, return_graph: bool = False
+    ) -> Tensor | WeightFeatures | WeightGraph:
+        """Applies the model to a graph, a batch, or features before the fold."""
+        features = graph if isinstance(graph, WeightFeatures) else graph.features(spec=self.spec)
+        if self.pool is not None and return_graph:
+            raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
+        check_features(features, self.spec)
+        if self.standardize is not None:
+            features = self.standardize(features)
+        features = self.layers(self.before(features).fold(self.symmetry))
+        if self.pool is not None and self.head is not None:
+            return self.head(self.pool(features).flatten(1))
+        return features.to_graph() if return_graph else features
+
+
+def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:
+    """Linear layers with ReLU and dropout between them."""
+    layers: list[nn.Module] = []
+    for first, second in pairwise(sizes):
+        layers += [nn.Linear(first, second), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], out_features))

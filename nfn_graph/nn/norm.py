@@ -1,0 +1,127 @@
+"""Normalisations. Both act per type, never per position, and so keep the symmetry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.folded import FoldedSpec
+from nfn_graph.graph import WeightGraph
+from nfn_graph.nn.checks import check_features
+from nfn_graph.spec import Key, NetworkSpec, module_name
+
+
+class ChannelNorm(nn.Module):
+    r"""Normalises the channels of every entry, with a learned scale and shift per type.
+
+    .. math::
+        y = \gamma_t \frac{x - \mathrm{mean}(x)}{\sqrt{\mathrm{var}(x) + \epsilon}} + \beta_t
+
+    With one channel the variance is 0 and the output is the shift.
+
+    Args:
+        spec: The spec of the features, folded or not.
+        channels: Channels of input and output.
+        eps: Added to the variance.
+    """
+
+    def __init__(self, spec: NetworkSpec | FoldedSpec, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.spec = spec
+        self.channels = channels
+        self.eps = eps
+        taps = {module_name(key): count for key, count in spec.taps.items() if count}
+        self.scale = nn.ParameterDict({k: torch.ones(n, channels) for k, n in taps.items()})
+        self.shift = nn.ParameterDict({k: torch.zeros(n, channels) for k, n in taps.items()})
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Normalises every entry by itself."""
+        check_features(features, self.spec, self.channels)
+        return features.map_types(self._normalize)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{self.channels}, eps={self.eps}"
+
+    def _normalize(self, key: Key, x: Tensor) -> Tensor:
+        y = nn.functional.layer_norm(x, (self.channels,), eps=self.eps)
+        return y * self.scale[module_name(key)] + self.shift[module_name(key)]
+
+
+class Standardize(nn.Module):
+    """Subtracts the mean and divides by the standard deviation of a set of networks.
+
+    The statistics are per type, tap and channel, over all neurons and networks, so the layer
+    commutes with permutations. They are buffers: saved with the model, not trained.
+
+    Args:
+        spec: The networks' own spec.
+        channels: Channels of input and output.
+    """
+
+    def __init__(self, spec: NetworkSpec, channels: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.channels = channels
+        self.mean, self.std = nn.Module(), nn.Module()
+        for key, taps in spec.taps.items():
+            if taps:
+                self.mean.register_buffer(module_name(key), torch.zeros(taps, channels))
+                self.std.register_buffer(module_name(key), torch.ones(taps, channels))
+
+    @torch.no_grad()
+    def fit(self, graphs: Iterable[WeightGraph]) -> Standardize:
+        """Sets the statistics from graphs or batches, in one pass.
+
+        A tap that never varies, or was seen only once, is only centred.
+        """
+        count: dict[str, int] = {}
+        mean: dict[str, Tensor] = {}
+        spread: dict[str, Tensor] = {}
+        for graph in graphs:
+            features = graph.features(spec=self.spec)
+            check_features(features, self.spec, self.channels)
+            for key, x in features.tensors():
+                if not x.numel():
+                    continue
+                name, x = module_name(key), x.detach().double()
+                here, n = x.mean(0), x.shape[0]
+                # Chan's update of mean and squared deviations with another sample's.
+                before = count.get(name, 0)
+                delta = here - mean.get(name, torch.zeros_like(here))
+                mean[name] = mean.get(name, 0) + delta * n / (before + n)
+                squares = (x - here).square().sum(0) + delta.square() * before * n / (before + n)
+                spread[name] = spread.get(name, 0) + squares
+                count[name] = before + n
+        if not count:
+            raise ValueError("Expected at least one graph to fit the statistics (got none)")
+        for name, n in count.items():
+            std = (spread[name] / n).sqrt()
+            getattr(self.mean, name).copy_(mean[name])
+            getattr(self.std, name).copy_(torch.where(std > 0, std, 1.0))
+        return self
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Standardizes every entry."""
+        check_features(features, self.spec, self.channels)
+        return features.map_types(self._standardize)
+
+    def inverse(self, features: WeightFeatures) -> WeightFeatures:
+        """Undoes :meth:`forward`."""
+        check_features(features, self.spec, self.channels)
+        return features.map_types(self._restore)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{self.channels}"
+
+    def _standardize(self, key: Key, x: Tensor) -> Tensor:
+        name = module_name(key)
+        return (x - getattr(self.mean, name)) / getattr(self.std, name)
+
+    def _restore(self, key: Key, x: Tensor) -> Tensor:
+        name = module_name(key)
+        return x * getattr(self.std, name) + getattr(self.mean, name)

@@ -1,0 +1,78 @@
+"""The invariant layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.folded import FoldedSpec
+from nfn_graph.nn.checks import check_features, check_folded, check_reduce
+from nfn_graph.ops import Reduce
+from nfn_graph.summary import network_summary
+
+
+class Pool(nn.Module):
+    r"""The invariant NF-Layer of `Permutation Equivariant Neural Functionals
+    <https://arxiv.org/abs/2302.14040>`_ (section 2.3, Eq. 20): one aggregate per orbit of
+    entries, for every channel.
+
+    .. math::
+        P(U) &= (W^{(1)}_{\star,\star}, \ldots, W^{(L)}_{\star,\star},
+                 v^{(1)}_\star, \ldots, v^{(L)}_\star) \\
+        \tilde P(U) &= (P(U), W^{(1)}_{\star,:}, W^{(L)}_{:,\star}, v^{(L)})
+
+    The law is :math:`f(\sigma U) = f(U)`. On an NP fold the entries are those of :math:`P`,
+    on an HNP fold those of :math:`\tilde P` without the entries that are aggregates of
+    others; `full=True` keeps all of :math:`\tilde P`, in its order.
+
+    Args:
+        spec: The folded spec of the features.
+        reduce: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
+        full: Whether to keep the redundant entries of :math:`\tilde P`.
+
+    Shapes:
+        - input: features of `spec`.
+        - output: `[graphs, num_entries, channels]`.
+    """
+
+    def __init__(self, spec: FoldedSpec, reduce: Reduce = "mean", full: bool = False) -> None:
+        super().__init__()
+        self.spec = check_folded(spec)
+        self.reduce: Reduce = check_reduce(reduce, ("mean", "sum", "max"))
+        self.full = full
+        self._coarse = spec.network.fold("np") if full and spec.symmetry == "hnp" else None
+        # Where the aggregates of tensors with a fixed axis are in the folded summary.
+        self._kept = _fixed_entries(spec) if self._coarse else []
+        self.num_entries = (
+            self._coarse.summary_taps + len(self._kept) if self._coarse else spec.summary_taps
+        )
+
+    def forward(self, features: WeightFeatures) -> Tensor:
+        """Pools every network of the batch."""
+        features = check_features(features, self.spec)
+        entries = self._summary(features, self.spec)
+        if self._coarse is None:
+            return entries
+        coarse = self._summary(features.fold("np"), self._coarse)
+        return torch.cat([coarse, entries[:, self._kept]], 1)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{self.num_entries} entries, {self.reduce}, {self.spec.symmetry}"
+
+    def _summary(self, features: WeightFeatures, spec: FoldedSpec) -> Tensor:
+        flat = network_summary(features, spec, self.reduce)
+        return flat.reshape(features.num_graphs, spec.summary_taps, features.channels)
+
+
+def _fixed_entries(spec: FoldedSpec) -> list[int]:
+    """Positions in the summary of tensors with a fixed axis: weights in order, then biases."""
+    places: dict[object, range] = {}
+    start = sum(bundle.taps for bundle in spec.bundles)
+    for piece in [p for neuron in spec.neurons for p in neuron.pieces] + list(spec.pieces):
+        if piece.axis not in ("own", "diagonal"):
+            places[piece.store] = range(start, start + piece.taps)
+        start += piece.taps
+    order = [*spec.network.weight, *spec.network.neuron]
+    return [i for store in order if store in places for i in places[store]]

@@ -1,0 +1,294 @@
+"""What a family of networks looks like: neuron types, weight types, nothing else.
+
+A :class:`NetworkSpec` is to the layers here what the irreps are to an e3nn layer:
+immutable, hashable, free of tensors, printable, and all that parameters depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from nfn_graph.folded import FoldedSpec
+
+Symmetry = Literal["np", "hnp"]
+WeightKey = tuple[str, str, str]
+Key = str | WeightKey
+
+
+def module_name(key: Key) -> str:
+    """The name of a type in a module's parameters."""
+    return key if isinstance(key, str) else "__".join(key)
+
+
+_RESERVED = frozenset(dir(nn.ParameterDict)) | frozenset(dir(nn.ModuleDict))
+
+
+@dataclass(frozen=True)
+class NeuronType:
+    """A layer of neurons; its biases and norm parameters are `taps` values per neuron.
+
+    Args:
+        name: A Python identifier; also the name of the node store of a graph.
+        taps: How many values one neuron holds (0 without a bias).
+        size: The number of neurons, for a layer whose neurons keep their order
+            (inputs, outputs). None for a layer that may be permuted.
+        fixed: Whether the neurons keep their order. Follows from `size`; given by itself,
+            it stands for networks whose sizes differ.
+        role: Whether several layers of one network share this type.
+    """
+
+    name: str
+    taps: int = 1
+    size: int | None = None
+    fixed: bool = False
+    role: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "neuron type")
+        _check_count(self.taps, 0, f"taps of neuron type '{self.name}'")
+        if self.size is not None:
+            _check_count(self.size, 1, f"size of neuron type '{self.name}'")
+            object.__setattr__(self, "fixed", True)
+
+    def __str__(self) -> str:
+        size = "" if not self.fixed else f"[{'*' if self.size is None else self.size}]"
+        return f"{self.name}{size}:{self.taps}"
+
+
+@dataclass(frozen=True)
+class WeightType:
+    """A weight tensor between two neuron types, with `taps` values per pair of neurons.
+
+    The taps of a convolution are the `h * w` entries of one kernel. `name` tells tensors
+    over the same pair of layers apart.
+    """
+
+    source: str
+    target: str
+    taps: int = 1
+    name: str = "weight"
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "weight type")
+        _check_count(self.taps, 1, f"taps of weight type {self.key}")
+
+    @property
+    def key(self) -> WeightKey:
+        """The edge type in a graph: `(source, name, target)`."""
+        return (self.source, self.name, self.target)
+
+    def __str__(self) -> str:
+        name = "" if self.name == "weight" else f"({self.name})"
+        return f"{self.source}->{self.target}{name}:{self.taps}"
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """The types that layers and models are built from.
+
+    Args:
+        neurons: The neuron types.
+        weights: The weight types between them.
+
+    Example:
+        >>> print(NetworkSpec.chain(3, input_size=2, output_size=1))
+        NetworkSpec(input[2]:0, hidden1:1, hidden2:1, output[1]:1 | input->hidden1:1, \
+hidden1->hidden2:1, hidden2->output:1)
+    """
+
+    neurons: tuple[NeuronType, ...]
+    weights: tuple[WeightType, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "neurons", tuple(self.neurons))
+        object.__setattr__(self, "weights", tuple(self.weights))
+        _check_unique([n.name for n in self.neurons], "neuron types")
+        _check_unique([w.key for w in self.weights], "weight types")
+        if not self.weights:
+            raise ValueError("Expected at least one weight type (got none)")
+        names = {n.name for n in self.neurons}
+        for weight in self.weights:
+            for end in (weight.source, weight.target):
+                if end not in names:
+                    raise ValueError(
+                        f"Expected the ends of weight type {weight.key} to be neuron types "
+                        f"of the spec (got '{end}', known: {sorted(names)})"
+                    )
+
+    @classmethod
+    def chain(
+        cls,
+        num_layers: int,
+        *,
+        taps: int | Sequence[int] = 1,
+        biases: bool | Sequence[bool] = True,
+        input_size: int | None = None,
+        output_size: int | None = None,
+    ) -> NetworkSpec:
+        """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN."""
+        _check_count(num_layers, 1, "num_layers")
+        tap_list = [taps] * num_layers if isinstance(taps, int) else list(taps)
+        bias_list = [biases] * num_layers if isinstance(biases, bool) else list(biases)
+        for name, values in (("taps", tap_list), ("biases", bias_list)):
+            if len(values) != num_layers:
+                raise ValueError(f"Expected {num_layers} values of '{name}' (got {len(values)})")
+        names = ["input", *(f"hidden{i}" for i in range(1, num_layers)), "output"]
+        sizes: list[int | None] = [None] * (num_layers + 1)
+        sizes[0], sizes[-1] = input_size, output_size
+        neuron_taps = [0, *(int(b) for b in bias_list)]
+        return cls(
+            tuple(
+                NeuronType(n, t, s, fixed=n in ("input", "output"))
+                for n, t, s in zip(names, neuron_taps, sizes, strict=True)
+            ),
+            tuple(
+                WeightType(s, t, k) for s, t, k in zip(names[:-1], names[1:], tap_list, strict=True)
+            ),
+        )
+
+    @classmethod
+    def union(cls, specs: Iterable[NetworkSpec]) -> NetworkSpec:
+        """The smallest spec that holds every type of `specs`.
+
+        A network without one of the types contributes nothing there. Types of one name must
+        agree; only the sizes of fixed types may differ, and are then left open.
+        """
+        unique = list(dict.fromkeys(specs))
+        if not unique:
+            raise ValueError("Expected at least one spec to unite (got none)")
+        if len(unique) == 1:
+            return unique[0]
+        neurons: dict[str, NeuronType] = {}
+        weights: dict[WeightKey, WeightType] = {}
+        for spec in unique:
+            for neuron in spec.neurons:
+                known = neurons.setdefault(neuron.name, neuron)
+                if known != neuron:
+                    neurons[neuron.name] = _unite(known, neuron)
+            for weight in spec.weights:
+                known_weight = weights.setdefault(weight.key, weight)
+                if known_weight.taps != weight.taps:
+                    raise ValueError(
+                        f"Expected one number of taps for weight type {weight.key} "
+                        f"(got {known_weight.taps} and {weight.taps}). Kernels of different "
+                        f"sizes meet after nfn_graph.transforms.GrowKernels."
+                    )
+        return cls(tuple(neurons.values()), tuple(weights.values()))
+
+    def fold(self, symmetry: Symmetry) -> FoldedSpec:
+        """This spec as the layers see it under a symmetry group.
+
+        `"np"`: all neurons may be permuted, fixed sizes are forgotten. `"hnp"`: the neurons
+        of fixed types keep their order, their axes become taps.
+        """
+        from nfn_graph.folded import FoldedSpec
+
+        return FoldedSpec.of(self, symmetry)
+
+    @cached_property
+    def neuron(self) -> dict[str, NeuronType]:
+        """The neuron types by name."""
+        return {n.name: n for n in self.neurons}
+
+    @cached_property
+    def weight(self) -> dict[WeightKey, WeightType]:
+        """The weight types by key."""
+        return {w.key: w for w in self.weights}
+
+    @cached_property
+    def taps(self) -> dict[Key, int]:
+        """The taps of every type."""
+        return {**{w.key: w.taps for w in self.weights}, **{n.name: n.taps for n in self.neurons}}
+
+    @cached_property
+    def unsized(self) -> NetworkSpec:
+        """The same types with the sizes of fixed types left open."""
+        return NetworkSpec(tuple(replace(n, size=None) for n in self.neurons), self.weights)
+
+    @cached_property
+    def free(self) -> NetworkSpec:
+        """The same types, all of them permutable."""
+        return NetworkSpec(
+            tuple(replace(n, size=None, fixed=False) for n in self.neurons), self.weights
+        )
+
+    def is_self(self, weight: WeightType) -> bool:
+        """Whether both axes of a weight tensor are one and the same layer of neurons."""
+        return weight.source == weight.target and not self.neuron[weight.source].role
+
+    def difference(self, other: NetworkSpec) -> str:
+        """What `other` has differently, in words that name the types ('' if nothing)."""
+        mine, theirs = self.types, other.types
+        parts = [f"{key} is missing" for key in mine if key not in theirs]
+        parts += [f"{key} is not known" for key in theirs if key not in mine]
+        parts += [
+            f"expected {mine[key]} (got {theirs[key]})"
+            for key in mine
+            if key in theirs and mine[key] != theirs[key]
+        ]
+        if not parts and self != other:
+            parts.append("the types come in another order")
+        return "; ".join(parts)
+
+    @cached_property
+    def types(self) -> dict[Key, NeuronType | WeightType]:
+        """All types by key."""
+        types: list[NeuronType | WeightType] = [*self.neurons, *self.weights]
+        return {t.name if isinstance(t, NeuronType) else t.key: t for t in types}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.neurons, self.weights))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        return (
+            f"NetworkSpec({', '.join(map(str, self.neurons))} | "
+            f"{', '.join(map(str, self.weights))})"
+        )
+
+
+def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
+    name = first.name
+    if first.taps != second.taps:
+        raise ValueError(
+            f"Expected one number of taps for neuron type '{name}' (got {first.taps} and "
+            f"{second.taps}). Missing biases are added by nfn_graph.transforms.FillBiases."
+        )
+    for field in ("fixed", "role"):
+        if getattr(first, field) != getattr(second, field):
+            raise ValueError(
+                f"Expected neuron type '{name}' to be the same in all networks "
+                f"(got {field}={getattr(first, field)} and {field}={getattr(second, field)})"
+            )
+    return replace(first, size=None)
+
+
+def _check_name(name: str, what: str) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or "__" in name or name in _RESERVED:
+        raise ValueError(
+            f"Expected the name of a {what} to be a Python identifier without '__' that is "
+            f"not an attribute of torch.nn.ModuleDict (got {name!r})"
+        )
+
+
+def _check_count(value: int, least: int, what: str) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
+
+
+Name = TypeVar("Name", str, WeightKey)
+
+
+def _check_unique(names: list[Name], what: str) -> None:
+    repeated = sorted({n for n in names if names.count(n) > 1})
+    if repeated:
+        raise ValueError(f"Expected the names of {what} to differ (got {repeated} twice)")

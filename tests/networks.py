@@ -1,0 +1,173 @@
+"""Networks for the tests: named cases, and strategies that draw specs and sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
+
+
+def chain(
+    sizes: Sequence[int],
+    kernels: Sequence[tuple[int, ...]] | None = None,
+    biases: bool | Sequence[bool] = True,
+    dtype: torch.dtype = torch.float64,
+    channels: int = 1,
+) -> WeightGraph:
+    """An MLP or CNN with normal random weights."""
+    depth = len(sizes) - 1
+    kernels = [()] * depth if kernels is None else kernels
+    flags = [biases] * depth if isinstance(biases, bool) else biases
+    weights = [
+        torch.randn(out, in_, *kernel, dtype=dtype)
+        for in_, out, kernel in zip(sizes[:-1], sizes[1:], kernels, strict=True)
+    ]
+    vectors = [
+        torch.randn(n, dtype=dtype) if flag else None
+        for n, flag in zip(sizes[1:], flags, strict=True)
+    ]
+    graph = WeightGraph.from_tensors(weights, vectors)
+    if channels == 1:
+        return graph
+    return graph.features().map(lambda x: torch.randn(*x.shape[:2], channels).to(x)).to_graph()
+
+
+def residual_spec(input_size: int = 2, output_size: int = 2) -> NetworkSpec:
+    """x -> r, r -> h, h -> r, r -> y with a bias on h only: `up` and `down` are a bundle."""
+    return NetworkSpec(
+        (
+            NeuronType("x", 0, size=input_size),
+            NeuronType("r", 0),
+            NeuronType("h", 1),
+            NeuronType("y", 0, size=output_size),
+        ),
+        (
+            WeightType("x", "r"),
+            WeightType("r", "h", name="up"),
+            WeightType("h", "r", name="down"),
+            WeightType("r", "y"),
+        ),
+    )
+
+
+def skip_spec() -> NetworkSpec:
+    """The input goes into two layers and past both into the output."""
+    return NetworkSpec(
+        (
+            NeuronType("x", 0, size=2),
+            NeuronType("a", 1),
+            NeuronType("b", 2),
+            NeuronType("y", 1, size=2),
+        ),
+        (
+            WeightType("x", "a"),
+            WeightType("x", "b"),
+            WeightType("a", "b"),
+            WeightType("b", "y"),
+            WeightType("x", "y", name="skip"),
+        ),
+    )
+
+
+def heads_spec() -> NetworkSpec:
+    """Two outputs of one layer."""
+    return NetworkSpec(
+        (
+            NeuronType("x", 0, size=2),
+            NeuronType("h", 1),
+            NeuronType("y", 1, size=2),
+            NeuronType("z", 0, size=3),
+        ),
+        (WeightType("x", "h", 2), WeightType("h", "y"), WeightType("h", "z")),
+    )
+
+
+def parallel_spec() -> NetworkSpec:
+    """Two tensors over the same pair of layers in the same direction, and one reversed."""
+    return NetworkSpec(
+        (NeuronType("x", 0, size=2), NeuronType("a", 1), NeuronType("b", 0), NeuronType("y", 1)),
+        (
+            WeightType("x", "a"),
+            WeightType("a", "b", name="first"),
+            WeightType("a", "b", 2, name="second"),
+            WeightType("b", "a", name="back"),
+            WeightType("b", "y"),
+        ),
+    )
+
+
+def no_bias_spec() -> NetworkSpec:
+    """A chain without biases."""
+    return NetworkSpec.chain(3, biases=False, input_size=2, output_size=3)
+
+
+def self_spec(taps: int = 1, neuron_taps: int = 0) -> NetworkSpec:
+    """One layer with a weight tensor to itself."""
+    return NetworkSpec((NeuronType("h", neuron_taps),), (WeightType("h", "h", taps),))
+
+
+def self_chain_spec() -> NetworkSpec:
+    """A layer with a weight tensor to itself inside a chain."""
+    return NetworkSpec(
+        (NeuronType("x", 0, size=2), NeuronType("h", 1), NeuronType("y", 1, size=2)),
+        (WeightType("x", "h"), WeightType("h", "h", 2, name="loop"), WeightType("h", "y")),
+    )
+
+
+NAMED_SPECS = {
+    "mlp": NetworkSpec.chain(3, input_size=2, output_size=2),
+    "cnn": NetworkSpec.chain(2, taps=(3, 1), input_size=2, output_size=2),
+    "one layer": NetworkSpec.chain(1, input_size=2, output_size=3),
+    "no biases": no_bias_spec(),
+    "residual": residual_spec(),
+    "skip": skip_spec(),
+    "heads": heads_spec(),
+    "parallel": parallel_spec(),
+    "self": self_chain_spec(),
+}
+
+
+@st.composite
+def specs(draw: st.DrawFn, max_taps: int = 4) -> NetworkSpec:
+    """Chains of 1 to 5 layers, some with residual blocks, skips, heads and parallel tensors.
+
+    Small enough for brute force; every free layer may have any size.
+    """
+    depth = draw(st.integers(1, 5))
+    taps = st.integers(1, max_taps if depth <= 2 else 2)
+    own = st.integers(0, 2)
+    fixed = st.integers(1, 2)
+    chain_ = ["input", *(f"hidden{i}" for i in range(1, depth)), "output"]
+    neurons = [NeuronType("input", 0, size=draw(fixed))]
+    neurons += [NeuronType(name, draw(own)) for name in chain_[1:-1]]
+    neurons.append(NeuronType("output", draw(own), size=draw(fixed)))
+    weights = [WeightType(s, t, draw(taps)) for s, t in itertools.pairwise(chain_)]
+    extra = draw(st.sampled_from(["none", "residual", "skip", "head", "parallel", "back"]))
+    if extra == "residual" and depth >= 2:
+        neurons.append(NeuronType("inner", draw(own)))
+        weights += [
+            WeightType("hidden1", "inner", name="up"),
+            WeightType("inner", "hidden1", name="down"),
+        ]
+    elif extra == "skip" and depth >= 2:
+        weights.append(WeightType("input", "output", name="skip"))
+        if depth >= 3:
+            weights.append(WeightType("input", "hidden2", name="skip"))
+    elif extra == "head":
+        neurons.append(NeuronType("head", draw(own), size=draw(fixed)))
+        weights.append(WeightType(chain_[-2], "head"))
+    elif extra == "parallel":
+        weights.append(WeightType(chain_[-2], chain_[-1], name="second"))
+    elif extra == "back" and depth >= 3:
+        weights.append(WeightType("hidden2", "hidden1", name="back"))
+    return NetworkSpec(tuple(neurons), tuple(weights))
+
+
+@st.composite
+def sizes_of(draw: st.DrawFn, spec: NetworkSpec, least: int = 2, most: int = 3) -> dict[str, int]:
+    """Sizes of the free layers of a spec."""
+    return {n.name: draw(st.integers(least, most)) for n in spec.neurons if n.size is None}
