@@ -160,9 +160,11 @@ def test_the_data_loader_collates_inside_tuples_and_mixes_depths():
     assert_same(batch[1], pairs[1][0])
 
 
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))]
-)
+def pickled(batch: Batch) -> Batch:
+    return pickle.loads(pickle.dumps(batch))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
 def test_batches_copy_and_pickle(duplicate):
     batch = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3))])
     again = duplicate(batch)

@@ -85,6 +85,7 @@ class NFN(nn.Module):
         super().__init__()
         if not channels:
             raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+        activation(act)  # Refuses an unknown name also where no layer uses it.
         self.spec = spec
         self.symmetry: Symmetry = symmetry
         folded = spec.fold(symmetry)

@@ -1,0 +1,194 @@
+"""Bad input: a typed error that says what was expected and what came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from networks import chain, parallel_spec
+from nfn_graph import (
+    NFN,
+    Batch,
+    ChannelNorm,
+    Dropout,
+    IOEncoding,
+    NetworkSpec,
+    NFLinear,
+    Pool,
+    Residual,
+    Standardize,
+    WeightGraph,
+)
+from nfn_graph.testing import random_graph
+
+SPEC = chain((2, 3, 4)).spec
+
+
+@pytest.mark.parametrize(
+    ("weights", "biases", "message"),
+    [
+        ([], None, r"at least one weight tensor \(got none\)"),
+        (
+            [torch.ones(3, 2), torch.ones(4, 5)],
+            None,
+            r"'1.weight' to have 3 inputs, the outputs of '0.weight' \(got 5\)",
+        ),
+        ([torch.ones(3)], None, r"'0.weight' to be a floating-point tensor .* \(got \[3\]"),
+        ([torch.ones(3, 2).long()], None, r"floating-point.*torch.int64"),
+        ([torch.ones(3, 0)], None, r"got \[3, 0\]"),
+        ([torch.ones(3, 2)], [torch.ones(2)], r"'0.bias' to be .* \[3\] \(got \[2\]"),
+        ([torch.ones(3, 2)], [], "as many biases and keys as weights"),
+    ],
+)
+def test_tensors_that_are_no_chain(weights, biases, message):
+    with pytest.raises(ValueError, match=message):
+        WeightGraph.from_tensors(weights, biases)
+
+
+def test_wrong_number_of_channels():
+    layer = NFLinear(SPEC.fold("np"), 2, 3)
+    with pytest.raises(ValueError, match=r"of 2 channels \(got 1\)"):
+        layer(chain((2, 3, 4)).features("np"))
+
+
+@pytest.mark.parametrize(
+    ("graph", "view", "message"),
+    [
+        (chain((2, 3, 4)), "np", "folded for 'np'"),
+        (chain((2, 3, 4)), None, r"before the fold; use features.fold\('hnp'\)"),
+        (chain((2, 3, 3, 4)), "hnp", "hidden2 is not known"),
+        (chain((3, 3, 4)), "hnp", r"expected input\[2\]:0 \(got input\[3\]:0\)"),
+        (chain((2, 3, 4), kernels=[(3,), ()]), "hnp", "input->hidden1:1 .got input->hidden1:3"),
+        (chain((2, 3, 4), biases=False), "hnp", "hidden1:1 .got hidden1:0"),
+    ],
+)
+def test_features_of_another_spec_name_the_type(graph, view, message):
+    layer = NFLinear(SPEC.fold("hnp"), 1, 1).double()
+    with pytest.raises(ValueError, match=message):
+        layer(graph.features(view))
+
+
+def test_layers_ask_for_folded_specs_and_features():
+    for build in (lambda: NFLinear(SPEC, 1, 1), lambda: Pool(SPEC)):
+        with pytest.raises(TypeError, match=r"folded spec \(got NetworkSpec\).*spec.fold"):
+            build()
+    with pytest.raises(TypeError, match="own NetworkSpec, before the fold"):
+        IOEncoding(SPEC.fold("np"), 1)
+    with pytest.raises(TypeError, match=r"Expected WeightFeatures \(got Tensor\)"):
+        NFLinear(SPEC.fold("np"), 1, 1)(torch.ones(3))
+    with pytest.raises(ValueError, match=r"after the fold; use features\.unfold"):
+        Standardize(SPEC, 1)(chain((2, 3, 4)).features("np"))
+
+
+def test_hnp_with_differing_input_sizes_names_the_type():
+    batch = Batch.from_data_list([chain((2, 3, 4)), chain((5, 3, 4))])
+    with pytest.raises(ValueError, match="one size of the fixed neuron type 'input' for 'hnp'"):
+        batch.features("hnp")
+    model = NFN(SPEC, (2,), "hnp", out_features=1).double()
+    with pytest.raises(ValueError, match=r"2 neurons of the fixed neuron type 'input' \(got diff"):
+        model(batch)
+    with pytest.raises(ValueError, match=r"'input' \(got 5\)"):
+        model(chain((5, 3, 4)))
+
+
+def test_models_name_the_type_that_they_do_not_know():
+    model = NFN(SPEC, (2,), "np", out_features=1).double()
+    with pytest.raises(ValueError, match="Expected 'hidden2' as in the spec: no such type"):
+        model(chain((2, 3, 3, 4)))
+    with pytest.raises(ValueError, match=r"'weight', 'hidden1'\) as in the spec: .*:1 \(got .*:9"):
+        model(chain((2, 3, 4), kernels=[(3, 3), ()]))
+
+
+def test_batches_of_nothing_or_of_other_things():
+    with pytest.raises(ValueError, match=r"at least one graph to batch \(got none\)"):
+        Batch.from_data_list([])
+    with pytest.raises(TypeError, match=r"Expected WeightGraphs to batch \(got Tensor"):
+        Batch.from_data_list([torch.ones(2)])
+    with pytest.raises(TypeError, match="got Batch"):
+        Batch.from_data_list([Batch.from_data_list([chain((2, 3, 4))])])
+    with pytest.raises(
+        ValueError, match=r"1 channels of every graph.*\(got 2 of graph 1\)"
+    ):
+        Batch.from_data_list([chain((2, 3, 4)), chain((2, 3, 4), channels=2)])
+    with pytest.raises(ValueError, match="GrowKernels"):
+        Batch.from_data_list([chain((2, 3, 4)), chain((2, 3, 4), kernels=[(3,), ()])])
+    with pytest.raises(ValueError, match="FillBiases"):
+        Batch.from_data_list([chain((2, 3, 4)), chain((2, 3, 4), biases=False)])
+
+
+def test_a_layer_too_large_is_refused_before_it_is_allocated():
+    spec = NetworkSpec.chain(3, input_size=784, output_size=10)
+    message = (
+        r"at most 268,435,456 parameters \(got 5,\d+,\d+,\d+, of which 2,\d+,\d+,\d+ at "
+        r"(the network level|neuron type 'hidden1')\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        NFLinear(spec.fold("hnp"), 64, 64)
+    NFLinear(spec.fold("np"), 64, 64)
+    with pytest.raises(ValueError, match="at most 10 parameters"):
+        NFLinear(SPEC.fold("np"), 1, 1, max_parameters=10)
+
+
+def test_graphs_that_were_changed_by_hand_are_checked():
+    graph = chain((2, 3, 4))
+    graph["hidden1"].x = torch.ones(4, 1, 1)
+    with pytest.raises(ValueError, match=r"\[3, 1, channels\] of neuron type 'hidden1' \(got \[4"):
+        graph.features()
+    graph["hidden1"].x = torch.ones(3, 1, 2)
+    with pytest.raises(ValueError, match=r"channels of neuron type 'hidden1' as of the others"):
+        graph.features()
+    del graph["hidden1"]
+    with pytest.raises(ValueError, match="Expected a tensor 'x' of neuron type 'hidden1'"):
+        graph.features()
+    with pytest.raises(ValueError, match="without a layout"):
+        _ = WeightGraph().spec
+    with pytest.raises(ValueError, match="got a batch; take batch"):
+        Batch.from_data_list([chain((2, 3, 4))]).to_tensors()
+    with pytest.raises(TypeError, match="Expected no arguments"):
+        chain((2, 3, 4)).to_homogeneous(add_node_type=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: NFLinear(SPEC.fold("np"), 1, 1, reduce="max"), r"\['mean', 'sum'\] \(got 'max'\)"),
+        (lambda: Pool(SPEC.fold("np"), reduce="min"), r"\(got 'min'\)"),
+        (lambda: Dropout(1.0), r"in \[0, 1\) \(got 1.0\)"),
+        (lambda: IOEncoding(SPEC, 1, "fourier"), r"\(got 'fourier'\)"),
+        (lambda: IOEncoding(SPEC.unsized, 1, "learned"), "kind='sinusoidal'"),
+        (lambda: NFN(SPEC, ()), "at least one NF-Layer"),
+        (lambda: NFN(SPEC, (1,), act="Rectified"), r"activation in torch.nn \(got 'Rectified'\)"),
+        (lambda: Standardize(SPEC, 1).fit([]), "at least one graph"),
+    ],
+)
+def test_bad_options(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_bad_uses_of_layers_and_models():
+    features = chain((2, 3, 4), channels=2).features("np")
+    with pytest.raises(ValueError, match=r"keeps the 2 channels of its input \(got 3\)"):
+        Residual(NFLinear(features.spec, 2, 3).double())(features)
+    model = NFN(SPEC, (1,), out_features=1).double()
+    with pytest.raises(ValueError, match="an equivariant model to return a graph"):
+        model(chain((2, 3, 4)), return_graph=True)
+    with pytest.raises(ValueError, match="Expected features of 3 channels"):
+        ChannelNorm(features.spec, 3)(features)
+
+
+def test_tensors_that_share_edges_must_come_together():
+    spec = parallel_spec()
+    part = NetworkSpec(spec.neurons, tuple(w for w in spec.weights if w.name != "back"))
+    batch = Batch.from_data_list([random_graph(spec), random_graph(part)])
+    with pytest.raises(ValueError, match=r"network 1 to have all or none of .*got \[1, 1, 0\]"):
+        batch.features("np")
+
+
+def test_nan_passes_through():
+    graph = chain((2, 3, 4))
+    graph["hidden1"].x = torch.full((3, 1, 1), float("nan")).double()
+    for symmetry in ("np", "hnp"):
+        out = NFLinear(graph.spec.fold(symmetry), 1, 1).double()(graph.features(symmetry))
+        assert all(x.isnan().any() for _, x in out.tensors() if x.numel())
+        assert Pool(out.spec, "max")(out).isnan().any()

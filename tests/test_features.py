@@ -1,0 +1,92 @@
+"""Weight-space features as values: arithmetic, pytrees, and no change of their input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from networks import chain
+from nfn_graph import Batch, NFLinear, WeightFeatures
+
+
+def features(symmetry: str | None = "hnp", widths=(3, 5)) -> WeightFeatures:
+    return Batch.from_data_list([chain((2, w, 4), channels=2) for w in widths]).features(symmetry)
+
+
+def same(first: WeightFeatures, second: WeightFeatures) -> bool:
+    pairs = zip(first.tensors(), second.tensors(), strict=True)
+    return all(k == j and torch.equal(x, y) for (k, x), (j, y) in pairs)
+
+
+def test_arithmetic_acts_on_every_tensor():
+    f = features()
+    for combined, expected in [
+        (f + f, lambda x: x + x),
+        (f - 1, lambda x: x - 1),
+        (2 * f, lambda x: x * 2),
+        (1 + f, lambda x: x + 1),
+        (f / 4, lambda x: x / 4),
+        (-f, lambda x: -x),
+        (f * f, lambda x: x * x),
+        (f * torch.tensor([1.0, 3.0]), lambda x: x * torch.tensor([1.0, 3.0])),
+    ]:
+        assert same(combined, f.map(expected))
+
+
+def test_cat_joins_channels():
+    f = features()
+    joined = WeightFeatures.cat([f, f * 2])
+    assert joined.channels == 4
+    assert same(joined.map(lambda x: x[..., 2:]), f * 2)
+
+
+def test_the_pytree_holds_the_tensors_and_nothing_else():
+    f = features()
+    leaves, tree = pytree.tree_flatten(f)
+    assert len(leaves) == len(list(f.tensors()))
+    assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    assert same(pytree.tree_unflatten(leaves, tree), f)
+    assert same(pytree.tree_map(lambda x: x + 1, f), f + 1)
+
+
+def test_moving_and_casting():
+    f = features()
+    assert f.to(torch.float32).dtype == torch.float32
+    moved = f.to("meta")
+    assert moved.device.type == "meta"
+    assert moved.incidence.device.type == "meta"
+    assert f.incidence.device.type == "cpu"
+    assert not f.map(lambda x: x.requires_grad_()).detach().neurons["hidden1"].requires_grad
+
+
+def test_features_fold_and_unfold_between_groups():
+    raw = features(None)
+    assert same(raw.fold("hnp").unfold(), raw)
+    assert same(raw.fold("np").fold("hnp"), raw.fold("hnp"))
+    assert raw.unfold() is raw
+    assert raw.fold("np").fold("np").spec == raw.spec.fold("np")
+
+
+def test_layers_do_not_change_their_input():
+    f = features()
+    before = f.map(torch.clone)
+    NFLinear(f.spec, 2, 2).double()(f)
+    assert same(f, before)
+
+
+def test_what_does_not_belong_together_is_refused():
+    with pytest.raises(ValueError, match="Expected features of"):
+        features("np") + features("hnp")
+    with pytest.raises(ValueError, match="of the same networks"):
+        features(widths=(3, 5)) + features(widths=(5, 3))
+    with pytest.raises(ValueError, match="at least one"):
+        WeightFeatures.cat([])
+    orphan = WeightFeatures(features()._levels, features().spec, features().incidence)
+    with pytest.raises(ValueError, match="without a graph"):
+        orphan.to_graph()
+
+
+def test_features_print_their_shapes():
+    text = repr(features())
+    assert text.startswith("WeightFeatures(2 networks; hidden1 [8, 7, 2]")

@@ -1,0 +1,197 @@
+"""Graphs: exact ways in and out, and PyG's own tools on them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import HeteroData
+
+from networks import NAMED_SPECS, chain, sizes_of, specs
+from nfn_graph import Batch, NetworkSpec, NeuronType, WeightGraph, WeightType
+from nfn_graph.layout import Layout, Placement, Shape
+from nfn_graph.testing import random_graph
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, so that NaN and signed zeros count."""
+    return x.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_come_back_bit_for_bit(dtype):
+    weights = [torch.randn(5, 2, 3, 3).to(dtype), torch.randn(4, 5).to(dtype)]
+    biases = [None, torch.randn(4).to(dtype)]
+    weights[0][0, 0, 0, 0] = float("nan")
+    weights[1][0, 0] = -0.0
+    back = WeightGraph.from_tensors(weights, biases).to_tensors()
+    assert list(back) == ["0.weight", "1.weight", "1.bias"]
+    for key, tensor in zip(back, [weights[0], weights[1], biases[1]], strict=True):
+        assert back[key].dtype == dtype
+        assert back[key].shape == tensor.shape
+        assert torch.equal(bits(back[key]), bits(tensor))
+
+
+def test_edges_are_target_major_and_keep_the_memory():
+    weight = torch.arange(6.0).reshape(3, 2)
+    graph = WeightGraph.from_tensors([weight])
+    edges = graph["input", "weight", "output"].edge_attr
+    assert edges.flatten().tolist() == weight.flatten().tolist()
+    assert edges.data_ptr() == weight.data_ptr()
+
+
+def test_non_contiguous_and_transposed_tensors_work():
+    base = torch.randn(4, 6)
+    weights = [base.t()[::2], torch.randn(2, 7, 3)[:, ::3].transpose(1, 2)]
+    back = WeightGraph.from_tensors(weights).to_tensors()
+    for key, tensor in zip(back, weights, strict=True):
+        assert torch.equal(back[key], tensor)
+
+
+def test_placements_of_slices_views_and_shared_tensors():
+    """A linear layer behind a flatten, its columns split over two layers; a shared bias."""
+    spec = NetworkSpec(
+        (NeuronType("a", 0), NeuronType("b", 0), NeuronType("y", 1)),
+        (WeightType("a", "y", 4), WeightType("b", "y", 4)),
+    )
+    weight, bias = torch.randn(3, 5 * 4), torch.randn(3)
+    axes = ("target", "source", "tap")
+    placements = (
+        Placement(
+            ("fc.weight",), (3, 20), torch.float32, ("a", "weight", "y"),
+            (3, 5, 4), axes, (0, 0, 0), (3, 2, 4),
+        ),
+        Placement(
+            ("fc.weight",), (3, 20), torch.float32, ("b", "weight", "y"),
+            (3, 5, 4), axes, (0, 2, 0), (3, 5, 4),
+        ),
+        Placement(
+            ("fc.bias", "tied.bias"), (3,), torch.float32, "y", (3,), ("neuron",), (0,), (3,)
+        ),
+    )  # fmt: skip
+    layout = Layout(spec, Shape(((2,), (3,), (3,)), (((0, 0),), ((0, 0),))), placements)
+    graph = WeightGraph.from_placements(layout, {"fc.weight": weight, "fc.bias": bias})
+    edges = graph["b", "weight", "y"].edge_attr
+    assert torch.equal(edges.reshape(3, 3, 4), weight.reshape(3, 5, 4)[:, 2:])
+    back = graph.to_tensors()
+    assert torch.equal(back["fc.weight"], weight)
+    assert torch.equal(back["fc.bias"], bias)
+    assert torch.equal(back["tied.bias"], bias)
+
+
+@settings(max_examples=50)
+@given(data=st.data(), symmetry=st.sampled_from(["np", "hnp"]))
+def test_features_return_to_the_graph_bit_for_bit(data, symmetry):
+    spec = data.draw(specs())
+    graphs = [random_graph(spec, data.draw(sizes_of(spec, 1, 4)), 2) for _ in range(2)]
+    batch = Batch.from_data_list(graphs)
+    back = batch.features(symmetry).to_graph()
+    for (key, x), (_, y) in zip(back.features().tensors(), batch.features().tensors(), strict=True):
+        assert torch.equal(x, y), key
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_the_fold_is_a_permutation_of_entries(network, symmetry):
+    spec = NAMED_SPECS[network]
+    graph = random_graph(spec, {n.name: 4 for n in spec.neurons if n.size is None})
+    folded = torch.cat([x.flatten() for _, x in graph.features(symmetry).tensors()])
+    raw = torch.cat([x.flatten() for _, x in graph.features().tensors()])
+    assert torch.equal(folded.sort().values, raw.sort().values)
+    back = graph.features(symmetry).to_graph().features()
+    for key, x in graph.features().tensors():
+        assert torch.equal(dict(back.tensors())[key], x)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))]
+)
+def test_graphs_copy_and_pickle(duplicate):
+    graph = chain((2, 3, 4))
+    graph.y = torch.tensor([1.0])
+    again = duplicate(graph)
+    assert type(again) is WeightGraph
+    assert again.spec == graph.spec
+    for key, tensor in graph.to_tensors().items():
+        assert torch.equal(again.to_tensors()[key], tensor)
+    again["hidden1"].x = again["hidden1"].x + 1
+    assert not torch.equal(again["hidden1"].x, graph["hidden1"].x)
+
+
+def test_to_moves_graphs_and_keeps_them_usable():
+    moved = chain((2, 3, 4)).to("meta")
+    assert moved["hidden1"].x.device.type == "meta"
+    assert moved.features("hnp").neurons["hidden1"].shape == (3, 1 + 2 + 4, 1)
+    assert moved.features("hnp").incidence.neurons["hidden1"].graph.device.type == "meta"
+
+
+def test_feature_only_transforms_of_pyg():
+    graph = chain((2, 3, 4), channels=5)
+    graph = T.Compose([T.ToDevice("cpu"), T.NormalizeFeatures(attrs=["edge_attr"])])(graph)
+    assert isinstance(graph, WeightGraph)
+    sums = graph["input", "weight", "hidden1"].edge_attr.sum(-1)
+    assert torch.allclose(sums, torch.ones_like(sums))
+    assert graph.features("np").channels == 5
+
+
+def test_materialize_gives_plain_hetero_data():
+    batch = Batch.from_data_list([chain((2, 3, 4), channels=2), chain((2, 5, 4), channels=2)])
+    batch.y = torch.tensor([0, 1])
+    data = batch.materialize()
+    assert type(data) is HeteroData
+    data.validate(raise_on_error=True)
+    assert data.y.tolist() == [0, 1]
+    assert data["hidden1"].x.shape == (8, 2)
+    assert data["hidden1"].batch.tolist() == [0] * 3 + [1] * 5
+    source, target = data["input", "weight", "hidden1"].edge_index
+    assert source.tolist() == [0, 1] * 3 + [2, 3] * 5
+    assert target.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    kept = T.RemoveIsolatedNodes()(chain((2, 3, 4)).materialize())
+    assert kept["hidden1"].x.shape[0] == 3
+
+
+def test_to_homogeneous_gives_plain_data_with_masks():
+    graph = chain((2, 3, 4), kernels=[(3,), ()], channels=2)
+    graph.y = torch.tensor([7])
+    data = Batch.from_data_list([graph, graph]).to_homogeneous()
+    data.validate(raise_on_error=True)
+    assert data.num_nodes == 2 * (2 + 3 + 4)
+    assert data.y.tolist() == [7, 7]
+    assert data.x.shape == (18, 2)
+    assert data.edge_attr.shape == (2 * (6 + 12), 3 * 2)
+    assert data.edge_mask.sum().item() == 2 * (6 * 6 + 12 * 2)
+    assert data.edge_attr[~data.edge_mask].abs().max() == 0
+    assert data.x_mask[:4].any().item() is False
+    assert data.node_type.tolist() == [0] * 4 + [1] * 6 + [2] * 8
+    # Every edge joins neurons of one network, of the types that it says.
+    source, target = data.edge_index
+    assert torch.equal(data.batch[source], data.batch[target])
+    assert torch.equal(data.node_type[source], data.edge_type)
+    assert torch.equal(data.node_type[target], data.edge_type + 1)
+
+
+def test_graphs_print_what_they_hold():
+    text = repr(chain((2, 3, 4), kernels=[(3, 3), ()]))
+    assert "73 entries" in text
+    assert "input[fixed] 2 x 0, hidden1 3 x 1, output[fixed] 4 x 1" in text
+    assert "input -> hidden1 6 x 9, hidden1 -> output 12 x 1" in text
+    assert repr(WeightGraph()) == "WeightGraph()"
+    assert "2 networks" in repr(Batch.from_data_list([chain((2, 3, 4))] * 2))
+
+
+def test_pruned_weights_stay_edges():
+    weight = torch.zeros(3, 2)
+    graph = WeightGraph.from_tensors([weight, torch.ones(1, 3)])
+    assert graph["input", "weight", "hidden1"].edge_attr.shape[0] == 6
+    assert graph.materialize()["input", "weight", "hidden1"].edge_index.shape == (2, 6)
+
+
+def test_mixed_dtypes_meet_in_the_wider_one():
+    graph = WeightGraph.from_tensors([torch.randn(3, 2).bfloat16()], [torch.randn(3)])
+    assert graph.features().dtype == torch.float32
+    assert graph.to_tensors()["0.weight"].dtype == torch.bfloat16

@@ -1,0 +1,334 @@
+"""What the layers beside the NF-Layer compute, against formulas written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from networks import chain
+from nfn_graph import (
+    NFN,
+    Activation,
+    Batch,
+    ChannelNorm,
+    Dropout,
+    FourierFeatures,
+    IOEncoding,
+    NetworkSpec,
+    NFLinear,
+    Pool,
+    Residual,
+    Standardize,
+    WeightFeatures,
+)
+
+FIRST, LAST = ("input", "weight", "hidden1"), ("hidden1", "weight", "output")
+
+
+def same(first: WeightFeatures, second: WeightFeatures, tolerance: float = 0.0) -> bool:
+    pairs = zip(first.tensors(), second.tensors(), strict=True)
+    return all(k == j and torch.allclose(x, y, 0, tolerance) for (k, x), (j, y) in pairs)
+
+
+def batch_of(channels: int = 2) -> Batch:
+    return Batch.from_data_list([chain((3, w, 4), channels=channels) for w in (2, 5)])
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+def test_initialisation_is_uniform_by_the_fan_in_of_all_maps(symmetry):
+    spec = chain((3, 5, 6, 4)).spec.fold(symmetry)
+    layer = NFLinear(spec, 7, 11)
+    total = spec.summary_taps
+    summary = spec.neuron_summary_taps
+    for bundle in spec.bundles:
+        fan = 7 * (bundle.taps + summary[bundle.source] + summary[bundle.target] + total)
+        weight = layer.weights["__".join(bundle.key)]
+        bound = 1 / math.sqrt(fan)
+        assert 0.8 * bound < weight.abs().max() <= bound
+    hidden = next(n for n in spec.neurons if n.name == "hidden1")
+    rows = layer.neurons["hidden1"][: hidden.taps * 11]
+    bound = 1 / math.sqrt(7 * (summary["hidden1"] + total))
+    assert 0.8 * bound < rows.abs().max() <= bound
+
+
+def test_the_outputs_of_a_fresh_layer_have_a_sensible_scale():
+    graph = chain((2, 32, 32, 1))
+    features = graph.features("np").map(lambda x: torch.randn(*x.shape[:2], 64).double())
+    out = NFLinear(features.spec, 64, 64).double()(features)
+    for key, x in out.tensors():
+        if x.numel() > 1000:
+            assert 0.1 < x.std() < 2, key
+
+
+def test_constants_are_shared_over_neurons_and_can_be_left_out():
+    features = chain((3, 5, 4)).features("hnp") * 0
+    layer = NFLinear(features.spec, 1, 2).double()
+    for key, x in layer(features).tensors():
+        assert torch.equal(x, x[:1].expand_as(x)), key
+        assert x.abs().max() > 0
+    bare = NFLinear(features.spec, 1, 2, bias=False).double()
+    assert all(x.abs().max() == 0 for _, x in bare(features).tensors())
+
+
+def test_pointwise_reads_only_the_entry_itself():
+    batch = batch_of(2)
+    layer = NFLinear(batch.spec.fold("np"), 2, 3, pointwise=True).double()
+    features = batch.features("np")
+    out = layer(features)
+    changed = features.map_types(
+        lambda k, x: (
+            x.index_add(0, torch.tensor([0]), torch.ones(1, *x.shape[1:]).double())
+            if k == FIRST
+            else x
+        )
+    )
+    moved = layer(changed).combine(out, torch.sub)
+    assert moved.weights[FIRST][0].abs().max() > 0
+    assert moved.weights[FIRST][1:].abs().max() == 0
+    assert all(x.abs().max() == 0 for k, x in moved.tensors() if k != FIRST and x.numel())
+    full = sum(p.numel() for p in NFLinear(batch.spec.fold("np"), 2, 3).parameters())
+    assert sum(p.numel() for p in layer.parameters()) < full
+
+
+def test_sums_are_means_times_counts():
+    """Scaling the aggregates' columns of a mean layer gives the layer with sums."""
+    graph = chain((3, 5, 4))
+    features = graph.features("np")
+    pool = {r: Pool(features.spec, r)(features) for r in ("mean", "sum")}
+    counts = torch.tensor([15.0, 20.0, 5.0, 4.0]).reshape(1, -1, 1)
+    assert torch.allclose(pool["mean"] * counts, pool["sum"])
+    maxima = [x.max() for _, x in features.tensors() if x.numel()]
+    assert torch.equal(Pool(features.spec, "max")(features).flatten(), torch.stack(maxima))
+
+
+def test_the_maximum_over_nothing_is_zero():
+    deep, shallow = chain((2, 3, 3, 4)), chain((2, 3, 4))
+    batch = Batch.from_data_list([deep, shallow])
+    features = batch.features("np").map(lambda x: x - 100)
+    pooled = Pool(features.spec, "max")(features)
+    present = pooled[1] != 0
+    missing = {("hidden1", "weight", "hidden2"), ("hidden2", "weight", "output"), "hidden2"}
+    entries = [name for name, taps in features.spec.taps.items() for _ in range(taps)]
+    assert {e for e, there in zip(entries, present.flatten(), strict=True) if not there} == missing
+    assert (pooled[0].flatten() != 0).sum() == len(entries) - 1
+
+
+def test_learned_io_encoding_marks_first_columns_last_rows_and_last_bias():
+    batch = batch_of(2)
+    encoding = IOEncoding(batch.spec, 2, "learned").double()
+    shapes = {name: tuple(p.shape) for name, p in encoding.positions.items()}
+    assert shapes == {
+        "output": (4, 1, 2),
+        "input__weight__hidden1__source": (3, 1, 2),
+        "hidden1__weight__output__target": (4, 1, 2),
+    }
+    raw = batch.features()
+    added = encoding(raw) - raw
+    first = added.weights[FIRST].reshape(-1, 3, 1, 2)
+    assert torch.allclose(
+        first, encoding.positions["input__weight__hidden1__source"].expand_as(first)
+    )
+    second = added.weights[LAST][4 * 2 :].reshape(4, 5, 1, 2)
+    expected = encoding.positions["hidden1__weight__output__target"].unsqueeze(1).expand_as(second)
+    assert torch.allclose(second, expected)
+    assert torch.allclose(added.neurons["output"][4:], encoding.positions["output"])
+    assert added.neurons["hidden1"].abs().max() == 0
+
+
+def test_sinusoidal_io_encoding_is_the_formula():
+    batch = batch_of(2)
+    encoding = IOEncoding(batch.spec, 2)
+    assert encoding.out_channels == 2 + 13
+    raw, out = batch.features(), encoding(batch.features())
+    assert all(
+        torch.equal(x[..., :2], y)
+        for (_, x), (_, y) in zip(out.tensors(), raw.tensors(), strict=True)
+    )
+    scales = torch.linspace(1, 5, 6).double()
+    code = []
+    for x in (-1.0, 0.0, 1.0):
+        angles = math.pi * x * scales
+        code.append(torch.cat([angles.sin(), angles.cos(), torch.tensor([x]).double()]))
+    first = out.weights[FIRST][..., 2:].reshape(7, 3, 13)
+    assert torch.allclose(first, torch.stack(code).expand_as(first), atol=1e-12)
+    assert out.neurons["hidden1"][..., 2:].abs().max() == 0
+    last = out.weights[LAST][:8, 0, 2:].reshape(4, 2, 13)
+    assert torch.allclose(last[:, 0, -1], torch.linspace(-1, 1, 4).double())
+    assert torch.equal(out.neurons["output"][:4, 0, 2:], last[:, 0])
+    layers = IOEncoding(batch.spec, 2, encode_layers=True)(raw)
+    assert torch.allclose(layers.neurons["hidden1"][..., -1], torch.tensor(-1.0).double())
+
+
+def test_sinusoidal_io_encoding_follows_each_networks_own_size():
+    batch = Batch.from_data_list([chain((3, 2, 4)), chain((5, 2, 1))])
+    out = IOEncoding(batch.spec, 1)(batch.features())
+    places = out.weights[FIRST][:, 0, -1].tolist()
+    assert places[:3] == [-1, 0, 1]
+    assert places[6:11] == [-1, -0.5, 0, 0.5, 1]
+    assert out.neurons["output"][-1, 0, -1] == -1
+
+
+def test_fourier_features_are_the_formula():
+    features = batch_of(2).features()
+    layer = FourierFeatures(2, 5, scale=0.5).double()
+    out = layer(features)
+    x = features.neurons["hidden1"]
+    angles = 2 * math.pi * torch.einsum("ntc,cf->ntf", x, layer.frequencies)
+    expected = torch.cat([angles.sin(), angles.cos()], -1)
+    assert out.channels == layer.out_channels == 10
+    assert torch.allclose(out.neurons["hidden1"], expected)
+    assert "frequencies" in layer.state_dict()
+    assert list(layer.parameters()) == []
+
+
+def test_channel_norm_normalises_channels_and_is_finite_for_one():
+    features = batch_of(8).features("hnp") * 3 + 1
+    layer = ChannelNorm(features.spec, 8).double()
+    for _, x in layer(features).tensors():
+        assert x.mean(-1).abs().max() < 1e-12
+        assert (x.var(-1, unbiased=False) - 1).abs().max() < 1e-3
+    one = batch_of(1).features("hnp")
+    layer = ChannelNorm(one.spec, 1).double()
+    nn.init.constant_(layer.shift["hidden1"], 0.5)
+    out = layer(one.map(lambda x: x.requires_grad_()))
+    assert torch.equal(out.neurons["hidden1"], torch.full_like(out.neurons["hidden1"], 0.5))
+    sum(x.sum() for _, x in out.tensors()).backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_dropout_is_random_scaled_and_off_in_eval():
+    features = chain((2, 50, 50, 2)).features("np").map(torch.ones_like)
+    layer = Dropout(0.25)
+    dropped = layer(features)
+    values = dropped.weights["hidden1", "weight", "hidden2"]
+    assert set(values.flatten().tolist()) == {0.0, 1 / 0.75}
+    assert 0.15 < (values == 0).double().mean() < 0.35
+    assert not torch.equal(values, layer(features).weights["hidden1", "weight", "hidden2"])
+    assert layer.eval()(features) is features
+
+
+def test_dropout_per_channel_takes_whole_channels_of_one_network():
+    batch = Batch.from_data_list([chain((2, 4, 2), channels=64) for _ in range(2)])
+    ones = batch.features("np").map(torch.ones_like)
+    for _, x in Dropout(0.5, per_channel=True)(ones).tensors():
+        if x.numel():
+            halves = x.reshape(2, -1, 64)
+            assert torch.equal(halves, halves[:, :1].expand_as(halves))
+            assert not torch.equal(halves[0, 0], halves[1, 0])
+            assert 0 < (halves[:, 0] == 0).sum() < 128
+
+
+def test_standardize_is_fitted_per_type_and_tap_in_one_pass():
+    graphs = [chain((2, w, 4), kernels=[(3,), ()], channels=2) for w in (3, 8, 5)]
+    layer = (
+        Standardize(graphs[0].spec, 2).double().fit([*graphs[:1], Batch.from_data_list(graphs[1:])])
+    )
+    every = torch.cat([g[FIRST].edge_attr for g in graphs])
+    name = "__".join(FIRST)
+    assert layer.state_dict()[f"mean.{name}"].shape == (3, 2)
+    assert torch.allclose(getattr(layer.mean, name), every.mean(0))
+    assert torch.allclose(getattr(layer.std, name), every.std(0, unbiased=False))
+    batch = Batch.from_data_list(graphs)
+    out = layer(batch.features())
+    for _, x in out.tensors():
+        if x.numel():
+            assert x.mean(0).abs().max() < 1e-12
+            assert (x.std(0, unbiased=False) - 1).abs().max() < 1e-9
+    back = layer.inverse(out)
+    assert all(
+        torch.allclose(x, y)
+        for (_, x), (_, y) in zip(back.tensors(), batch.features().tensors(), strict=True)
+    )
+    again = Standardize(graphs[0].spec, 2).double()
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(getattr(again.mean, name), getattr(layer.mean, name))
+
+
+def test_standardize_leaves_constant_entries_finite():
+    graph = chain((2, 3, 4))
+    graph["hidden1"].x = torch.full((3, 1, 1), 2.0).double()
+    out = Standardize(graph.spec, 1).double().fit([graph])(graph.features())
+    assert torch.equal(out.neurons["hidden1"], torch.zeros(3, 1, 1).double())
+
+
+def test_residual_and_activation():
+    features = batch_of(2).features("np")
+    inner = NFLinear(features.spec, 2, 2).double()
+    out = Residual(nn.Sequential(inner, Activation(nn.ReLU())))(features)
+    expected = features + inner(features).map(torch.relu)
+    assert same(out, expected)
+
+
+PAPER_MODELS = {
+    "generalisation": ({"channels": (16, 16, 5), "out_features": 1, "head": (1000, 1000, 1000)}, 1),
+    "classification": (
+        {"channels": (8, 8, 8), "out_features": 10, "head": (50, 50), "head_dropout": 0.5,
+         "io_encoding": "sinusoidal"}, 1),
+    "tickets": ({"channels": (8, 8, 8, 10), "in_channels": 2}, 2),
+    "editing": ({"channels": (8, 8, 1)}, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+def test_the_papers_models_train(name, symmetry):
+    options, channels = PAPER_MODELS[name]
+    batch = batch_of(channels)
+    model = NFN(batch.spec, symmetry=symmetry, **options).double()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def loss() -> torch.Tensor:
+        out = model(batch)
+        if isinstance(out, torch.Tensor):
+            assert out.shape == (2, options["out_features"])
+            return (out - 1).square().mean()
+        assert isinstance(out, WeightFeatures)
+        assert out.channels == options["channels"][-1]
+        return sum((x - 1).square().mean() for _, x in out.tensors() if x.numel())
+
+    torch.manual_seed(0)
+    model.eval()
+    before = loss().item()
+    model.train()
+    for _ in range(15):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        # The last activation of an invariant model feeds all of its pool; no map is unused.
+        assert all(p.grad is not None for p in model.parameters())
+        optimizer.step()
+    model.eval()
+    assert loss().item() < 0.7 * before
+
+
+def test_models_save_and_load():
+    batch = batch_of(1)
+    options = {
+        "out_features": 2,
+        "head": (8,),
+        "standardize": True,
+        "io_encoding": "learned",
+        "norm": True,
+    }
+    model = NFN(batch.spec, (4, 4), "hnp", **options).double()
+    model.standardize.fit([batch])
+    again = NFN(batch.spec, (4, 4), "hnp", **options).double()
+    assert not torch.equal(model(batch), again(batch))
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(model(batch), again(batch))
+
+
+def test_models_take_graphs_batches_and_features():
+    batch = batch_of(1)
+    model = NFN(batch.spec, (4,), "hnp", out_features=2, head=(8,), fourier_features=3).double()
+    assert torch.equal(model(batch), model(batch.features()))
+    assert (model(batch[0]) - model(batch)[:1]).abs().max() < 1e-12
+
+
+def test_a_model_for_one_input_size_serves_np_networks_of_any():
+    spec = NetworkSpec.union([chain((2, 3, 4)).spec, chain((6, 3, 4)).spec])
+    model = NFN(spec, (4,), "np", out_features=1, head=(4,), io_encoding="sinusoidal").double()
+    assert model(chain((9, 3, 4))).shape == (1, 1)

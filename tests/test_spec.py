@@ -1,0 +1,129 @@
+"""Specs: immutable values that say what they are and refuse what they cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+
+from networks import chain, parallel_spec, residual_spec, self_chain_spec
+from nfn_graph import NetworkSpec, NeuronType, WeightType
+
+
+def test_specs_are_values():
+    first, second = chain((2, 3, 4)).spec, chain((2, 5, 4)).spec
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != chain((2, 3, 5)).spec
+    assert pickle.loads(pickle.dumps(first)) == first
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.neurons = ()
+
+
+def test_specs_print_their_types():
+    spec = NetworkSpec.chain(2, taps=(9, 1), biases=(True, False), input_size=3)
+    assert str(spec) == (
+        "NetworkSpec(input[3]:0, hidden1:1, output[*]:0 | input->hidden1:9, hidden1->output:1)"
+    )
+    assert str(residual_spec().fold("hnp")) == (
+        "FoldedSpec(hnp; weights r->h:2; neurons r:4, h:1; network 0)"
+    )
+
+
+def test_np_forgets_sizes_and_hnp_keeps_them():
+    first, second = chain((2, 3, 4)).spec, chain((5, 3, 4)).spec
+    assert first.fold("np") == second.fold("np")
+    assert first.fold("hnp") != second.fold("hnp")
+
+
+def test_the_fold_turns_fixed_axes_into_taps():
+    folded = chain((2, 3, 4, 5), kernels=[(3, 3), (1, 1), ()]).spec.fold("hnp")
+    taps = {n.name: n.taps for n in folded.neurons}
+    assert taps == {"hidden1": 1 + 2 * 9, "hidden2": 1 + 5}
+    assert folded.network_taps == 5
+    assert [b.key for b in folded.bundles] == [("hidden1", "weight", "hidden2")]
+
+
+def test_tensors_over_one_pair_of_layers_are_bundled():
+    bundles = {b.key: b for b in parallel_spec().fold("np").bundles}
+    joint = bundles["a", "first", "b"]
+    assert [w.name for w, _ in joint.members] == ["first", "second", "back"]
+    assert [is_reversed for _, is_reversed in joint.members] == [False, False, True]
+    assert joint.taps == 4
+
+
+def test_self_weights_split_into_diagonal_and_edges():
+    folded = self_chain_spec().fold("np")
+    loop = next(b for b in folded.bundles if b.is_self)
+    assert loop.read_taps == 2 * loop.taps == 4
+    hidden = next(n for n in folded.neurons if n.name == "h")
+    assert [(p.axis, p.taps) for p in hidden.pieces] == [("own", 1), ("diagonal", 2)]
+
+
+def test_union_holds_every_type():
+    shallow, deep = chain((2, 3, 4)).spec, chain((2, 3, 3, 4)).spec
+    union = NetworkSpec.union([shallow, deep, shallow])
+    assert set(union.neuron) == {"input", "hidden1", "hidden2", "output"}
+    assert len(union.weights) == 4
+    assert union.neuron["input"].size == 2
+    assert NetworkSpec.union([shallow]) is shallow
+
+
+def test_union_leaves_sizes_open_where_they_differ():
+    union = NetworkSpec.union([chain((2, 3, 4)).spec, chain((5, 3, 4)).spec])
+    assert union.neuron["input"].size is None
+    assert union.neuron["input"].fixed
+    with pytest.raises(ValueError, match="one size of the fixed neuron type 'input'"):
+        union.fold("hnp")
+    assert union.fold("np") == chain((2, 3, 4)).spec.fold("np")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (NetworkSpec.chain(2, taps=(9, 1), input_size=2, output_size=4), "GrowKernels"),
+        (NetworkSpec.chain(2, biases=False, input_size=2, output_size=4), "FillBiases"),
+        (chain((2, 3, 4)).spec.free, "fixed=True and fixed=False"),
+    ],
+)
+def test_union_refuses_types_that_differ(other, message):
+    with pytest.raises(ValueError, match=message):
+        NetworkSpec.union([chain((2, 3, 4)).spec, other])
+
+
+def test_differences_are_told_in_words():
+    first = chain((2, 3, 4)).spec
+    assert first.difference(first) == ""
+    assert "expected input[2]:0 (got input[5]:0)" in first.difference(chain((5, 3, 4)).spec)
+    deeper = first.difference(chain((2, 3, 3, 4)).spec)
+    assert "hidden2 is not known" in deeper
+    assert "('hidden1', 'weight', 'output') is missing" in deeper
+    turned = NetworkSpec(first.neurons[::-1], first.weights)
+    assert first.difference(turned) == "the types come in another order"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: NeuronType("a b"), "Python identifier"),
+        (lambda: NeuronType("keys"), "not an attribute of torch.nn.ModuleDict"),
+        (lambda: NeuronType("a__b"), "without '__'"),
+        (lambda: NeuronType("a", taps=-1), r"at least 0 \(got -1\)"),
+        (lambda: NeuronType("a", size=0), r"at least 1 \(got 0\)"),
+        (lambda: WeightType("a", "b", taps=0), r"at least 1 \(got 0\)"),
+        (lambda: NetworkSpec((NeuronType("a"),), ()), "at least one weight type"),
+        (lambda: NetworkSpec((NeuronType("a"),), (WeightType("a", "b"),)), "got 'b'"),
+        (
+            lambda: NetworkSpec((NeuronType("a"), NeuronType("a")), (WeightType("a", "a"),)),
+            r"to differ \(got \['a'\] twice\)",
+        ),
+        (lambda: NetworkSpec.chain(2, taps=(1, 1, 1)), r"2 values of 'taps' \(got 3\)"),
+        (lambda: NetworkSpec.chain(0), "at least 1"),
+        (lambda: NetworkSpec.union([]), "at least one spec"),
+        (lambda: NetworkSpec.chain(2).fold("sn"), r"'np' or 'hnp' \(got 'sn'\)"),
+    ],
+)
+def test_what_cannot_be_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
