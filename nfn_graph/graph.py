@@ -86,7 +86,7 @@ class WeightGraph(HeteroData):
     def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
         """The graph that a layout's placements make of named tensors."""
         stores = gather_tensors(layout.placements, tensors)
-        like = next(iter(tensors.values()))
+        like = next(iter(stores.values()))
         graph = cls()
         graph.layout = layout
         for neuron in layout.spec.neurons:
@@ -171,6 +171,19 @@ class WeightGraph(HeteroData):
         for weight in spec.weights:
             graph[weight.key].edge_attr = weights[weight.key]
         graph._check(spec)
+        return graph
+
+    def rebuilt(self, layout: Layout, stores: Mapping[Key, Tensor]) -> WeightGraph:
+        """A network of another layout made of this one; labels and the like are kept."""
+        graph = WeightGraph()
+        for key, value in self._global_store.items():
+            graph[key] = value
+        graph.layout = layout
+        for name in layout.spec.neuron:
+            graph[name].x = stores[name]
+        for weight in layout.spec.weight:
+            graph[weight].edge_attr = stores[weight]
+        graph._check(layout.spec)
         return graph
 
     def to_tensors(self) -> dict[str, Tensor]:

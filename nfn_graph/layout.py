@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -49,6 +51,8 @@ class Placement:
         tap: The first tap in the store.
         block: Which of the network's layers (or pairs of layers) of that type; role types
             have several.
+        cut: First and last index of each axis of the tensor's own shape, if only a part of
+            it is viewed: where one axis holds layers with different numbers of positions.
     """
 
     keys: tuple[str, ...]
@@ -61,6 +65,7 @@ class Placement:
     stop: tuple[int, ...]
     tap: int = 0
     block: int = 0
+    cut: tuple[tuple[int, int], ...] | None = None
 
     @classmethod
     def whole(
@@ -77,7 +82,7 @@ class Placement:
             (key,), shape, tensor.dtype, store, shape, tuple(axes), (0,) * len(shape), shape, tap
         )
 
-    @property
+    @cached_property
     def taps(self) -> int:
         """How many taps of the store it fills."""
         return math.prod(
@@ -86,7 +91,7 @@ class Placement:
             if axis == "tap"
         )
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many rows of the store it fills."""
         return math.prod(self._taken) // max(self.taps, 1)
@@ -98,7 +103,7 @@ class Placement:
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
                 f"(got {tuple(tensor.shape)})"
             )
-        part = tensor.reshape(self.view)[self._slices]
+        part = self._viewed(tensor).reshape(self.view)[self._slices]
         return part.permute(self._order).reshape(self.count, self.taps)
 
     def put(self, rows: Tensor, tensor: Tensor) -> None:
@@ -107,18 +112,23 @@ class Placement:
         order = self._order
         ordered = rows.reshape([self._taken[axis] for axis in order] + [channels])
         back = sorted(range(len(order)), key=order.__getitem__)
-        view = tensor.view(*self.view, channels)
+        view = self._viewed(tensor).view(*self.view, channels)
         view[self._slices] = ordered.permute(*back, len(order)).to(tensor.dtype)
 
-    @property
+    def _viewed(self, tensor: Tensor) -> Tensor:
+        if self.cut is None:
+            return tensor
+        return tensor[tuple(slice(a, b) for a, b in self.cut)]
+
+    @cached_property
     def _taken(self) -> tuple[int, ...]:
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
-    @property
+    @cached_property
     def _slices(self) -> tuple[slice, ...]:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
-    @property
+    @cached_property
     def _order(self) -> list[int]:
         rank = {"target": 0, "neuron": 0, "source": 1, "tap": 2}
         return sorted(range(len(self.axes)), key=lambda i: (rank[self.axes[i]], i))
@@ -136,6 +146,8 @@ class Layout:
         carried: Tensors of the checkpoint that are no features (counters and other
             integers), by key, kept as they are.
         keys: All keys of the checkpoint in its order.
+        before: The layout that a transform started from, and the transform's name, so that
+            its inverse is exact.
     """
 
     spec: NetworkSpec
@@ -144,6 +156,7 @@ class Layout:
     within: NetworkSpec | None = None
     carried: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     keys: tuple[str, ...] = field(default=(), compare=False)
+    before: tuple[str, Layout] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for neuron, sizes in zip(self.spec.neurons, self.shape.sizes, strict=True):
@@ -156,6 +169,14 @@ class Layout:
                     f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' "
                     f"(got {sizes[0]})"
                 )
+        for weight, blocks in zip(self.spec.weights, self.shape.blocks, strict=True):
+            # So that the edges of a neuron are one run in both orders of the edges.
+            if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
+                raise ValueError(
+                    f"Expected tensors of weight type {weight.key} that join other layers "
+                    f"each, in order (got (target, source) layers {blocks}). Give parallel "
+                    f"tensors types of different names."
+                )
 
     def shape_in(self, spec: NetworkSpec) -> Shape:
         """The sizes in the order of a spec that holds all types of this network."""
@@ -167,6 +188,11 @@ class Layout:
             tuple(sizes.get(n.name, ()) for n in spec.neurons),
             tuple(blocks.get(w.key, ()) for w in spec.weights),
         )
+
+    @cached_property
+    def placed(self) -> frozenset[str]:
+        """The keys of all tensors that are features."""
+        return frozenset(key for placement in self.placements for key in placement.keys)
 
     def inside(self, spec: NetworkSpec | None) -> Layout:
         """The same network as part of a batch of that spec."""

@@ -1,0 +1,16 @@
+"""PyG-style transforms that bring different networks together.
+
+Each turns a network into an equivalent one, and has an exact inverse. Batches never pad by
+themselves: they refuse, and name the transform.
+
+    grow = GrowKernels.to_largest(graphs)
+    batch = Batch.from_data_list([grow(g) for g in graphs])
+    edited = grow.inverse(model(batch, return_graph=True)[0])
+"""
+
+from nfn_graph.transforms.base import ReversibleTransform
+from nfn_graph.transforms.biases import FillBiases
+from nfn_graph.transforms.kernels import GrowKernels
+from nfn_graph.transforms.roles import RoleTypes
+
+__all__ = ["FillBiases", "GrowKernels", "ReversibleTransform", "RoleTypes"]

@@ -1,0 +1,129 @@
+"""Convolution kernels of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nfn_graph.graph import WeightGraph
+from nfn_graph.layout import Layout, Placement
+from nfn_graph.spec import Key, NetworkSpec, WeightKey
+from nfn_graph.transforms.base import ReversibleTransform, Stores
+
+Kernel = tuple[int, ...]
+
+
+class GrowKernels(ReversibleTransform):
+    """Grows convolution kernels to a common size with zeros around them, centred.
+
+    A network whose padding grows along computes the same. Where an axis grows by an odd
+    number, the additional zero comes last. Linear layers, also behind a flatten, have no
+    kernels and stay as they are.
+
+    Args:
+        sizes: The kernel size of every convolution, such as `(5, 5)`; or one per weight type.
+    """
+
+    def __init__(self, sizes: Sequence[int] | Mapping[WeightKey, Sequence[int]]) -> None:
+        self.sizes = sizes
+
+    @classmethod
+    def to_largest(cls, graphs: Iterable[WeightGraph]) -> GrowKernels:
+        """Grows the kernels of every weight type to the largest of these networks."""
+        sizes: dict[WeightKey, Kernel] = {}
+        for graph in graphs:
+            for p in graph.layout.placements:
+                if kernel := _kernel(p):
+                    known = sizes.setdefault(_weight(p), kernel)
+                    if len(known) != len(kernel):
+                        raise ValueError(
+                            f"Expected a kernel of {len(known)} axes at '{p.keys[0]}', as in "
+                            f"other networks (got {kernel})"
+                        )
+                    sizes[_weight(p)] = tuple(map(max, known, kernel))
+        return cls(sizes)
+
+    def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
+        parts: dict[Key, list[Tensor]] = {}
+        grown: dict[Placement, Placement] = {}
+        for p in sorted(layout.placements, key=lambda p: (p.block, p.tap)):
+            kernel, size = _kernel(p), self._size(p)
+            rows = stores[p.store][:, p.tap : p.tap + p.taps]
+            first = sum(x.shape[1] for x in parts.get(p.store, []))
+            grown[p] = replace(p, tap=first)
+            if kernel and size:
+                rows = _resize(rows, kernel, size)
+                grown[p] = replace(_with_kernel(p, size), tap=first)
+            parts.setdefault(p.store, []).append(rows)
+        stores = {key: torch.cat(parts[key], 1) if key in parts else x for key, x in stores.items()}
+        weights = [replace(w, taps=stores[w.key].shape[1]) for w in layout.spec.weights]
+        spec = NetworkSpec(layout.spec.neurons, tuple(weights))
+        placements = tuple(grown[p] for p in layout.placements)
+        return replace(layout, spec=spec, placements=placements), stores
+
+    def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
+        parts: dict[Key, dict[int, Tensor]] = {}
+        for small, large in zip(before.placements, layout.placements, strict=True):
+            rows = stores[large.store][:, large.tap : large.tap + large.taps]
+            if kernel := _kernel(small):
+                rows = _resize(rows, _kernel(large), kernel)
+            parts.setdefault(small.store, {})[small.tap] = rows
+        return {
+            key: torch.cat([taps[i] for i in sorted(taps)], 1) if (taps := parts.get(key)) else x
+            for key, x in stores.items()
+        }
+
+    def _size(self, placement: Placement) -> Kernel:
+        kernel = _kernel(placement)
+        if not kernel:
+            return ()
+        sizes = self.sizes
+        size = sizes.get(_weight(placement), ()) if isinstance(sizes, Mapping) else sizes
+        if size:
+            _check_fits(placement, kernel, tuple(size))
+        return tuple(size)
+
+
+def _kernel(placement: Placement) -> Kernel:
+    """The kernel of a convolution: the tap axes that are axes of the tensor itself."""
+    if isinstance(placement.store, str) or placement.view != placement.shape:
+        return ()
+    return tuple(n for n, axis in zip(placement.view, placement.axes, strict=True) if axis == "tap")
+
+
+def _weight(placement: Placement) -> WeightKey:
+    if isinstance(placement.store, str):
+        raise TypeError(f"Expected the placement of a weight (got '{placement.store}')")
+    return placement.store
+
+
+def _check_fits(placement: Placement, kernel: Kernel, size: Kernel) -> None:
+    if len(size) != len(kernel) or any(k > s for k, s in zip(kernel, size, strict=True)):
+        raise ValueError(
+            f"Expected a kernel of {len(size)} axes, at most {size}, at '{placement.keys[0]}' "
+            f"(got {kernel})"
+        )
+
+
+def _with_kernel(placement: Placement, size: Kernel) -> Placement:
+    new = iter(size)
+    shape = tuple(
+        next(new) if axis == "tap" else n
+        for n, axis in zip(placement.shape, placement.axes, strict=True)
+    )
+    return replace(placement, shape=shape, view=shape, stop=shape)
+
+
+def _resize(rows: Tensor, kernel: Kernel, size: Kernel) -> Tensor:
+    """Pads or crops taps `[count, prod(kernel), channels]` around their centre."""
+    count, _, channels = rows.shape
+    x = rows.reshape(count, *kernel, channels)
+    pads = [0, 0]
+    for old, new in zip(reversed(kernel), reversed(size), strict=True):
+        # Growing by d puts d // 2 zeros first; cropping takes the same ones away again.
+        before = (new - old) // 2 if new >= old else -((old - new) // 2)
+        pads += [before, new - old - before]
+    return torch.nn.functional.pad(x, pads).reshape(count, -1, channels)

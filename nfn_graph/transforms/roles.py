@@ -1,0 +1,121 @@
+"""One type for all hidden layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from nfn_graph.layout import Layout, Shape
+from nfn_graph.spec import Key, NetworkSpec, NeuronType, WeightKey, WeightType
+from nfn_graph.transforms.base import ReversibleTransform, Stores
+
+
+class RoleTypes(ReversibleTransform):
+    """Gives all free layers one type, so that networks of any depth share a spec.
+
+    `hidden1`, `hidden2`, ... become the layers of `hidden`. For NP layers, with
+    :class:`~nfn_graph.IOEncoding`: HNP refuses role types. Layers on role types are
+    equivariant, not complete, since all hidden layers share their parameters.
+
+    Args:
+        name: The name of the shared type.
+    """
+
+    def __init__(self, name: str = "hidden") -> None:
+        self.name = name
+
+    def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
+        spec, plan = layout.spec, _Plan(layout.spec, self.name)
+        types: list[NeuronType | WeightType] = []
+        for key, members in plan.members.items():
+            taps = {spec.taps[m] for m in members}
+            if len(taps) > 1:
+                fix = "FillBiases" if isinstance(key, str) else "GrowKernels"
+                found = {member: spec.taps[member] for member in members}
+                raise ValueError(
+                    f"Expected one number of taps for all layers of the role {key!r} "
+                    f"(got {found}). Use nfn_graph.transforms.{fix} first."
+                )
+            if isinstance(key, tuple):
+                types.append(WeightType(key[0], key[2], taps.pop(), key[1]))
+            elif key == self.name:
+                types.append(NeuronType(key, taps.pop(), role=True))
+            else:
+                types.append(spec.neuron[key])
+        neurons = tuple(t for t in types if isinstance(t, NeuronType))
+        weights = tuple(t for t in types if isinstance(t, WeightType))
+        size = dict(zip(spec.neuron, layout.shape.sizes, strict=True))
+        shape = Shape(
+            tuple(tuple(s for m in plan.neurons(n.name) for s in size[m]) for n in neurons),
+            tuple(tuple(plan.blocks[w.key]) for w in weights),
+        )
+        placements = tuple(
+            replace(p, store=plan.role[p.store], block=plan.number(p.store))
+            for p in layout.placements
+        )
+        joined = {key: torch.cat([stores[m] for m in ms]) for key, ms in plan.members.items()}
+        spec = NetworkSpec(neurons, weights)
+        return replace(layout, spec=spec, shape=shape, placements=placements), joined
+
+    def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
+        plan, out = _Plan(before.spec, self.name), {}
+        for key, members in plan.members.items():
+            parts = stores[key].split([before.num_rows(m) for m in members])
+            out.update(zip(members, parts, strict=True))
+        return out
+
+
+@dataclass
+class _Plan:
+    """Which types of a spec become which role types, in which order."""
+
+    spec: NetworkSpec
+    name: str
+    role: dict[Key, Key] = field(default_factory=dict)
+    members: dict[Key, list[Key]] = field(default_factory=dict)
+    blocks: dict[WeightKey, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(n.role for n in self.spec.neurons):
+            raise ValueError(f"Expected a network without role types (got {self.spec})")
+        for neuron in self.spec.neurons:
+            self._join(neuron.name, neuron.name if neuron.fixed else self.name)
+        for weight in self.spec.weights:
+            if self.spec.is_self(weight):
+                raise ValueError(
+                    f"Expected weights between two layers (got the self weight {weight.key}, "
+                    f"which role types cannot tell from one between hidden layers)"
+                )
+            block = (self.number(weight.target), self.number(weight.source))
+            key = self._weight_role(weight, block)
+            self._join(weight.key, key)
+            self.blocks.setdefault(key, []).append(block)
+
+    def number(self, key: Key) -> int:
+        """Which layer, or tensor, of its role a type is."""
+        return self.members[self.role[key]].index(key)
+
+    def neurons(self, role: str) -> list[str]:
+        """The neuron types of a role."""
+        return [m for m in self.members[role] if isinstance(m, str)]
+
+    def _join(self, key: Key, role: Key) -> None:
+        self.role[key] = role
+        self.members.setdefault(role, []).append(key)
+
+    def _weight_role(self, weight: WeightType, block: tuple[int, int]) -> WeightKey:
+        """The first role type whose last tensor comes before this one at both ends.
+
+        A neuron then has its edges of one type in one run; tensors that branch off or come
+        together get types of their own.
+        """
+        source, target = self.role[weight.source], self.role[weight.target]
+        number = 1
+        while True:
+            name = weight.name if number == 1 else f"{weight.name}{number}"
+            key = (str(source), name, str(target))
+            last = self.blocks.get(key, [(-1, -1)])[-1]
+            if last[0] < block[0] and last[1] < block[1]:
+                return key
+            number += 1

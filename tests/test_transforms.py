@@ -1,0 +1,215 @@
+"""Transforms that bring networks together: equivalent networks, exact inverses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from networks import chain, residual_spec, self_spec
+from nfn_graph import NFN, Batch, IOEncoding, NetworkSpec, NFLinear, WeightGraph
+from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant, random_graph
+from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
+
+
+def run_cnn(tensors: dict[str, torch.Tensor], x: torch.Tensor, kernels) -> torch.Tensor:
+    """Convolutions padded for the kernels at hand, a global mean, a linear layer."""
+    for i, (height, width) in enumerate(kernels):
+        pads = ((width - 1) // 2, width // 2, (height - 1) // 2, height // 2)
+        bias = tensors.get(f"{i}.bias")
+        x = torch.tanh(F.conv2d(F.pad(x, pads), tensors[f"{i}.weight"], bias))
+    last = len(kernels)
+    return F.linear(x.mean((2, 3)), tensors[f"{last}.weight"], tensors.get(f"{last}.bias"))
+
+
+def assert_same_tensors(first: WeightGraph, second: WeightGraph) -> None:
+    assert first.spec == second.spec
+    assert list(first.to_tensors()) == list(second.to_tensors())
+    for key, tensor in first.to_tensors().items():
+        assert torch.equal(tensor, second.to_tensors()[key]), key
+
+
+@pytest.mark.parametrize("kernels", [[(3, 3), (3, 3)], [(1, 3), (5, 1)], [(3, 5), (1, 1)]])
+def test_grown_kernels_compute_the_same_and_come_back(kernels):
+    graph = chain((2, 4, 5, 3), kernels=[*kernels, ()])
+    transform = GrowKernels((5, 7))
+    grown = transform(graph)
+    assert grown.spec.weight["input", "weight", "hidden1"].taps == 35
+    assert grown.to_tensors()["0.weight"].shape == (4, 2, 5, 7)
+    x = torch.randn(2, 2, 9, 8).double()
+    before = run_cnn(graph.to_tensors(), x, kernels)
+    after = run_cnn(grown.to_tensors(), x, [(5, 7)] * 2)
+    assert (before - after).abs().max() < 1e-12
+    assert_same_tensors(transform.inverse(grown), graph)
+
+
+def test_even_growth_puts_the_additional_zero_last():
+    graph = WeightGraph.from_tensors([torch.ones(1, 1, 2)])
+    assert GrowKernels((3,))(graph).to_tensors()["0.weight"].flatten().tolist() == [1, 1, 0]
+    assert GrowKernels((5,))(graph).to_tensors()["0.weight"].flatten().tolist() == [0, 1, 1, 0, 0]
+
+
+def test_kernels_grow_to_the_largest_of_each_type():
+    graphs = [
+        chain((2, 4, 3), kernels=[(3, 1), ()]),
+        chain((2, 5, 3), kernels=[(1, 5), ()]),
+    ]
+    with pytest.raises(ValueError, match="GrowKernels"):
+        Batch.from_data_list(graphs)
+    grow = GrowKernels.to_largest(graphs)
+    batch = Batch.from_data_list([grow(g) for g in graphs])
+    assert batch.spec.weight["input", "weight", "hidden1"].taps == 15
+    for i, graph in enumerate(graphs):
+        assert_same_tensors(grow.inverse(batch[i]), graph)
+
+
+def test_filled_biases_compute_the_same_and_come_back():
+    kernels = [(3, 3), (3, 3)]
+    graph = chain((2, 4, 5, 3), kernels=[*kernels, ()], biases=(True, False, False))
+    filled = FillBiases()(graph)
+    assert [n.taps for n in filled.spec.neurons] == [0, 1, 1, 1]
+    assert set(filled.to_tensors()) == {f"{i}.{k}" for i in range(3) for k in ("weight", "bias")}
+    x = torch.randn(2, 2, 6, 6).double()
+    before = run_cnn(graph.to_tensors(), x, kernels)
+    assert (before - run_cnn(filled.to_tensors(), x, kernels)).abs().max() == 0
+    assert_same_tensors(FillBiases().inverse(filled), graph)
+    batch = Batch.from_data_list([filled, chain((2, 3, 3, 3), kernels=[*kernels, ()])])
+    assert_same_tensors(FillBiases().inverse(batch[0]), graph)
+
+
+def test_role_types_join_hidden_layers_and_come_back():
+    graph = chain((2, 4, 5, 6, 3))
+    roles = RoleTypes()
+    joined = roles(graph)
+    assert [n.name for n in joined.spec.neurons] == ["input", "hidden", "output"]
+    assert [w.key for w in joined.spec.weights] == [
+        ("input", "weight", "hidden"),
+        ("hidden", "weight", "hidden"),
+        ("hidden", "weight", "output"),
+    ]
+    assert joined["hidden"].x.shape[0] == 15
+    assert joined["hidden", "weight", "hidden"].edge_attr.shape[0] == 5 * 4 + 6 * 5
+    for key, tensor in graph.to_tensors().items():
+        assert torch.equal(joined.to_tensors()[key], tensor)
+    assert_same_tensors(roles.inverse(joined), graph)
+    source, target = joined.materialize()["hidden", "weight", "hidden"].edge_index
+    assert source.tolist() == [0, 1, 2, 3] * 5 + [4, 5, 6, 7, 8] * 6
+    assert target.unique().tolist() == list(range(4, 15))
+
+
+def test_role_types_of_branching_networks_keep_tensors_apart():
+    graph = FillBiases()(random_graph(residual_spec(), {"r": 3, "h": 4}))
+    roles = RoleTypes()
+    joined = roles(graph)
+    back = roles.inverse(joined)
+    for (key, x), (_, y) in zip(back.features().tensors(), graph.features().tensors(), strict=True):
+        assert torch.equal(x, y), key
+    layer = NFLinear(joined.spec.fold("np"), 1, 2).double()
+    assert_equivariant(layer, joined, "np")
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_random_mixes_of_width_depth_and_kernel_equal_singles(data):
+    """All three transforms together: any chain shares a batch with any other."""
+    graphs = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        depth = data.draw(st.integers(1, 4))
+        sizes = [data.draw(st.integers(1, 5)) for _ in range(depth + 1)]
+        kernel = st.tuples(st.integers(1, 3), st.integers(1, 3))
+        kernels = [data.draw(kernel) for _ in range(depth)]
+        biases = [data.draw(st.booleans()) for _ in range(depth)]
+        graphs.append(chain(sizes, kernels, biases))
+    grow, fill, roles = GrowKernels((3, 3)), FillBiases(), RoleTypes()
+    for transforms in ([grow, fill], [grow, fill, roles]):
+        same = []
+        for graph in graphs:
+            for transform in transforms:
+                graph = transform(graph)
+            same.append(graph)
+        spec = NetworkSpec.union(g.spec for g in same)
+        editor = NFN(spec, (3, 1), "np", io_encoding="sinusoidal").double()
+        batch = Batch.from_data_list(same)
+        edited = editor(batch, return_graph=True)
+        for i, graph in enumerate(same):
+            alone = editor(graph, return_graph=True).to_tensors()
+            for key, tensor in edited[i].to_tensors().items():
+                assert (tensor - alone[key]).abs().max() < 1e-12, key
+            back = edited[i]
+            for transform in reversed(transforms):
+                back = transform.inverse(back)
+            assert back.spec == graphs[i].spec
+
+
+def test_role_layers_are_equivariant_not_complete():
+    spec = RoleTypes()(chain((2, 3, 4, 2))).spec.fold("np")
+    layer = NFLinear(spec, 1, 1)
+    batch = Batch.from_data_list(
+        [RoleTypes()(chain((2, *w, 2))) for w in [(3,), (4, 2), (3, 3, 5)]]
+    )
+    assert_equivariant(NFLinear(batch.spec.fold("np"), 1, 2).double(), batch, "np")
+    model = NFN(batch.spec, (3, 2), "np", out_features=1, head=(4,)).double()
+    assert_invariant(model, batch, "np", folded=False)
+    with pytest.raises(AssertionError, match="such a layer is equivariant, not complete"):
+        assert_complete(layer, spec)
+
+
+def test_role_layers_give_each_end_a_mean_and_a_message_of_its_own():
+    """A hidden neuron hears what leads to it and what it leads to separately."""
+    graph = RoleTypes()(chain((2, 3, 4, 2)))
+    spec = graph.spec.fold("np")
+    ends = [(b.key, end) for b, end in spec.incident["hidden"]]
+    middle = ("hidden", "weight", "hidden")
+    assert (middle, "target") in ends
+    assert (middle, "source") in ends
+    assert spec.neuron_summary_taps["hidden"] == 1 + 4
+
+
+def test_hnp_refuses_role_types_with_the_reason():
+    spec = RoleTypes()(chain((2, 3, 4, 2))).spec
+    with pytest.raises(ValueError, match=r"depth types for 'hnp' \(got the role type 'hidden'"):
+        spec.fold("hnp")
+
+
+def test_one_role_model_serves_any_depth():
+    graphs = [RoleTypes()(chain((2, *[4] * depth, 1))) for depth in (1, 2, 5)]
+    spec = NetworkSpec.union(g.spec for g in graphs)
+    model = NFN(spec, (4, 4), "np", out_features=1, head=(4,), io_encoding="learned").double()
+    assert isinstance(model.before[0], IOEncoding)
+    deeper = RoleTypes()(chain((2, 3, 3, 3, 3, 3, 3, 3, 1)))
+    assert model(Batch.from_data_list([*graphs, deeper])).shape == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (
+            lambda: GrowKernels((3, 3))(chain((2, 3), kernels=[(5, 5)])),
+            r"at '0.weight' \(got \(5, 5\)\)",
+        ),
+        (lambda: GrowKernels((3,))(chain((2, 3), kernels=[(3, 3)])), "kernel of 1 axes"),
+        (
+            lambda: GrowKernels.to_largest([chain((2, 3), kernels=[k]) for k in [(3,), (3, 3)]]),
+            "kernel of 1 axes",
+        ),
+        (lambda: FillBiases().inverse(chain((2, 3))), "got one whose last transform is none"),
+        (lambda: RoleTypes().inverse(FillBiases()(chain((2, 3)))), "last transform is FillBiases"),
+        (lambda: RoleTypes()(chain((2, 3, 3, 3), biases=(True, False, True))), "FillBiases first"),
+        (
+            lambda: RoleTypes()(chain((2, 3, 3, 3, 3), kernels=[(), (3,), (), ()])),
+            "GrowKernels first",
+        ),
+        (lambda: RoleTypes()(RoleTypes()(chain((2, 3, 3)))), "without role types"),
+        (lambda: RoleTypes()(random_graph(self_spec())), "self weight"),
+    ],
+)
+def test_what_transforms_refuse(use, message):
+    with pytest.raises(ValueError, match=message):
+        use()
+
+
+def test_transforms_take_single_networks():
+    with pytest.raises(TypeError, match="before they are batched"):
+        FillBiases()(Batch.from_data_list([chain((2, 3))]))
