@@ -1,0 +1,1 @@
+"""Bridges to other packages; nothing is imported from them before it is needed."""

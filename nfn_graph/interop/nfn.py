@@ -1,0 +1,103 @@
+"""Models of the published package `nfn` (Zhou et al., PyPI `nfn` 0.1.2), brought over.
+
+    model = from_nfn(published)            # an nn.Sequential of nfn's layers
+    model(batch_from_nfn(features))        # what published(features) gives
+    model(Batch.from_data_list(graphs))    # what it cannot take: networks of any widths
+
+Why it is worth moving:
+
+- *Completeness.* The published `HNPLinear` does not span all equivariant maps: the bias of
+  the last hidden layer never reaches the last weight (the paper's phi term `b^{L,L-1,j}`), and
+  part of its parameters are redundant (2-3-4-2: 142 parameters, rank 112 of 114). Ours has one
+  parameter per equivariant map, so a model that was brought over and is trained on can use
+  what the published one lacks; until then those parameters are 0. One-layer networks, which
+  make `HNPLinear` raise an `IndexError`, work.
+- *Mixed sizes.* The published package stacks networks, so all of a batch have the same
+  widths. Here they need not.
+
+What comes over:
+
+======================================  ==================================================
+published                               here
+======================================  ==================================================
+`NPLinear`, `HNPLinear`, `Pointwise`    `NFLinear` on the `"np"`, `"hnp"`, `"np"` fold
+`NPLinear(io_embed=True)`               a learned `IOEncoding` of the unfolded features, and
+                                        `NFLinear`
+`NPPool`, `HNPPool`                     `Pool` in the published order and shape
+`IOSinusoidalEncoding`                  `IOEncoding`, `"sinusoidal"`
+`LearnedPosEmbedding`                   `IOEncoding`, `"learned"`; embeddings that are shared
+                                        there (over taps, between last weight and bias) are
+                                        equal here, until they are trained
+`GaussianFourierFeatureTransform`       `FourierFeatures`
+`TupleOp`, `ResBlock`                   `Activation` or `Dropout`, `Residual`
+`SimpleLayerNorm`, `LearnedScale`,      `JointNorm`, `TypeScale`, `MatrixDropout` of
+`ChannelDropout`                        :mod:`nfn_graph.interop.nfn_modules`
+`nn.Sequential`                         `nn.Sequential`, with copies of all that follows the
+                                        pooling
+======================================  ==================================================
+
+Where the last layer is a convolution, the published `IOSinusoidalEncoding` takes the input's
+encoding for the outputs by mistake, and raises as a rule; the encoding here is the one meant.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from nfn_graph.interop.nfn_data import batch_from_nfn, spec_from_nfn, to_nfn
+from nfn_graph.interop.nfn_layers import Step, assemble, convert, flatten, published_name
+from nfn_graph.interop.nfn_modules import Fold
+
+__all__ = ["batch_from_nfn", "from_nfn", "spec_from_nfn", "to_nfn"]
+
+_POOLS = ("NPPool", "HNPPool")
+
+
+def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
+    """Our counterpart of a layer or model of the published package, with its parameters.
+
+    Args:
+        module: A layer of `nfn`, or an `nn.Sequential` of them and what follows the pooling.
+        in_channels: Channels of the input. Needed only for an `IOSinusoidalEncoding` that
+            no layer with known channels follows.
+
+    Returns:
+        For an `nn.Sequential`, one that takes a graph, a batch or features. For a layer, our
+        layer, which takes features in the view of its spec. Parameters are copies.
+    """
+    modules = list(flatten(module))
+    pooled = next(
+        (i for i, part in enumerate(modules, 1) if published_name(part) in _POOLS), len(modules)
+    )
+    steps: list[Step] = []
+    for i, part in enumerate(modules[:pooled]):
+        known = _in_channels(modules[i:pooled])
+        steps += convert(part, in_channels if known is None else known)
+    layers = assemble(steps)
+    if not isinstance(module, nn.Sequential) and len(layers) == 2 and isinstance(layers[0], Fold):
+        return layers[1]
+    model = nn.Sequential(*layers, *(copy.deepcopy(part) for part in modules[pooled:]))
+    model.training = module.training
+    return model
+
+
+def _in_channels(modules: Sequence[Any]) -> int | None:
+    """The channels of the input of the first layer, as far as it or a later one tells."""
+    added = 0
+    for module in modules:
+        name = published_name(module)
+        if name == "IOSinusoidalEncoding":
+            added += module.num_out_chan(0)
+        elif name == "ResBlock":
+            known = _in_channels([*flatten(module.norm), *flatten(module.base_layer)])
+            return None if known is None else known - added
+        elif name == "TupleOp" and published_name(module.op) == "ChannelLinear":
+            return int(module.op.linear.in_features) - added
+        for attribute in ("c_in", "in_channels", "channels"):
+            if hasattr(module, attribute):
+                return int(getattr(module, attribute)) - added
+    return None

@@ -1,0 +1,130 @@
+"""Specs and weight-space features of the published package, to ours and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from nfn_graph.batch import Batch
+from nfn_graph.features import WeightFeatures
+from nfn_graph.graph import WeightGraph
+from nfn_graph.layout import Layout
+from nfn_graph.spec import NetworkSpec, WeightKey
+
+
+def spec_from_nfn(network_spec: Any) -> NetworkSpec:
+    """Our spec of the networks that a published `NetworkSpec` describes."""
+    shapes = [tuple(int(n) for n in array.shape) for array in network_spec.weight_spec]
+    if not shapes or any(len(shape) < 2 for shape in shapes):
+        raise ValueError(f"Expected a weight_spec of shapes [out, in, ...] (got {shapes})")
+    inputs, outputs = shapes[0][1], shapes[-1][0]
+    return NetworkSpec.chain(
+        len(shapes),
+        taps=[math.prod(shape[2:]) for shape in shapes],
+        # The published spec writes -1 for a size that it does not depend on.
+        input_size=inputs if inputs > 0 else None,
+        output_size=outputs if outputs > 0 else None,
+    )
+
+
+def batch_from_nfn(features: Any) -> Batch:
+    """The networks of published `WeightSpaceFeatures` as a batch of graphs.
+
+    Args:
+        features: Weights `[B, C, out, in, ...]` and biases `[B, C, out]`.
+
+    Returns:
+        A batch of `B` graphs with `C` channels, through which gradients flow.
+    """
+    weights, biases = list(features.weights), list(features.biases)
+    for name, tensors, least in (("weights", weights, 4), ("biases", biases, 3)):
+        shapes = [tuple(x.shape) for x in tensors]
+        if not shapes or any(len(s) < least or s[:2] != shapes[0][:2] for s in shapes):
+            raise ValueError(
+                f"Expected {name} of at least {least} axes that begin with the same batch and "
+                f"channels (got {shapes})"
+            )
+    if biases[0].shape[:2] != weights[0].shape[:2]:
+        raise ValueError(
+            f"Expected biases that begin with {tuple(weights[0].shape[:2])}, batch and channels "
+            f"as of the weights (got {tuple(biases[0].shape[:2])})"
+        )
+    networks, channels = weights[0].shape[:2]
+    first = WeightGraph.from_tensors([w[0, 0] for w in weights], [b[0, 0] for b in biases])
+    spec = first.spec
+    rows = {w.key: _rows(x, 2) for w, x in zip(spec.weights, weights, strict=True)}
+    neurons = {w.target: _rows(x, 1) for w, x in zip(spec.weights, biases, strict=True)}
+    inputs = weights[0].new_empty(networks, weights[0].shape[3], 0, channels)
+    neurons[spec.weights[0].source] = inputs
+    return Batch.from_data_list(
+        [
+            first.with_features(
+                {key: x[i] for key, x in rows.items()}, {key: x[i] for key, x in neurons.items()}
+            )
+            for i in range(networks)
+        ]
+    )
+
+
+def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
+    """Published `WeightSpaceFeatures` of a graph, a batch or features, the way back.
+
+    The networks must be chains with a bias in every layer, and of one size: the published
+    package stacks them. For a mixed batch take `to_nfn(batch[i])`.
+    """
+    try:
+        from nfn.common import WeightSpaceFeatures  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(
+            "Expected the package 'nfn' for WeightSpaceFeatures (got none installed). "
+            "Use: pip install nfn==0.1.2"
+        ) from error
+    graph = networks if isinstance(networks, WeightGraph) else networks.to_graph()
+    features, layouts = graph.features(), graph.layouts
+    spec = _check_chain(graph.spec)
+    shapes = {layout.shape_in(spec) for layout in layouts}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"Expected networks of one size (got {len(shapes)} sizes). Use to_nfn(batch[i])."
+        )
+    sizes = {n: size for n, (size,) in zip(spec.neuron, shapes.pop().sizes, strict=True)}
+    weights, biases = [], []
+    for weight in spec.weights:
+        size = (sizes[weight.target], sizes[weight.source])
+        kernel = _kernel(layouts[0], weight.key, weight.taps)
+        x = features.weights[weight.key]
+        weights.append(x.reshape(len(layouts), *size, *kernel, -1).movedim(-1, 1))
+        bias = features.neurons[weight.target].reshape(len(layouts), size[0], -1)
+        biases.append(bias.movedim(-1, 1))
+    return WeightSpaceFeatures(weights, biases)
+
+
+def _rows(x: Tensor, axes: int) -> Tensor:
+    """`[B, C, neurons..., taps...]` with so many axes of neurons as `[B, count, taps, C]`."""
+    last = x.movedim(1, -1)
+    count = math.prod(x.shape[2 : 2 + axes])
+    return last.reshape(x.shape[0], count, -1, x.shape[1])
+
+
+def _check_chain(spec: NetworkSpec) -> NetworkSpec:
+    names = [spec.weights[0].source, *(w.target for w in spec.weights)]
+    is_chain = [w.source for w in spec.weights] == names[:-1] and len(set(names)) == len(names)
+    taps = [spec.neuron[name].taps for name in names]
+    if not is_chain or len(names) != len(spec.neurons) or taps != [0] + [1] * len(spec.weights):
+        raise ValueError(f"Expected a chain of layers with a bias in each (got {spec})")
+    return spec
+
+
+def _kernel(layout: Layout, key: WeightKey, taps: int) -> tuple[int, ...]:
+    """The kernel's axes in the tensor that a weight came from."""
+    for placement in layout.placements:
+        if placement.store == key and placement.axes[:2] == ("target", "source"):
+            return placement.shape[2:]
+    if taps == 1:
+        return ()
+    raise ValueError(
+        f"Expected a graph that knows the kernel size of {key} (got one that was not made from "
+        f"tensors, with {taps} taps)"
+    )

@@ -1,0 +1,145 @@
+"""Small layers that models of the published package need besides ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
+from nfn_graph.graph import WeightGraph
+from nfn_graph.nn import Dropout, Pool
+from nfn_graph.spec import Symmetry, WeightKey, module_name
+
+
+class Fold(nn.Module):
+    """Takes a graph, a batch or features to the view that the next layer works on.
+
+    The published layers fold inside themselves; ours say so once, where the view changes.
+
+    Args:
+        symmetry: `"np"`, `"hnp"`, or None for the networks' own tensors.
+    """
+
+    def __init__(self, symmetry: Symmetry | None) -> None:
+        super().__init__()
+        self.symmetry: Symmetry | None = symmetry
+
+    def forward(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
+        """Folds or unfolds; does nothing to features that have the view."""
+        if isinstance(graph, WeightGraph):
+            return graph.features(self.symmetry)
+        if not isinstance(graph, WeightFeatures):
+            raise TypeError(
+                f"Expected a WeightGraph, a Batch or WeightFeatures (got "
+                f"{type(graph).__name__}). Use nfn_graph.interop.nfn.batch_from_nfn for the "
+                f"published WeightSpaceFeatures."
+            )
+        return graph.unfold() if self.symmetry is None else graph.fold(self.symmetry)
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return repr(self.symmetry)
+
+
+class ReorderedPool(nn.Module):
+    """Our pooling with the published shape and order: layer by layer, weight then bias.
+
+    Args:
+        pool: The invariant layer.
+        index: The position among its entries of each entry of the output.
+
+    Shapes:
+        - input: features of the pool's spec.
+        - output: `[graphs, channels, entries]`.
+    """
+
+    index: Tensor
+
+    def __init__(self, pool: Pool, index: Sequence[int]) -> None:
+        super().__init__()
+        self.pool = pool
+        self.register_buffer("index", torch.tensor(index), persistent=False)
+
+    def forward(self, features: WeightFeatures) -> Tensor:
+        """Pools every network of the batch."""
+        entries: Tensor = self.pool(features)
+        return entries.index_select(1, self.index).transpose(1, 2)
+
+
+class JointNorm(nn.Module):
+    r"""The published `SimpleLayerNorm`: the taps and channels of an entry normalised together.
+
+    .. math::
+        y = \gamma_t \frac{x - \mathrm{mean}(x)}{\mathrm{std}(x) + \epsilon} + \beta_t
+
+    with the unbiased standard deviation, so NaN for one tap of one channel. New models want
+    :class:`nfn_graph.ChannelNorm`.
+
+    Args:
+        scale: :math:`\gamma` per type, `[taps, channels]`.
+        shift: :math:`\beta` per type, `[taps, channels]`.
+        eps: Added to the standard deviation.
+    """
+
+    def __init__(
+        self, scale: Mapping[str, Tensor], shift: Mapping[str, Tensor], eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.scale = nn.ParameterDict(scale)
+        self.shift = nn.ParameterDict(shift)
+        self.eps = eps
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Normalises every entry by itself."""
+        _check_types(features, self.scale)
+        return features.map_types(self._normalize)
+
+    def _normalize(self, key: str | WeightKey, x: Tensor) -> Tensor:
+        mean = x.mean((1, 2), keepdim=True)
+        y = (x - mean) / (x.std((1, 2), keepdim=True) + self.eps)
+        scaled: Tensor = y * self.scale[module_name(key)] + self.shift[module_name(key)]
+        return scaled
+
+
+class TypeScale(nn.Module):
+    """The published `LearnedScale`: one learned factor per weight and bias tensor.
+
+    Args:
+        scale: The factor of each type.
+    """
+
+    def __init__(self, scale: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.scale = nn.ParameterDict(scale)
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Scales every tensor."""
+        _check_types(features, self.scale)
+        return features.map_types(lambda key, x: x * self.scale[module_name(key)])
+
+
+class MatrixDropout(nn.Module):
+    """The published `ChannelDropout`: whole channels of the weights, single biases.
+
+    Args:
+        p: The probability of a zero.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.weights = Dropout(p, per_channel=True)
+        self.neurons = Dropout(p)
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Applies dropout; does nothing in `eval`."""
+        weights, neurons = self.weights(features), self.neurons(features)
+        return features.replace(Levels(weights.weights, neurons.neurons, features.network))
+
+
+def _check_types(features: WeightFeatures, known: nn.ParameterDict) -> None:
+    types = {module_name(key) for key, x in features.tensors() if x.shape[1]}
+    if types != set(known.keys()):
+        raise ValueError(f"Expected features of the types {sorted(known)} (got {sorted(types)})")
