@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from nfn_graph.chain import chain_layout
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.incidence import Incidence
 from nfn_graph.layout import (
     Layout,
-    Placement,
-    PlacementAxis,
-    Shape,
     gather_tensors,
     scatter_tensors,
 )
+from nfn_graph.plain import to_plain, to_plain_hetero
 from nfn_graph.spec import Key, NetworkSpec, Symmetry, WeightKey
 
 _COLLATE_HINT = (
@@ -57,30 +56,7 @@ class WeightGraph(HeteroData):
             keys: The names of each layer's weight and bias, `("0.weight", "0.bias")` for
                 the first unless given.
         """
-        biases = [None] * len(weights) if biases is None else list(biases)
-        keys = [(f"{i}.weight", f"{i}.bias") for i in range(len(weights))] if keys is None else keys
-        _check_chain(weights, biases, keys)
-        kernels = [w.shape[2:].numel() for w in weights]
-        spec = NetworkSpec.chain(
-            len(weights),
-            taps=kernels,
-            biases=[b is not None for b in biases],
-            input_size=weights[0].shape[1],
-            output_size=weights[-1].shape[0],
-        )
-        tensors: dict[str, Tensor] = {}
-        placements = []
-        for weight, bias, key, type_ in zip(weights, biases, keys, spec.weights, strict=True):
-            tensors[key[0]] = weight
-            kernel: list[PlacementAxis] = ["tap"] * (weight.dim() - 2)
-            axes: list[PlacementAxis] = ["target", "source", *kernel]
-            placements.append(Placement.whole(key[0], weight, type_.key, axes))
-            if bias is not None:
-                tensors[key[1]] = bias
-                placements.append(Placement.whole(key[1], bias, type_.target, ("neuron",)))
-        sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
-        shape = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
-        return cls.from_placements(Layout(spec, shape, tuple(placements)), tensors)
+        return cls.from_placements(*chain_layout(weights, biases, keys))
 
     @classmethod
     def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
@@ -209,55 +185,21 @@ class WeightGraph(HeteroData):
 
         For PyG's hetero convolutions and its transforms of the topology.
         """
-        features = self.features()
-        out = HeteroData()
-        for key, value in self._global_store.items():
-            if key != "layout":
-                out[key] = value
-        for name, x in features.neurons.items():
-            out[name].x = x.flatten(1)
-            for key, value in self[name].items():
-                if key != "x":
-                    out[name][key] = value
-        for weight, x in features.weights.items():
-            rows = features.incidence.weights[weight]
-            out[weight].edge_index = torch.stack([rows.source, rows.target])
-            out[weight].edge_attr = x.flatten(1)
-        return out
+        return to_plain_hetero(self)
 
     def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
         """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
 
         `x` is `[nodes, taps * channels]` with the mask `x_mask`, `edge_attr` is
         `[edges, taps * channels]` with `edge_mask`; `node_type` and `edge_type` are
-        positions in the spec; a batch keeps its `batch` vector.
+        positions in the spec; `batch` tells the networks apart.
         """
         if args or kwargs:
             raise TypeError(
                 "Expected no arguments (WeightGraph.to_homogeneous takes none, unlike PyG's; "
                 "for its options call materialize().to_homogeneous(...))"
             )
-        features = self.features()
-        incidence = features.incidence
-        data = Data()
-        for key, value in self._global_store.items():
-            if key != "layout":
-                data[key] = value
-        starts, total = {}, 0
-        for name in features.neurons:
-            starts[name], total = total, total + incidence.neurons[name].count
-        data.x, data.x_mask = _pad_taps(list(features.neurons.values()))
-        data.edge_attr, data.edge_mask = _pad_taps(list(features.weights.values()))
-        data.node_type = _type_ids(list(features.neurons.values()))
-        data.edge_type = _type_ids(list(features.weights.values()))
-        ends = [
-            torch.stack([rows.source + starts[key[0]], rows.target + starts[key[2]]])
-            for key, rows in incidence.weights.items()
-        ]
-        data.edge_index = torch.cat(ends, 1)
-        data.batch = torch.cat([incidence.neurons[name].graph for name in features.neurons])
-        data.num_nodes = total
-        return data
+        return to_plain(self)
 
     def __repr__(self) -> str:
         if "layout" not in self._global_store:
@@ -317,38 +259,6 @@ class WeightGraph(HeteroData):
                     )
 
 
-def _check_chain(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    keys: Sequence[tuple[str, str]],
-) -> None:
-    if not weights:
-        raise ValueError("Expected at least one weight tensor (got none)")
-    if len(biases) != len(weights) or len(keys) != len(weights):
-        raise ValueError(
-            f"Expected as many biases and keys as weights (got {len(weights)} weights, "
-            f"{len(biases)} biases, {len(keys)} keys)"
-        )
-    for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
-        if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
-            raise ValueError(
-                f"Expected '{key[0]}' to be a floating-point tensor [out, in, ...] "
-                f"(got {list(weight.shape)} of {weight.dtype})"
-            )
-        if i and weight.shape[1] != weights[i - 1].shape[0]:
-            raise ValueError(
-                f"Expected '{key[0]}' to have {weights[i - 1].shape[0]} inputs, the outputs "
-                f"of '{keys[i - 1][0]}' (got {weight.shape[1]})"
-            )
-        if bias is not None and (
-            tuple(bias.shape) != (weight.shape[0],) or not bias.is_floating_point()
-        ):
-            raise ValueError(
-                f"Expected '{key[1]}' to be a floating-point tensor [{weight.shape[0]}] "
-                f"(got {list(bias.shape)} of {bias.dtype})"
-            )
-
-
 def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
     """Raises unless `spec` has every type of `own`."""
     known = spec.unsized.types
@@ -363,18 +273,3 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
                 f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
                 f"(got {'different sizes' if neuron.size is None else neuron.size})"
             )
-
-
-def _pad_taps(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    most = max(x.shape[1] for x in parts)
-    padded, masks = [], []
-    for x in parts:
-        count, taps, channels = x.shape
-        padded.append(torch.cat([x, x.new_zeros(count, most - taps, channels)], 1).flatten(1))
-        mask = torch.arange(most, device=x.device) < taps
-        masks.append(mask.repeat_interleave(channels).expand(count, -1))
-    return torch.cat(padded), torch.cat(masks)
-
-
-def _type_ids(parts: list[Tensor]) -> Tensor:
-    return torch.cat([torch.full((x.shape[0],), i, device=x.device) for i, x in enumerate(parts)])

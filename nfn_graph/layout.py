@@ -146,6 +146,8 @@ class Layout:
         carried: Tensors of the checkpoint that are no features (counters and other
             integers), by key, kept as they are.
         keys: All keys of the checkpoint in its order.
+        channels: Further channels of the features, after the weights themselves: by name,
+            the keys that they hold values for and their dtypes.
         before: The layout that a transform started from, and the transform's name, so that
             its inverse is exact.
     """
@@ -156,6 +158,7 @@ class Layout:
     within: NetworkSpec | None = None
     carried: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     keys: tuple[str, ...] = field(default=(), compare=False)
+    channels: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict, compare=False)
     before: tuple[str, Layout] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

@@ -166,13 +166,19 @@ def test_to_homogeneous_gives_plain_data_with_masks():
     assert data.edge_attr.shape == (2 * (6 + 12), 3 * 2)
     assert data.edge_mask.sum().item() == 2 * (6 * 6 + 12 * 2)
     assert data.edge_attr[~data.edge_mask].abs().max() == 0
-    assert data.x_mask[:4].any().item() is False
-    assert data.node_type.tolist() == [0] * 4 + [1] * 6 + [2] * 8
+    assert data.x_mask.any(1).tolist() == ([False] * 2 + [True] * 7) * 2
+    assert data.node_type.tolist() == ([0] * 2 + [1] * 3 + [2] * 4) * 2
+    assert data.batch.tolist() == [0] * 9 + [1] * 9
     # Every edge joins neurons of one network, of the types that it says.
     source, target = data.edge_index
     assert torch.equal(data.batch[source], data.batch[target])
     assert torch.equal(data.node_type[source], data.edge_type)
     assert torch.equal(data.node_type[target], data.edge_type + 1)
+    # And it carries the weight of that pair of neurons.
+    weight = graph.to_tensors()["1.weight"]
+    last = (data.edge_type == 1) & (data.batch[source] == 1)
+    rows, columns = target[last] - 9 - 5, source[last] - 9 - 2
+    assert torch.equal(data.edge_attr[last][:, :2], weight[rows, columns])
 
 
 def test_graphs_print_what_they_hold():

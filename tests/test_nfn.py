@@ -8,7 +8,7 @@ from torch import nn
 from nfn_graph import NFLinear
 from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nfn
 from nfn_graph.interop.nfn_linear import find_slots
-from nfn_graph.testing import _matrices, completeness, count_orbits, random_graph
+from nfn_graph.testing import completeness, count_orbits, matrices_of, random_graph
 from published import DEEP, NETWORKS, Published, assert_same, draw
 
 
@@ -112,7 +112,7 @@ def test_hnp_span_is_a_strict_subset(sizes, parameters, rank, orbits):
     spec = spec_from_nfn(published_spec).fold("hnp")
     graph = random_graph(spec.network, dict(zip(spec.network.neuron, sizes, strict=True)))
     layers = [Published(theirs.HNPLinear(published_spec, 1, 1), "hnp"), NFLinear(spec, 1, 1)]
-    their_maps, our_maps = (_matrices(layer, graph, spec, (1, 1)).flatten(1) for layer in layers)
+    their_maps, our_maps = (matrices_of(layer, graph, spec, (1, 1)).flatten(1) for layer in layers)
     used = [int((x.abs().amax(1) > 0).sum()) for x in (their_maps, our_maps)]
     assert used[0] == parameters or parameters is None
     assert used[1] == orbits == int(count_orbits(graph, "hnp").max()) + 1

@@ -1,14 +1,8 @@
-r"""Checks of the symmetry laws, for the layers here and for your own.
-
-:func:`assert_equivariant` checks :math:`f(\sigma U) = \sigma f(U)`, :func:`assert_invariant`
-:math:`f(\sigma U) = f(U)`, and :func:`assert_complete` that the matrices a linear layer can
-express are *all* equivariant ones: the rank of their span is the number of orbits of the
-group on pairs of entries.
-"""
+"""Whether a linear layer is every equivariant linear map."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,11 +12,9 @@ from nfn_graph.batch import Batch
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import FoldedSpec
 from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, Shape
-from nfn_graph.spec import NetworkSpec, Symmetry
+from nfn_graph.spec import Symmetry
 from nfn_graph.symmetry import Permutation, sample
-
-Output = WeightFeatures | WeightGraph | Tensor
+from nfn_graph.testing.random import random_graph
 
 
 class Completeness(NamedTuple):
@@ -37,85 +29,6 @@ class Completeness(NamedTuple):
     parameters: int
     rank: int
     orbits: int
-
-
-def random_graph(
-    spec: NetworkSpec,
-    sizes: Mapping[str, int | tuple[int, ...]] | None = None,
-    channels: int = 1,
-    dtype: torch.dtype = torch.float64,
-    generator: torch.Generator | None = None,
-) -> WeightGraph:
-    """A graph of a spec with normal random values.
-
-    Args:
-        spec: The types.
-        sizes: Neurons per type; for a role type, those of each of its layers, which follow
-            one another. Fixed types know theirs. By default small sizes at which all orbits
-            are distinct.
-        channels: Channels of the features.
-        dtype: Of the features.
-        generator: For reproducible values.
-    """
-    shape = _shape(spec, sizes or {})
-    graph = WeightGraph()
-    graph.layout = layout = Layout(spec, shape)
-    for neuron in spec.neurons:
-        count = layout.num_rows(neuron.name)
-        shape_x = (count, neuron.taps, channels)
-        graph[neuron.name].x = torch.randn(shape_x, dtype=dtype, generator=generator)
-    for weight in spec.weights:
-        shape_x = (layout.num_rows(weight.key), weight.taps, channels)
-        graph[weight.key].edge_attr = torch.randn(shape_x, dtype=dtype, generator=generator)
-    return graph
-
-
-def assert_equivariant(
-    function: Callable[[WeightFeatures], WeightFeatures | WeightGraph],
-    graph: WeightGraph,
-    symmetry: Symmetry,
-    folded: bool = True,
-    trials: int = 3,
-    tolerance: float | None = None,
-) -> None:
-    r"""Raises `AssertionError` unless :math:`f(\sigma U) = \sigma f(U)`.
-
-    Args:
-        function: A layer or model of features that returns features or a graph.
-        graph: A network or batch, with a layer of at least two neurons to permute.
-        symmetry: The group to draw :math:`\sigma` from.
-        folded: Whether the function takes features after the fold of `symmetry`, or before
-            any fold.
-        trials: How many random elements to try, none of them the identity.
-        tolerance: Largest difference, relative to the largest output; by the dtype if None.
-    """
-    expected = _as_graph(function(_view(graph, symmetry, folded)))
-    for _ in range(trials):
-        permutation = _moving(graph, symmetry)
-        actual = _as_graph(function(_view(permutation.apply(graph), symmetry, folded)))
-        permuted = permutation.apply(expected).features()
-        for key, x in actual.features().tensors():
-            y = dict(permuted.tensors())[key]
-            _assert_close(x, y, f"f(σU) and σf(U) at {key!r}", tolerance)
-
-
-def assert_invariant(
-    function: Callable[[WeightFeatures], Tensor],
-    graph: WeightGraph,
-    symmetry: Symmetry,
-    folded: bool = True,
-    trials: int = 3,
-    tolerance: float | None = None,
-) -> None:
-    r"""Raises `AssertionError` unless :math:`f(\sigma U) = f(U)`.
-
-    The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
-    """
-    expected = function(_view(graph, symmetry, folded))
-    for _ in range(trials):
-        permutation = _moving(graph, symmetry)
-        actual = function(_view(permutation.apply(graph), symmetry, folded))
-        _assert_close(actual, expected, "f(σU) and f(U)", tolerance)
 
 
 def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int] = (1, 1)) -> None:
@@ -158,7 +71,7 @@ def completeness(
     """
     graph = random_graph(spec.network, sizes)
     orbits = count_orbits(graph, spec.symmetry)
-    matrices = _matrices(layer, graph, spec, channels)
+    matrices = matrices_of(layer, graph, spec, channels)
     _assert_constant_on_orbits(matrices, orbits)
     pairs = channels[0] * channels[1]
     used = matrices.flatten(1).abs().amax(1) > 0
@@ -188,60 +101,6 @@ def count_orbits(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
             return labels.unique(return_inverse=True)[1]
 
 
-def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Shape:
-    selves = {w.source for w in spec.weights if spec.is_self(w)}
-    layers: dict[str, tuple[int, ...]] = {}
-    for i, neuron in enumerate(spec.neurons):
-        default: int | tuple[int, ...] = neuron.size or (4 if neuron.name in selves else 2 + i % 2)
-        if neuron.role:
-            default = (2, 3)
-        size = sizes.get(neuron.name, default)
-        layers[neuron.name] = size if isinstance(size, tuple) else (size,)
-    blocks = []
-    for weight in spec.weights:
-        targets, sources = len(layers[weight.target]), len(layers[weight.source])
-        if weight.source == weight.target and targets > 1:
-            blocks.append(tuple((i + 1, i) for i in range(targets - 1)))
-        else:
-            blocks.append(((0, sources - 1),))
-    return Shape(tuple(layers.values()), tuple(blocks))
-
-
-def _view(graph: WeightGraph, symmetry: Symmetry, folded: bool) -> WeightFeatures:
-    return graph.features(symmetry if folded else None)
-
-
-def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
-    return output.to_graph() if isinstance(output, WeightFeatures) else output
-
-
-def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
-    for _ in range(100):
-        permutation = sample(graph, symmetry)
-        if not permutation.is_identity:
-            return permutation
-    raise ValueError(
-        f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
-        f"the law says something (got only the identity)"
-    )
-
-
-def _assert_close(x: Tensor, y: Tensor, what: str, tolerance: float | None) -> None:
-    x, y = x.detach(), y.detach()
-    if x.shape != y.shape:
-        raise AssertionError(f"Expected {what} to agree (got {list(x.shape)}, {list(y.shape)})")
-    if not x.numel():
-        return
-    limit = 1000 * torch.finfo(x.dtype).eps if tolerance is None else tolerance
-    scale = max(1.0, float(y.abs().max()))
-    difference = float((x - y).abs().max())
-    if not difference <= limit * scale:
-        raise AssertionError(
-            f"Expected {what} to agree to {limit * scale:.1e} (got a difference of "
-            f"{difference:.1e})"
-        )
-
-
 def _transpositions(graph: WeightGraph, symmetry: Symmetry) -> list[Permutation]:
     moves = []
     identity = sample(graph, symmetry)
@@ -261,7 +120,7 @@ def _entries(features: WeightFeatures) -> Tensor:
     return torch.cat([x.flatten() for _, x in features.unfold().tensors()]).long()
 
 
-def _matrices(
+def matrices_of(
     layer: nn.Module, graph: WeightGraph, spec: FoldedSpec, channels: tuple[int, int]
 ) -> Tensor:
     """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`."""

@@ -1,0 +1,74 @@
+"""The layout of a chain of layers, an MLP or a plain CNN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nfn_graph.layout import Layout, Placement, PlacementAxis, Shape
+from nfn_graph.spec import NetworkSpec
+
+
+def chain_layout(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    keys: Sequence[tuple[str, str]] | None = None,
+) -> tuple[Layout, dict[str, Tensor]]:
+    """The layout of a chain, and its tensors by name; see `WeightGraph.from_tensors`."""
+    biases = [None] * len(weights) if biases is None else list(biases)
+    keys = [(f"{i}.weight", f"{i}.bias") for i in range(len(weights))] if keys is None else keys
+    _check_chain(weights, biases, keys)
+    kernels = [w.shape[2:].numel() for w in weights]
+    spec = NetworkSpec.chain(
+        len(weights),
+        taps=kernels,
+        biases=[b is not None for b in biases],
+        input_size=weights[0].shape[1],
+        output_size=weights[-1].shape[0],
+    )
+    tensors: dict[str, Tensor] = {}
+    placements = []
+    for weight, bias, key, type_ in zip(weights, biases, keys, spec.weights, strict=True):
+        tensors[key[0]] = weight
+        kernel: list[PlacementAxis] = ["tap"] * (weight.dim() - 2)
+        axes: list[PlacementAxis] = ["target", "source", *kernel]
+        placements.append(Placement.whole(key[0], weight, type_.key, axes))
+        if bias is not None:
+            tensors[key[1]] = bias
+            placements.append(Placement.whole(key[1], bias, type_.target, ("neuron",)))
+    sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
+    shape = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
+    return Layout(spec, shape, tuple(placements)), tensors
+
+
+def _check_chain(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    keys: Sequence[tuple[str, str]],
+) -> None:
+    if not weights:
+        raise ValueError("Expected at least one weight tensor (got none)")
+    if len(biases) != len(weights) or len(keys) != len(weights):
+        raise ValueError(
+            f"Expected as many biases and keys as weights (got {len(weights)} weights, "
+            f"{len(biases)} biases, {len(keys)} keys)"
+        )
+    for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
+        if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
+            raise ValueError(
+                f"Expected '{key[0]}' to be a floating-point tensor [out, in, ...] "
+                f"(got {list(weight.shape)} of {weight.dtype})"
+            )
+        if i and weight.shape[1] != weights[i - 1].shape[0]:
+            raise ValueError(
+                f"Expected '{key[0]}' to have {weights[i - 1].shape[0]} inputs, the outputs "
+                f"of '{keys[i - 1][0]}' (got {weight.shape[1]})"
+            )
+        if bias is not None and (
+            tuple(bias.shape) != (weight.shape[0],) or not bias.is_floating_point()
+        ):
+            raise ValueError(
+                f"Expected '{key[1]}' to be a floating-point tensor [{weight.shape[0]}] "
+                f"(got {list(bias.shape)} of {bias.dtype})"
+            )

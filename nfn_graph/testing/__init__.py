@@ -1,0 +1,28 @@
+r"""Checks of the symmetry laws, for the layers here and for your own.
+
+:func:`assert_equivariant` checks :math:`f(\sigma U) = \sigma f(U)`, :func:`assert_invariant`
+:math:`f(\sigma U) = f(U)`, and :func:`assert_complete` that the matrices a linear layer can
+express are *all* equivariant ones: the rank of their span is the number of orbits of the
+group on pairs of entries.
+"""
+
+from nfn_graph.testing.completeness import (
+    Completeness,
+    assert_complete,
+    completeness,
+    count_orbits,
+    matrices_of,
+)
+from nfn_graph.testing.laws import assert_equivariant, assert_invariant
+from nfn_graph.testing.random import random_graph
+
+__all__ = [
+    "Completeness",
+    "assert_complete",
+    "assert_equivariant",
+    "assert_invariant",
+    "completeness",
+    "count_orbits",
+    "matrices_of",
+    "random_graph",
+]

@@ -1,0 +1,96 @@
+"""The laws of equivariant and invariant functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.graph import WeightGraph
+from nfn_graph.spec import Symmetry
+from nfn_graph.symmetry import Permutation, sample
+
+
+def assert_equivariant(
+    function: Callable[[WeightFeatures], WeightFeatures | WeightGraph],
+    graph: WeightGraph,
+    symmetry: Symmetry,
+    folded: bool = True,
+    trials: int = 3,
+    tolerance: float | None = None,
+) -> None:
+    r"""Raises `AssertionError` unless :math:`f(\sigma U) = \sigma f(U)`.
+
+    Args:
+        function: A layer or model of features that returns features or a graph.
+        graph: A network or batch, with a layer of at least two neurons to permute.
+        symmetry: The group to draw :math:`\sigma` from.
+        folded: Whether the function takes features after the fold of `symmetry`, or before
+            any fold.
+        trials: How many random elements to try, none of them the identity.
+        tolerance: Largest difference, relative to the largest output; by the dtype if None.
+    """
+    expected = _as_graph(function(_view(graph, symmetry, folded)))
+    for _ in range(trials):
+        permutation = _moving(graph, symmetry)
+        actual = _as_graph(function(_view(permutation.apply(graph), symmetry, folded)))
+        permuted = permutation.apply(expected).features()
+        for key, x in actual.features().tensors():
+            y = dict(permuted.tensors())[key]
+            _assert_close(x, y, f"f(σU) and σf(U) at {key!r}", tolerance)
+
+
+def assert_invariant(
+    function: Callable[[WeightFeatures], Tensor],
+    graph: WeightGraph,
+    symmetry: Symmetry,
+    folded: bool = True,
+    trials: int = 3,
+    tolerance: float | None = None,
+) -> None:
+    r"""Raises `AssertionError` unless :math:`f(\sigma U) = f(U)`.
+
+    The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
+    """
+    expected = function(_view(graph, symmetry, folded))
+    for _ in range(trials):
+        permutation = _moving(graph, symmetry)
+        actual = function(_view(permutation.apply(graph), symmetry, folded))
+        _assert_close(actual, expected, "f(σU) and f(U)", tolerance)
+
+
+def _view(graph: WeightGraph, symmetry: Symmetry, folded: bool) -> WeightFeatures:
+    return graph.features(symmetry if folded else None)
+
+
+def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
+    return output.to_graph() if isinstance(output, WeightFeatures) else output
+
+
+def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
+    for _ in range(100):
+        permutation = sample(graph, symmetry)
+        if not permutation.is_identity:
+            return permutation
+    raise ValueError(
+        f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
+        f"the law says something (got only the identity)"
+    )
+
+
+def _assert_close(x: Tensor, y: Tensor, what: str, tolerance: float | None) -> None:
+    x, y = x.detach(), y.detach()
+    if x.shape != y.shape:
+        raise AssertionError(f"Expected {what} to agree (got {list(x.shape)}, {list(y.shape)})")
+    if not x.numel():
+        return
+    limit = 1000 * torch.finfo(x.dtype).eps if tolerance is None else tolerance
+    scale = max(1.0, float(y.abs().max()))
+    difference = float((x - y).abs().max())
+    if not difference <= limit * scale:
+        raise AssertionError(
+            f"Expected {what} to agree to {limit * scale:.1e} (got a difference of "
+            f"{difference:.1e})"
+        )

@@ -1,0 +1,61 @@
+"""Networks with random weights, of any spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from nfn_graph.graph import WeightGraph
+from nfn_graph.layout import Layout, Shape
+from nfn_graph.spec import NetworkSpec
+
+
+def random_graph(
+    spec: NetworkSpec,
+    sizes: Mapping[str, int | tuple[int, ...]] | None = None,
+    channels: int = 1,
+    dtype: torch.dtype = torch.float64,
+    generator: torch.Generator | None = None,
+) -> WeightGraph:
+    """A graph of a spec with normal random values.
+
+    Args:
+        spec: The types.
+        sizes: Neurons per type; for a role type, those of each of its layers, which follow
+            one another. Fixed types know theirs. By default small sizes at which all orbits
+            are distinct.
+        channels: Channels of the features.
+        dtype: Of the features.
+        generator: For reproducible values.
+    """
+    shape = _shape(spec, sizes or {})
+    graph = WeightGraph()
+    graph.layout = layout = Layout(spec, shape)
+    for neuron in spec.neurons:
+        count = layout.num_rows(neuron.name)
+        shape_x = (count, neuron.taps, channels)
+        graph[neuron.name].x = torch.randn(shape_x, dtype=dtype, generator=generator)
+    for weight in spec.weights:
+        shape_x = (layout.num_rows(weight.key), weight.taps, channels)
+        graph[weight.key].edge_attr = torch.randn(shape_x, dtype=dtype, generator=generator)
+    return graph
+
+
+def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Shape:
+    selves = {w.source for w in spec.weights if spec.is_self(w)}
+    layers: dict[str, tuple[int, ...]] = {}
+    for i, neuron in enumerate(spec.neurons):
+        default: int | tuple[int, ...] = neuron.size or (4 if neuron.name in selves else 2 + i % 2)
+        if neuron.role:
+            default = (2, 3)
+        size = sizes.get(neuron.name, default)
+        layers[neuron.name] = size if isinstance(size, tuple) else (size,)
+    blocks = []
+    for weight in spec.weights:
+        targets, sources = len(layers[weight.target]), len(layers[weight.source])
+        if weight.source == weight.target and targets > 1:
+            blocks.append(tuple((i + 1, i) for i in range(targets - 1)))
+        else:
+            blocks.append(((0, sources - 1),))
+    return Shape(tuple(layers.values()), tuple(blocks))
