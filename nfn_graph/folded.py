@@ -223,6 +223,9 @@ class FoldedSpec:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"network": self.network, "symmetry": self.symmetry}
+
     def __str__(self) -> str:
         weights = ", ".join(f"{b.source}->{b.target}:{b.taps}" for b in self.bundles)
         neurons = ", ".join(f"{n.name}:{n.taps}" for n in self.neurons)

@@ -55,12 +55,20 @@ class WeightGraph(HeteroData):
             biases: Tensors `[out]`, or None where a layer has none.
             keys: The names of each layer's weight and bias, `("0.weight", "0.bias")` for
                 the first unless given.
+
+        The graph shares the tensors' memory, and gradients flow back to them: detach
+        parameters that are data.
         """
         return cls.from_placements(*chain_layout(weights, biases, keys))
 
     @classmethod
     def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
         """The graph that a layout's placements make of named tensors."""
+        if not layout.placements:
+            raise ValueError("Expected a layout with placements of tensors (got none)")
+        missing = [p.keys[0] for p in layout.placements if p.keys[0] not in tensors]
+        if missing:
+            raise ValueError(f"Expected tensors {missing} (got {list(tensors)})")
         stores = gather_tensors(layout.placements, tensors)
         like = next(iter(stores.values()))
         graph = cls()
@@ -71,10 +79,7 @@ class WeightGraph(HeteroData):
                 x = like.new_empty(layout.num_rows(neuron.name), 0, 1)
             graph[neuron.name].x = x
         for weight in layout.spec.weights:
-            if weight.key not in stores:
-                raise ValueError(f"Expected a tensor for weight type {weight.key} (got none)")
             graph[weight.key].edge_attr = stores[weight.key]
-        graph._check(graph.spec)
         return graph
 
     @property
@@ -150,7 +155,10 @@ class WeightGraph(HeteroData):
         return graph
 
     def rebuilt(self, layout: Layout, stores: Mapping[Key, Tensor]) -> WeightGraph:
-        """A network of another layout made of this one; labels and the like are kept."""
+        """A network of another layout made of this one, with this one's labels.
+
+        Attributes that were added to single stores are left behind, as their rows change.
+        """
         graph = WeightGraph()
         for key, value in self._global_store.items():
             graph[key] = value
@@ -170,6 +178,11 @@ class WeightGraph(HeteroData):
         """
         if len(self.layouts) != 1 or not isinstance(self.layout, Layout):
             raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+        if not self.layout.placements:
+            raise ValueError(
+                "Expected a graph made of tensors (got one made of features, such as by "
+                "nfn_graph.testing.random_graph)"
+            )
         stores: dict[Key, Tensor] = {
             **{key: self[key].x for key in self.spec.neuron},
             **{key: self[key].edge_attr for key in self.spec.weight},
@@ -201,9 +214,19 @@ class WeightGraph(HeteroData):
             )
         return to_plain(self)
 
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key == "_slice_dict" and "layout" in self._global_store:
+            # PyG sets this when it has collated: here a batch that it mixed up is refused.
+            self._check(self.spec)
+        super().__setattr__(key, value)
+
     def __repr__(self) -> str:
         if "layout" not in self._global_store:
             return f"{type(self).__name__}()"
+        try:
+            self._check(self.spec)
+        except ValueError:
+            return super().__repr__()
         layouts = self.layouts
         entries = [x for _, x in self.features().tensors()]
         head = f"{len(layouts)} networks, " if not isinstance(self.layout, Layout) else ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nfn_graph.layout_checks import check_placements, check_shape
 from nfn_graph.spec import Key, NetworkSpec
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
@@ -94,7 +94,7 @@ class Placement:
     @cached_property
     def count(self) -> int:
         """How many rows of the store it fills."""
-        return math.prod(self._taken) // max(self.taps, 1)
+        return math.prod(self.taken) // max(self.taps, 1)
 
     def take(self, tensor: Tensor) -> Tensor:
         """The tensor's entries as rows `[count, taps]` of the store; a view if possible."""
@@ -110,7 +110,7 @@ class Placement:
         """Writes rows `[count, taps, channels]` back into a tensor `[*shape, channels]`."""
         channels = rows.shape[-1]
         order = self._order
-        ordered = rows.reshape([self._taken[axis] for axis in order] + [channels])
+        ordered = rows.reshape([self.taken[axis] for axis in order] + [channels])
         back = sorted(range(len(order)), key=order.__getitem__)
         view = self._viewed(tensor).view(*self.view, channels)
         view[self._slices] = ordered.permute(*back, len(order)).to(tensor.dtype)
@@ -121,7 +121,8 @@ class Placement:
         return tensor[tuple(slice(a, b) for a, b in self.cut)]
 
     @cached_property
-    def _taken(self) -> tuple[int, ...]:
+    def taken(self) -> tuple[int, ...]:
+        """How many indices are taken of each axis."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @cached_property
@@ -162,24 +163,9 @@ class Layout:
     before: tuple[str, Layout] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        for neuron, sizes in zip(self.spec.neurons, self.shape.sizes, strict=True):
-            if len(sizes) != 1 and not neuron.role:
-                raise ValueError(
-                    f"Expected one layer of neuron type '{neuron.name}' (got sizes {sizes})"
-                )
-            if neuron.size is not None and sizes != (neuron.size,):
-                raise ValueError(
-                    f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' "
-                    f"(got {sizes[0]})"
-                )
-        for weight, blocks in zip(self.spec.weights, self.shape.blocks, strict=True):
-            # So that the edges of a neuron are one run in both orders of the edges.
-            if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
-                raise ValueError(
-                    f"Expected tensors of weight type {weight.key} that join other layers "
-                    f"each, in order (got (target, source) layers {blocks}). Give parallel "
-                    f"tensors types of different names."
-                )
+        check_shape(self.spec, self.shape)
+        if self.placements:
+            check_placements(self.spec, self.shape, self.placements)
 
     def shape_in(self, spec: NetworkSpec) -> Shape:
         """The sizes in the order of a spec that holds all types of this network."""
@@ -199,15 +185,27 @@ class Layout:
 
     def inside(self, spec: NetworkSpec | None) -> Layout:
         """The same network as part of a batch of that spec."""
-        return self if self.within is spec else replace(self, within=spec)
+        return self if self.within is spec else self.noting(within=spec)
+
+    def noting(self, **fields: Any) -> Layout:
+        """A copy with other fields than spec, shape and placements: nothing to check again."""
+        copy = object.__new__(Layout)
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(fields)
+        return copy
 
     def num_rows(self, store: Key) -> int:
         """The number of rows of a store of this network."""
+        return self._num_rows[store]
+
+    @cached_property
+    def _num_rows(self) -> dict[Key, int]:
         sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
-        if isinstance(store, str):
-            return sum(sizes[store])
-        blocks = dict(zip(self.spec.weight, self.shape.blocks, strict=True))[store]
-        return sum(sizes[store[2]][t] * sizes[store[0]][s] for t, s in blocks)
+        rows: dict[Key, int] = {name: sum(layers) for name, layers in sizes.items()}
+        for (source, name, target), blocks in zip(self.spec.weight, self.shape.blocks, strict=True):
+            ends = ((sizes[target][t], sizes[source][s]) for t, s in blocks)
+            rows[source, name, target] = sum(targets * sources for targets, sources in ends)
+        return rows
 
 
 def gather_tensors(

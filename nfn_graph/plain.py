@@ -26,6 +26,9 @@ def to_plain_hetero(graph: WeightGraph) -> HeteroData:
         edges = features.incidence.weights[weight]
         out[weight].edge_index = torch.stack([edges.source, edges.target]).long()
         out[weight].edge_attr = x.flatten(1)
+        for key, value in graph[weight].items():
+            if key != "edge_attr":
+                out[weight][key] = value
     return out
 
 

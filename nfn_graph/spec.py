@@ -6,10 +6,11 @@ immutable, hashable, free of tensors, printable, and all that parameters depend 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
 
 from torch import nn
 
@@ -26,7 +27,12 @@ def module_name(key: Key) -> str:
     return key if isinstance(key, str) else "__".join(key)
 
 
-_RESERVED = frozenset(dir(nn.ParameterDict)) | frozenset(dir(nn.ModuleDict))
+# Names that modules, graphs and the network level need for themselves.
+_RESERVED = (
+    frozenset(dir(nn.ParameterDict()))
+    | frozenset(dir(nn.ModuleDict()))
+    | {"network", "layout", "y"}
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,8 @@ hidden1->hidden2:1, hidden2->output:1)
         """The smallest spec that holds every type of `specs`.
 
         A network without one of the types contributes nothing there. Types of one name must
-        agree; only the sizes of fixed types may differ, and are then left open.
+        agree; only the sizes of fixed types may differ, and are then left open. The order of
+        the types does not depend on that of the specs.
         """
         unique = list(dict.fromkeys(specs))
         if not unique:
@@ -179,7 +186,7 @@ hidden1->hidden2:1, hidden2->output:1)
                         f"(got {known_weight.taps} and {weight.taps}). Kernels of different "
                         f"sizes meet after nfn_graph.transforms.GrowKernels."
                     )
-        return cls(tuple(neurons.values()), tuple(weights.values()))
+        return _in_order(list(neurons.values()), list(weights.values()))
 
     def fold(self, symmetry: Symmetry) -> FoldedSpec:
         """This spec as the layers see it under a symmetry group.
@@ -249,11 +256,31 @@ hidden1->hidden2:1, hidden2->output:1)
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        # Hashes of strings differ between processes, so what is derived stays behind.
+        return {"neurons": self.neurons, "weights": self.weights}
+
     def __str__(self) -> str:
         return (
             f"NetworkSpec({', '.join(map(str, self.neurons))} | "
             f"{', '.join(map(str, self.weights))})"
         )
+
+
+def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSpec:
+    """Sources first, sinks last, by name in between: whatever order the types came in."""
+    targets = {w.target for w in weights if w.source != w.target}
+    sources = {w.source for w in weights if w.source != w.target}
+
+    def place(neuron: NeuronType) -> tuple[int, list[tuple[int, str]]]:
+        kind = 0 if neuron.name not in targets else 2 if neuron.name not in sources else 1
+        parts = re.split(r"(\d+)", neuron.name)
+        return kind, [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+    neurons = sorted(neurons, key=place)
+    number = {n.name: i for i, n in enumerate(neurons)}
+    weights = sorted(weights, key=lambda w: (number[w.source], number[w.target], w.name))
+    return NetworkSpec(tuple(neurons), tuple(weights))
 
 
 def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
@@ -275,13 +302,13 @@ def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
 def _check_name(name: str, what: str) -> None:
     if not isinstance(name, str) or not name.isidentifier() or "__" in name or name in _RESERVED:
         raise ValueError(
-            f"Expected the name of a {what} to be a Python identifier without '__' that is "
-            f"not an attribute of torch.nn.ModuleDict (got {name!r})"
+            f"Expected the name of a {what} to be a Python identifier without '__', not 'y', "
+            f"'layout', 'network' or an attribute of torch.nn.ModuleDict (got {name!r})"
         )
 
 
 def _check_count(value: int, least: int, what: str) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, SupportsIndex) or value.__index__() < least:
         raise ValueError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from hypothesis import strategies as st
@@ -43,13 +43,13 @@ def residual_spec(input_size: int = 2, output_size: int = 2) -> NetworkSpec:
             NeuronType("x", 0, size=input_size),
             NeuronType("r", 0),
             NeuronType("h", 1),
-            NeuronType("y", 0, size=output_size),
+            NeuronType("out", 0, size=output_size),
         ),
         (
             WeightType("x", "r"),
             WeightType("r", "h", name="up"),
             WeightType("h", "r", name="down"),
-            WeightType("r", "y"),
+            WeightType("r", "out"),
         ),
     )
 
@@ -61,14 +61,14 @@ def skip_spec() -> NetworkSpec:
             NeuronType("x", 0, size=2),
             NeuronType("a", 1),
             NeuronType("b", 2),
-            NeuronType("y", 1, size=2),
+            NeuronType("out", 1, size=2),
         ),
         (
             WeightType("x", "a"),
             WeightType("x", "b"),
             WeightType("a", "b"),
-            WeightType("b", "y"),
-            WeightType("x", "y", name="skip"),
+            WeightType("b", "out"),
+            WeightType("x", "out", name="skip"),
         ),
     )
 
@@ -79,23 +79,23 @@ def heads_spec() -> NetworkSpec:
         (
             NeuronType("x", 0, size=2),
             NeuronType("h", 1),
-            NeuronType("y", 1, size=2),
+            NeuronType("out", 1, size=2),
             NeuronType("z", 0, size=3),
         ),
-        (WeightType("x", "h", 2), WeightType("h", "y"), WeightType("h", "z")),
+        (WeightType("x", "h", 2), WeightType("h", "out"), WeightType("h", "z")),
     )
 
 
 def parallel_spec() -> NetworkSpec:
     """Two tensors over the same pair of layers in the same direction, and one reversed."""
     return NetworkSpec(
-        (NeuronType("x", 0, size=2), NeuronType("a", 1), NeuronType("b", 0), NeuronType("y", 1)),
+        (NeuronType("x", 0, size=2), NeuronType("a", 1), NeuronType("b", 0), NeuronType("out", 1)),
         (
             WeightType("x", "a"),
             WeightType("a", "b", name="first"),
             WeightType("a", "b", 2, name="second"),
             WeightType("b", "a", name="back"),
-            WeightType("b", "y"),
+            WeightType("b", "out"),
         ),
     )
 
@@ -113,8 +113,8 @@ def self_spec(taps: int = 1, neuron_taps: int = 0) -> NetworkSpec:
 def self_chain_spec() -> NetworkSpec:
     """A layer with a weight tensor to itself inside a chain."""
     return NetworkSpec(
-        (NeuronType("x", 0, size=2), NeuronType("h", 1), NeuronType("y", 1, size=2)),
-        (WeightType("x", "h"), WeightType("h", "h", 2, name="loop"), WeightType("h", "y")),
+        (NeuronType("x", 0, size=2), NeuronType("h", 1), NeuronType("out", 1, size=2)),
+        (WeightType("x", "h"), WeightType("h", "h", 2, name="loop"), WeightType("h", "out")),
     )
 
 
@@ -133,20 +133,24 @@ NAMED_SPECS = {
 
 @st.composite
 def specs(draw: st.DrawFn, max_taps: int = 4) -> NetworkSpec:
-    """Chains of 1 to 5 layers, some with residual blocks, skips, heads and parallel tensors.
+    """Chains of 1 to 5 layers, with residual blocks, skips, heads, parallel and self weights.
 
-    Small enough for brute force; every free layer may have any size.
+    Small enough for brute force: at most two tensors have several taps. Every free layer may
+    have any size.
     """
     depth = draw(st.integers(1, 5))
-    taps = st.integers(1, max_taps if depth <= 2 else 2)
+    taps = [1] * depth
+    for place in draw(st.sets(st.integers(0, depth - 1), max_size=2)):
+        taps[place] = draw(st.integers(1, max_taps))
     own = st.integers(0, 2)
     fixed = st.integers(1, 2)
     chain_ = ["input", *(f"hidden{i}" for i in range(1, depth)), "output"]
     neurons = [NeuronType("input", 0, size=draw(fixed))]
     neurons += [NeuronType(name, draw(own)) for name in chain_[1:-1]]
     neurons.append(NeuronType("output", draw(own), size=draw(fixed)))
-    weights = [WeightType(s, t, draw(taps)) for s, t in itertools.pairwise(chain_)]
-    extra = draw(st.sampled_from(["none", "residual", "skip", "head", "parallel", "back"]))
+    weights = [WeightType(s, t, k) for (s, t), k in zip(pairwise(chain_), taps, strict=True)]
+    kinds = ["none", "residual", "skip", "head", "parallel", "back", "self"]
+    extra = draw(st.sampled_from(kinds))
     if extra == "residual" and depth >= 2:
         neurons.append(NeuronType("inner", draw(own)))
         weights += [
@@ -164,10 +168,17 @@ def specs(draw: st.DrawFn, max_taps: int = 4) -> NetworkSpec:
         weights.append(WeightType(chain_[-2], chain_[-1], name="second"))
     elif extra == "back" and depth >= 3:
         weights.append(WeightType("hidden2", "hidden1", name="back"))
+    elif extra == "self" and depth >= 2:
+        weights.append(WeightType("hidden1", "hidden1", name="loop"))
     return NetworkSpec(tuple(neurons), tuple(weights))
 
 
 @st.composite
 def sizes_of(draw: st.DrawFn, spec: NetworkSpec, least: int = 2, most: int = 3) -> dict[str, int]:
-    """Sizes of the free layers of a spec."""
-    return {n.name: draw(st.integers(least, most)) for n in spec.neurons if n.size is None}
+    """Sizes of the free layers of a spec; of those with self weights 4, if others have 2."""
+    loops = {w.source for w in spec.weights if spec.is_self(w)} if least > 1 else set()
+    return {
+        n.name: 4 if n.name in loops else draw(st.integers(least, most))
+        for n in spec.neurons
+        if n.size is None
+    }

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch as PyGBatch
+from torch_geometric.data.collate import collate
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from networks import NAMED_SPECS, chain, sizes_of, specs
@@ -113,15 +114,23 @@ def test_pointers_are_right_for_mixed_depths():
 
 
 def test_pygs_own_collate_is_refused_where_it_mixes_up_networks():
-    """With depths 3, 2, 3 PyG drops nothing, but the third network's layer becomes the second's."""
+    """With depths 3, 2, 3 PyG drops nothing, but gives the second network the third's layer."""
     deep, shallow = chain((2, 4, 5, 3)), chain((2, 3, 3))
-    wrong = PyGBatch.from_data_list([deep, shallow, deep])
+    wrong, slices, _ = collate(PyGBatch, [deep, shallow, deep])
     assert wrong["hidden2"].batch.unique().tolist() == [0, 1]
-    for use in (lambda: wrong.features("np"), lambda: wrong.spec):
-        with pytest.raises(ValueError, match=r"collated by PyG's own Batch.*nfn_graph\.DataLoader"):
+    assert slices["hidden2"]["x"].tolist() == [0, 5, 10]
+    message = r"collated by PyG's own Batch.*hidden2 is missing.*nfn_graph\.DataLoader"
+    for use in (
+        lambda: wrong.features("np"),
+        lambda: wrong.spec,
+        lambda: PyGBatch.from_data_list([deep, shallow, deep]),
+        lambda: next(iter(PyGDataLoader([deep, shallow, deep], batch_size=3))),
+    ):
+        with pytest.raises(ValueError, match=message):
             use()
+    assert repr(wrong).startswith("WeightGraphBatch(")
     # With a shallow network first, PyG drops the others' layers.
-    dropped = PyGBatch.from_data_list([shallow, deep])
+    dropped, _, _ = collate(PyGBatch, [shallow, deep])
     assert "hidden2" not in dropped.node_types
     with pytest.raises(ValueError, match=r"collated by PyG's own Batch"):
         dropped.features("np")
@@ -149,6 +158,16 @@ def test_data_loaders(loader, workers):
         for out in batch.to_data_list():
             assert_same(out, graphs[out.y])
     assert seen == [0, 1, 2, 3, 4]
+
+
+def test_the_data_loader_passes_pygs_options_on():
+    graphs = [chain((2, w, 3)) for w in (1, 2)]
+    for graph in graphs:
+        graph.note, graph.y = "kept or not", torch.ones(2)
+    loader = DataLoader(graphs, batch_size=2, follow_batch=["y"], exclude_keys=["note"])
+    batch = next(iter(loader))
+    assert batch.y_batch.tolist() == [0, 0, 1, 1]
+    assert "note" not in batch
 
 
 def test_the_data_loader_collates_inside_tuples_and_mixes_depths():
@@ -193,13 +212,14 @@ def test_union_models_take_batches_of_any_part_of_the_union():
 def test_entries_that_a_network_does_not_own_never_leak():
     """HNP folds the last weight onto hidden1 in one network and onto hidden2 in the other."""
     shallow, deep = chain((2, 5, 3)), chain((2, 3, 4, 3))
-    batch = Batch.from_data_list([shallow, deep])
+    batch = Batch.from_data_list([shallow, deep, chain((2, 3))])
     spec = batch.spec.fold("hnp")
     layer = NFLinear(spec, 1, 1).double()
     clean = batch.features("hnp")
     clean.owned()
     masks = clean.incidence.masks[spec]
-    assert set(masks) == {"hidden1"}
+    # The one-layer network's weight is a tap of the network level, which the others lack.
+    assert set(masks) == {"hidden1", "network"}
     # Whatever an activation with f(0) != 0 leaves in those entries is not read.
     spoiled = clean.map_types(lambda key, x: x.where(masks[key], 77.0) if key in masks else x)
     assert any(bool((x == 77).any()) for _, x in spoiled.tensors())

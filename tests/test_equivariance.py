@@ -49,6 +49,17 @@ def mixed_batch(spec: NetworkSpec, dtype: torch.dtype) -> Batch:
     return Batch.from_data_list(graphs)
 
 
+MODEL_OPTIONS = [
+    {},
+    {"norm": True, "residual": True, "dropout": 0.5},
+    {"pointwise": True},
+    {"reduce": "sum"},
+    {"fourier_features": 4, "fourier_scale": 0.5},
+    {"standardize": True},
+    {"io_encoding": "learned", "encode_layers": True},
+    {"io_encoding": "sinusoidal", "norm": True},
+]
+
 FOLDED_LAYERS: dict[str, Callable[[NetworkSpec, str], nn.Module]] = {
     "linear": lambda s, g: NFLinear(s.fold(g), CHANNELS, 4),
     "linear, sums": lambda s, g: NFLinear(s.fold(g), CHANNELS, 2, reduce="sum"),
@@ -110,12 +121,12 @@ def test_pools_are_invariant(network, full, reduce, symmetry, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
-@pytest.mark.parametrize("encoding", [None, "learned", "sinusoidal"])
-def test_models(encoding, symmetry, dtype):
+@pytest.mark.parametrize("options", MODEL_OPTIONS)
+def test_models(options, symmetry, dtype):
     spec = NAMED_SPECS["mlp"]
     batch = mixed_batch(spec, dtype)
-    group = "hnp" if encoding else symmetry
-    common = {"in_channels": CHANNELS, "io_encoding": encoding, "norm": True, "residual": True}
+    group = "hnp" if "io_encoding" in options else symmetry
+    common = {"in_channels": CHANNELS, **options}
     model = NFN(spec, (4, 4), symmetry, out_features=2, head=(8,), **common).to(dtype).eval()
     assert_invariant(model, batch, group, folded=False)
     editor = NFN(spec, (4, 4, 1), symmetry, **common).to(dtype).eval()

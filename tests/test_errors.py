@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from networks import chain, parallel_spec
 from nfn_graph import (
     NFN,
+    Activation,
     Batch,
     ChannelNorm,
     Dropout,
@@ -19,7 +23,9 @@ from nfn_graph import (
     Standardize,
     WeightGraph,
 )
+from nfn_graph.layout import Layout, Shape
 from nfn_graph.testing import random_graph
+from nfn_graph.transforms import RoleTypes
 
 SPEC = chain((2, 3, 4)).spec
 
@@ -43,6 +49,66 @@ SPEC = chain((2, 3, 4)).spec
 def test_tensors_that_are_no_chain(weights, biases, message):
     with pytest.raises(ValueError, match=message):
         WeightGraph.from_tensors(weights, biases)
+
+
+def test_keys_that_repeat():
+    keys = [("a", "x"), ("a", "z")]
+    with pytest.raises(ValueError, match=r"to differ \(got \['a'\] twice\)"):
+        WeightGraph.from_tensors([torch.ones(2, 2)] * 2, keys=keys)
+
+
+PLACED = chain((2, 3, 4)).layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape": Shape(((2,), (3,)), ((), ()))}, "sizes of 3 neuron types"),
+        (
+            {"shape": Shape(((2,), (3, 3), (4,)), PLACED.shape.blocks)},
+            "one layer of neuron type 'hidden1'",
+        ),
+        (
+            {"shape": Shape(((5,), (3,), (4,)), PLACED.shape.blocks)},
+            r"2 neurons of the fixed type 'input' \(got 5\)",
+        ),
+        ({"shape": Shape(PLACED.shape.sizes, (((0, 0),), ((0, 1),)))}, r"layers below \(1, 1\)"),
+        ({"placements": PLACED.placements[:-1]}, "all 1 taps of 'output', each once"),
+        ({"placements": PLACED.placements * 2}, "each once"),
+        (
+            {"shape": Shape(((2,), (4,), (4,)), PLACED.shape.blocks)},
+            r"'0.weight' to have {'target': 4, 'source': 2}.*\(got {'target': 3, 'source': 2}\)",
+        ),
+        (
+            {"placements": (replace(PLACED.placements[0], store="no"), *PLACED.placements[1:])},
+            "'0.weight' at a type of the spec",
+        ),
+        (
+            {"placements": (replace(PLACED.placements[0], shape=(3, 3)), *PLACED.placements[1:])},
+            r"all 9 entries of '0.weight' to be placed once \(got 6\)",
+        ),
+    ],
+)
+def test_layouts_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PLACED, **changes)
+
+
+def test_role_blocks_must_come_in_order():
+    joined = RoleTypes()(chain((2, 3, 3, 3, 4))).layout
+    for blocks in (((2, 1), (1, 0)), ((1, 0), (2, 0)), ((1, 0), (1, 1))):
+        wrong = Shape(joined.shape.sizes, (joined.shape.blocks[0], blocks, joined.shape.blocks[2]))
+        with pytest.raises(ValueError, match="that join other layers each, in order"):
+            Layout(joined.spec, wrong)
+
+
+def test_layouts_and_tensors_must_come_together():
+    with pytest.raises(ValueError, match=r"Expected tensors \['0.bias'"):
+        WeightGraph.from_placements(PLACED, {"0.weight": torch.ones(3, 2)})
+    with pytest.raises(ValueError, match="with placements of tensors"):
+        WeightGraph.from_placements(Layout(PLACED.spec, PLACED.shape), {})
+    with pytest.raises(ValueError, match="got one made of features"):
+        random_graph(SPEC).to_tensors()
 
 
 def test_wrong_number_of_channels():
@@ -106,9 +172,7 @@ def test_batches_of_nothing_or_of_other_things():
         Batch.from_data_list([torch.ones(2)])
     with pytest.raises(TypeError, match="got Batch"):
         Batch.from_data_list([Batch.from_data_list([chain((2, 3, 4))])])
-    with pytest.raises(
-        ValueError, match=r"1 channels of every graph.*\(got 2 of graph 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"1 channels of every graph.*\(got 2 of graph 1\)"):
         Batch.from_data_list([chain((2, 3, 4)), chain((2, 3, 4), channels=2)])
     with pytest.raises(ValueError, match="GrowKernels"):
         Batch.from_data_list([chain((2, 3, 4)), chain((2, 3, 4), kernels=[(3,), ()])])
@@ -157,7 +221,11 @@ def test_graphs_that_were_changed_by_hand_are_checked():
         (lambda: IOEncoding(SPEC, 1, "fourier"), r"\(got 'fourier'\)"),
         (lambda: IOEncoding(SPEC.unsized, 1, "learned"), "kind='sinusoidal'"),
         (lambda: NFN(SPEC, ()), "at least one NF-Layer"),
-        (lambda: NFN(SPEC, (1,), act="Rectified"), r"activation in torch.nn \(got 'Rectified'\)"),
+        (lambda: NFN(SPEC, (1,), act="Rectified"), r"activation of .* \(got 'Rectified'\)"),
+        (lambda: NFN(SPEC, (1,), act="Softmax"), r"activation of .* \(got 'Softmax'\)"),
+        (lambda: NFN(SPEC, (2,), edit_scale=0.1), "1 output channels to edit its input"),
+        (lambda: NFN(SPEC, (8,), max_parameters=10), "at most 10 parameters"),
+        (lambda: Activation(nn.ReLU(inplace=True)), "keeps its input"),
         (lambda: Standardize(SPEC, 1).fit([]), "at least one graph"),
     ],
 )

@@ -56,27 +56,27 @@ def test_non_contiguous_and_transposed_tensors_work():
 def test_placements_of_slices_views_and_shared_tensors():
     """A linear layer behind a flatten, its columns split over two layers; a shared bias."""
     spec = NetworkSpec(
-        (NeuronType("a", 0), NeuronType("b", 0), NeuronType("y", 1)),
-        (WeightType("a", "y", 4), WeightType("b", "y", 4)),
+        (NeuronType("a", 0), NeuronType("b", 0), NeuronType("out", 1)),
+        (WeightType("a", "out", 4), WeightType("b", "out", 4)),
     )
     weight, bias = torch.randn(3, 5 * 4), torch.randn(3)
     axes = ("target", "source", "tap")
     placements = (
         Placement(
-            ("fc.weight",), (3, 20), torch.float32, ("a", "weight", "y"),
+            ("fc.weight",), (3, 20), torch.float32, ("a", "weight", "out"),
             (3, 5, 4), axes, (0, 0, 0), (3, 2, 4),
         ),
         Placement(
-            ("fc.weight",), (3, 20), torch.float32, ("b", "weight", "y"),
+            ("fc.weight",), (3, 20), torch.float32, ("b", "weight", "out"),
             (3, 5, 4), axes, (0, 2, 0), (3, 5, 4),
         ),
         Placement(
-            ("fc.bias", "tied.bias"), (3,), torch.float32, "y", (3,), ("neuron",), (0,), (3,)
+            ("fc.bias", "tied.bias"), (3,), torch.float32, "out", (3,), ("neuron",), (0,), (3,)
         ),
     )  # fmt: skip
     layout = Layout(spec, Shape(((2,), (3,), (3,)), (((0, 0),), ((0, 0),))), placements)
     graph = WeightGraph.from_placements(layout, {"fc.weight": weight, "fc.bias": bias})
-    edges = graph["b", "weight", "y"].edge_attr
+    edges = graph["b", "weight", "out"].edge_attr
     assert torch.equal(edges.reshape(3, 3, 4), weight.reshape(3, 5, 4)[:, 2:])
     back = graph.to_tensors()
     assert torch.equal(back["fc.weight"], weight)
@@ -201,3 +201,8 @@ def test_mixed_dtypes_meet_in_the_wider_one():
     graph = WeightGraph.from_tensors([torch.randn(3, 2).bfloat16()], [torch.randn(3)])
     assert graph.features().dtype == torch.float32
     assert graph.to_tensors()["0.weight"].dtype == torch.bfloat16
+    wide = graph.features().to_graph()
+    assert wide["input", "weight", "output"].edge_attr.dtype == torch.float32
+    for key, tensor in graph.to_tensors().items():
+        assert wide.to_tensors()[key].dtype == tensor.dtype
+        assert torch.equal(wide.to_tensors()[key], tensor)

@@ -8,7 +8,7 @@ from torch import nn
 from nfn_graph import NFLinear
 from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nfn
 from nfn_graph.interop.nfn_linear import find_slots
-from nfn_graph.testing import completeness, count_orbits, matrices_of, random_graph
+from nfn_graph.testing import completeness, matrices_of, orbit_labels, random_graph
 from published import DEEP, NETWORKS, Published, assert_same, draw
 
 
@@ -115,7 +115,7 @@ def test_hnp_span_is_a_strict_subset(sizes, parameters, rank, orbits):
     their_maps, our_maps = (matrices_of(layer, graph, spec, (1, 1)).flatten(1) for layer in layers)
     used = [int((x.abs().amax(1) > 0).sum()) for x in (their_maps, our_maps)]
     assert used[0] == parameters or parameters is None
-    assert used[1] == orbits == int(count_orbits(graph, "hnp").max()) + 1
+    assert used[1] == orbits == int(orbit_labels(graph, "hnp").max()) + 1
     spans = (their_maps, our_maps, torch.cat([their_maps, our_maps]))
     ranks = [int(torch.linalg.matrix_rank(x)) for x in spans]
     assert ranks == [rank, orbits, orbits]

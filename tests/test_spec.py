@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -70,6 +73,38 @@ def test_union_holds_every_type():
     assert NetworkSpec.union([shallow]) is shallow
 
 
+def test_the_order_of_a_union_does_not_depend_on_the_order_of_specs():
+    parts = [chain((2, *[3] * depth, 4)).spec for depth in (0, 1, 2, 10)]
+    union = NetworkSpec.union(parts)
+    assert union == NetworkSpec.union(parts[::-1])
+    hidden = [f"hidden{i}" for i in range(1, 11)]
+    assert list(union.neuron) == ["input", *hidden, "output"]
+
+
+def test_pickled_specs_are_found_among_fresh_ones_in_another_process():
+    """Hashes of strings differ between processes; a stored hash would not be found."""
+    spec = chain((2, 3, 4)).spec
+    assert hash(spec) == hash(spec.fold("hnp").network)
+    hash(spec.fold("hnp"))
+    payload = pickle.dumps([spec, spec.fold("hnp")]).hex()
+    code = (
+        "import pickle, torch; from nfn_graph import NetworkSpec;"
+        f"spec, folded = pickle.loads(bytes.fromhex('{payload}'));"
+        "fresh = NetworkSpec.chain(2, input_size=2, output_size=4);"
+        "print(fresh in {spec}, fresh.fold('hnp') in {folded})"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONWARNINGS": "ignore"}
+        out = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        assert out.stdout.split() == ["True", "True"]
+
+
 def test_union_leaves_sizes_open_where_they_differ():
     union = NetworkSpec.union([chain((2, 3, 4)).spec, chain((5, 3, 4)).spec])
     assert union.neuron["input"].size is None
@@ -107,7 +142,10 @@ def test_differences_are_told_in_words():
     ("build", "message"),
     [
         (lambda: NeuronType("a b"), "Python identifier"),
-        (lambda: NeuronType("keys"), "not an attribute of torch.nn.ModuleDict"),
+        (lambda: NeuronType("keys"), "or an attribute of torch.nn.ModuleDict"),
+        (lambda: NeuronType("network"), "not 'y', 'layout', 'network'"),
+        (lambda: NeuronType("y"), "not 'y', 'layout', 'network'"),
+        (lambda: NeuronType("training"), "or an attribute of torch.nn.ModuleDict"),
         (lambda: NeuronType("a__b"), "without '__'"),
         (lambda: NeuronType("a", taps=-1), r"at least 0 \(got -1\)"),
         (lambda: NeuronType("a", size=0), r"at least 1 \(got 0\)"),

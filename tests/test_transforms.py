@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from networks import chain, residual_spec, self_spec
-from nfn_graph import NFN, Batch, IOEncoding, NetworkSpec, NFLinear, WeightGraph
+from nfn_graph import (
+    NFN,
+    Batch,
+    IOEncoding,
+    NetworkSpec,
+    NeuronType,
+    NFLinear,
+    WeightGraph,
+    WeightType,
+)
+from nfn_graph.layout import Layout, Placement, Shape
 from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant, random_graph
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
@@ -49,6 +59,36 @@ def test_even_growth_puts_the_additional_zero_last():
     graph = WeightGraph.from_tensors([torch.ones(1, 1, 2)])
     assert GrowKernels((3,))(graph).to_tensors()["0.weight"].flatten().tolist() == [1, 1, 0]
     assert GrowKernels((5,))(graph).to_tensors()["0.weight"].flatten().tolist() == [0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("size", [(3,), (4,), (5,), (6,)])
+def test_any_growth_is_undone(size):
+    graph = chain((2, 3, 4), kernels=[(2,), (3,)])
+    grow = GrowKernels(size)
+    assert_same_tensors(grow.inverse(grow(graph)), graph)
+
+
+def test_kernels_of_a_sliced_tensor_grow():
+    """A convolution that reads a concatenation of two layers: one tensor in two stores."""
+    weight = torch.randn(3, 5, 3, 3)
+    shape, axes = (3, 5, 3, 3), ("target", "source", "tap", "tap")
+    parts = [("a", 0, 2), ("b", 2, 5)]
+    placements = tuple(
+        Placement(
+            ("conv.weight",), shape, weight.dtype, (name, "weight", "out"), shape, axes,
+            (0, begin, 0, 0), (3, end, 3, 3),
+        )
+        for name, begin, end in parts
+    )  # fmt: skip
+    spec = NetworkSpec(
+        (NeuronType("a", 0), NeuronType("b", 0), NeuronType("out", 0)),
+        (WeightType("a", "out", 9), WeightType("b", "out", 9)),
+    )
+    layout = Layout(spec, Shape(((2,), (3,), (3,)), (((0, 0),), ((0, 0),))), placements)
+    graph = WeightGraph.from_placements(layout, {"conv.weight": weight})
+    grow = GrowKernels((5, 5))
+    assert torch.equal(grow(graph).to_tensors()["conv.weight"], F.pad(weight, (1, 1, 1, 1)))
+    assert_same_tensors(grow.inverse(grow(graph)), graph)
 
 
 def test_kernels_grow_to_the_largest_of_each_type():
@@ -110,6 +150,30 @@ def test_role_types_of_branching_networks_keep_tensors_apart():
     assert_equivariant(layer, joined, "np")
 
 
+def test_role_types_of_tensors_that_branch_off_get_types_of_their_own():
+    """hidden1 leads to both hidden2 and hidden3: its edges of one type must be one run."""
+    spec = NetworkSpec(
+        (NeuronType("input", 0, size=2), *(NeuronType(f"hidden{i}") for i in (1, 2, 3))),
+        (
+            WeightType("input", "hidden1"),
+            WeightType("hidden1", "hidden2"),
+            WeightType("hidden1", "hidden3"),
+            WeightType("hidden2", "hidden3"),
+        ),
+    )
+    graph = random_graph(spec, {"hidden1": 2, "hidden2": 3, "hidden3": 4})
+    joined = RoleTypes()(graph)
+    keys = [w.key for w in joined.spec.weights]
+    assert keys[1:] == [("hidden", "weight", "hidden"), ("hidden", "weight2", "hidden")]
+    blocks = dict(zip(keys, joined.layout.shape.blocks, strict=True))
+    assert blocks["hidden", "weight", "hidden"] == ((1, 0), (2, 1))
+    assert blocks["hidden", "weight2", "hidden"] == ((2, 0),)
+    assert_equivariant(NFLinear(joined.spec.fold("np"), 1, 2).double(), joined, "np")
+    back = RoleTypes().inverse(joined)
+    for (key, x), (_, y) in zip(back.features().tensors(), graph.features().tensors(), strict=True):
+        assert torch.equal(x, y), key
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_random_mixes_of_width_depth_and_kernel_equal_singles(data):
@@ -137,10 +201,10 @@ def test_random_mixes_of_width_depth_and_kernel_equal_singles(data):
             alone = editor(graph, return_graph=True).to_tensors()
             for key, tensor in edited[i].to_tensors().items():
                 assert (tensor - alone[key]).abs().max() < 1e-12, key
-            back = edited[i]
+            back = batch[i]
             for transform in reversed(transforms):
                 back = transform.inverse(back)
-            assert back.spec == graphs[i].spec
+            assert_same_tensors(back, graphs[i])
 
 
 def test_role_layers_are_equivariant_not_complete():
@@ -196,6 +260,22 @@ def test_one_role_model_serves_any_depth():
         ),
         (lambda: FillBiases().inverse(chain((2, 3))), "got one whose last transform is none"),
         (lambda: RoleTypes().inverse(FillBiases()(chain((2, 3)))), "last transform is FillBiases"),
+        (
+            lambda: RoleTypes("a").inverse(RoleTypes("b")(chain((2, 3, 3)))),
+            r"made by RoleTypes\('a'\) \(got one whose last transform is RoleTypes\('b'\)",
+        ),
+        (lambda: GrowKernels((3,))(RoleTypes()(chain((2, 3, 3)))), "RoleTypes comes last"),
+        (
+            lambda: NetworkSpec.union(
+                [
+                    NetworkSpec(
+                        (NeuronType("hidden", role=flag),), (WeightType("hidden", "hidden"),)
+                    )
+                    for flag in (True, False)
+                ]
+            ),
+            "role=True and role=False",
+        ),
         (lambda: RoleTypes()(chain((2, 3, 3, 3), biases=(True, False, True))), "FillBiases first"),
         (
             lambda: RoleTypes()(chain((2, 3, 3, 3, 3), kernels=[(), (3,), (), ()])),
@@ -211,5 +291,9 @@ def test_what_transforms_refuse(use, message):
 
 
 def test_transforms_take_single_networks():
-    with pytest.raises(TypeError, match="before they are batched"):
-        FillBiases()(Batch.from_data_list([chain((2, 3))]))
+    batch = Batch.from_data_list([FillBiases()(chain((2, 3)))])
+    for use in (FillBiases(), FillBiases().inverse):
+        with pytest.raises(TypeError, match="before they are batched"):
+            use(batch)
+    with pytest.raises(TypeError, match=r"such as \(5, 5\) \(got 5\)"):
+        GrowKernels(5)

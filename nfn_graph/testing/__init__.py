@@ -10,8 +10,8 @@ from nfn_graph.testing.completeness import (
     Completeness,
     assert_complete,
     completeness,
-    count_orbits,
     matrices_of,
+    orbit_labels,
 )
 from nfn_graph.testing.laws import assert_equivariant, assert_invariant
 from nfn_graph.testing.random import random_graph
@@ -22,7 +22,7 @@ __all__ = [
     "assert_equivariant",
     "assert_invariant",
     "completeness",
-    "count_orbits",
     "matrices_of",
+    "orbit_labels",
     "random_graph",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def completeness(
         sizes: Neurons per free type; by default small sizes that tell all orbits apart.
     """
     graph = random_graph(spec.network, sizes)
-    orbits = count_orbits(graph, spec.symmetry)
+    orbits = orbit_labels(graph, spec.symmetry)
     matrices = matrices_of(layer, graph, spec, channels)
     _assert_constant_on_orbits(matrices, orbits)
     pairs = channels[0] * channels[1]
@@ -79,7 +80,7 @@ def completeness(
     return Completeness(int(used.sum()) // pairs, rank // pairs, int(orbits.max()) + 1)
 
 
-def count_orbits(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
+def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
     """The orbits of the group on pairs of entries, by brute force: `[D, D]`, numbered.
 
     Works on any graph of one network, knows nothing of folds or layers: it applies
@@ -129,7 +130,7 @@ def matrices_of(
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)
     batch = Batch.from_data_list([_filled(graph, unit, channels[0]) for unit in units])
     features = batch.features(spec.symmetry, spec=spec.network)
-    layer = layer.double()
+    layer = copy.deepcopy(layer).double()
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
     total = sum(p.numel() for p in parameters.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,17 +30,18 @@ def assert_equivariant(
         symmetry: The group to draw :math:`\sigma` from.
         folded: Whether the function takes features after the fold of `symmetry`, or before
             any fold.
-        trials: How many random elements to try, none of them the identity.
-        tolerance: Largest difference, relative to the largest output; by the dtype if None.
+        trials: How many random elements to try; each moves something in every layer.
+        tolerance: Largest difference, relative to the largest value of the output; by the
+            dtype if None.
     """
     expected = _as_graph(function(_view(graph, symmetry, folded)))
     for _ in range(trials):
         permutation = _moving(graph, symmetry)
         actual = _as_graph(function(_view(permutation.apply(graph), symmetry, folded)))
-        permuted = permutation.apply(expected).features()
+        permuted = dict(permutation.apply(expected).features().tensors())
+        scale = max(float(y.detach().abs().max()) for y in permuted.values() if y.numel())
         for key, x in actual.features().tensors():
-            y = dict(permuted.tensors())[key]
-            _assert_close(x, y, f"f(σU) and σf(U) at {key!r}", tolerance)
+            _assert_close(x, permuted[key], f"f(σU) and σf(U) at {key!r}", scale, tolerance)
 
 
 def assert_invariant(
@@ -58,7 +60,8 @@ def assert_invariant(
     for _ in range(trials):
         permutation = _moving(graph, symmetry)
         actual = function(_view(permutation.apply(graph), symmetry, folded))
-        _assert_close(actual, expected, "f(σU) and f(U)", tolerance)
+        scale = float(expected.detach().abs().max())
+        _assert_close(actual, expected, "f(σU) and f(U)", scale, tolerance)
 
 
 def _view(graph: WeightGraph, symmetry: Symmetry, folded: bool) -> WeightFeatures:
@@ -70,24 +73,34 @@ def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
 
 
 def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
-    for _ in range(100):
-        permutation = sample(graph, symmetry)
-        if not permutation.is_identity:
-            return permutation
-    raise ValueError(
-        f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
-        f"the law says something (got only the identity)"
-    )
+    """A random element that moves something in every layer that it can."""
+    neurons = graph.features().incidence.neurons
+    index = {}
+    for name, rows in sample(graph, symmetry).index.items():
+        firsts = (neurons[name].position == 0).nonzero().flatten().tolist()
+        layers = []
+        for begin, end in pairwise([*firsts, len(rows)]):
+            layer, still = rows[begin:end], torch.arange(begin, end, device=rows.device)
+            while end - begin > 1 and torch.equal(layer, still):
+                layer = still[torch.randperm(end - begin).to(rows.device)]
+            layers.append(layer)
+        index[name] = torch.cat(layers) if layers else rows
+    permutation = Permutation(index)
+    if permutation.is_identity:
+        raise ValueError(
+            f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
+            f"the law says something (got only the identity)"
+        )
+    return permutation
 
 
-def _assert_close(x: Tensor, y: Tensor, what: str, tolerance: float | None) -> None:
+def _assert_close(x: Tensor, y: Tensor, what: str, scale: float, tolerance: float | None) -> None:
     x, y = x.detach(), y.detach()
     if x.shape != y.shape:
         raise AssertionError(f"Expected {what} to agree (got {list(x.shape)}, {list(y.shape)})")
     if not x.numel():
         return
     limit = 1000 * torch.finfo(x.dtype).eps if tolerance is None else tolerance
-    scale = max(1.0, float(y.abs().max()))
     difference = float((x - y).abs().max())
     if not difference <= limit * scale:
         raise AssertionError(

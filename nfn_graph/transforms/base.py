@@ -20,16 +20,17 @@ class ReversibleTransform(BaseTransform):
 
     def forward(self, data: WeightGraph) -> WeightGraph:
         """Transforms a graph (not a batch)."""
-        if not isinstance(data, WeightGraph) or not isinstance(data.layout, Layout):
-            raise TypeError(
-                f"Expected one WeightGraph (got {type(data).__name__}). Transform networks "
-                f"before they are batched."
+        _check_single(data)
+        if any(neuron.role for neuron in data.spec.neurons):
+            raise ValueError(
+                f"Expected a network without role types (got {data.spec}). RoleTypes comes last."
             )
         layout, stores = self._forward(data.layout, _stores(data))
         return data.rebuilt(replace(layout, before=(self._name, data.layout)), stores)
 
     def inverse(self, graph: WeightGraph) -> WeightGraph:
         """The network that the transform was applied to, with the graph's present values."""
+        _check_single(graph)
         name, before = graph.layout.before or ("none", None)
         if name != self._name or before is None:
             raise ValueError(
@@ -40,7 +41,7 @@ class ReversibleTransform(BaseTransform):
 
     @property
     def _name(self) -> str:
-        return type(self).__name__
+        return repr(self)
 
     @abstractmethod
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
@@ -49,6 +50,14 @@ class ReversibleTransform(BaseTransform):
     @abstractmethod
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
         """The stores of the layout before, from those of the layout after."""
+
+
+def _check_single(graph: WeightGraph) -> None:
+    if not isinstance(graph, WeightGraph) or not isinstance(graph.layout, Layout):
+        raise TypeError(
+            f"Expected one WeightGraph (got {type(graph).__name__}). Transform networks before "
+            f"they are batched, and take them out as batch[i] to undo it."
+        )
 
 
 def _stores(graph: WeightGraph) -> Stores:

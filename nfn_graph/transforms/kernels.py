@@ -28,7 +28,12 @@ class GrowKernels(ReversibleTransform):
     """
 
     def __init__(self, sizes: Sequence[int] | Mapping[WeightKey, Sequence[int]]) -> None:
+        if not isinstance(sizes, Sequence | Mapping):
+            raise TypeError(f"Expected a kernel size such as (5, 5) (got {sizes!r})")
         self.sizes = sizes
+
+    def __repr__(self) -> str:
+        return f"GrowKernels({self.sizes})"
 
     @classmethod
     def to_largest(cls, graphs: Iterable[WeightGraph]) -> GrowKernels:
@@ -109,12 +114,10 @@ def _check_fits(placement: Placement, kernel: Kernel, size: Kernel) -> None:
 
 
 def _with_kernel(placement: Placement, size: Kernel) -> Placement:
-    new = iter(size)
-    shape = tuple(
-        next(new) if axis == "tap" else n
-        for n, axis in zip(placement.shape, placement.axes, strict=True)
-    )
-    return replace(placement, shape=shape, view=shape, stop=shape)
+    new = dict(zip((i for i, a in enumerate(placement.axes) if a == "tap"), size, strict=True))
+    shape = tuple(new.get(i, n) for i, n in enumerate(placement.shape))
+    stop = tuple(new.get(i, n) for i, n in enumerate(placement.stop))
+    return replace(placement, shape=shape, view=shape, stop=stop)
 
 
 def _resize(rows: Tensor, kernel: Kernel, size: Kernel) -> Tensor:

@@ -25,6 +25,9 @@ class RoleTypes(ReversibleTransform):
     def __init__(self, name: str = "hidden") -> None:
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"RoleTypes({self.name!r})"
+
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
         spec, plan = layout.spec, _Plan(layout.spec, self.name)
         types: list[NeuronType | WeightType] = []
@@ -59,7 +62,8 @@ class RoleTypes(ReversibleTransform):
         return replace(layout, spec=spec, shape=shape, placements=placements), joined
 
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
-        plan, out = _Plan(before.spec, self.name), {}
+        plan = _Plan(before.spec, self.name)
+        out: Stores = {}
         for key, members in plan.members.items():
             parts = stores[key].split([before.num_rows(m) for m in members])
             out.update(zip(members, parts, strict=True))
@@ -77,8 +81,6 @@ class _Plan:
     blocks: dict[WeightKey, list[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if any(n.role for n in self.spec.neurons):
-            raise ValueError(f"Expected a network without role types (got {self.spec})")
         for neuron in self.spec.neurons:
             self._join(neuron.name, neuron.name if neuron.fixed else self.name)
         for weight in self.spec.weights:

@@ -1,0 +1,88 @@
+"""That sizes and placements fit a spec: a layout that exists is valid."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from nfn_graph.spec import Key, NetworkSpec
+
+if TYPE_CHECKING:
+    from nfn_graph.layout import Placement, Shape
+
+
+def check_shape(spec: NetworkSpec, shape: Shape) -> None:
+    """Raises unless the sizes are those of a network of that spec."""
+    if len(shape.sizes) != len(spec.neurons) or len(shape.blocks) != len(spec.weights):
+        raise ValueError(
+            f"Expected sizes of {len(spec.neurons)} neuron types and blocks of "
+            f"{len(spec.weights)} weight types (got {len(shape.sizes)} and {len(shape.blocks)})"
+        )
+    layers = dict(zip(spec.neuron, shape.sizes, strict=True))
+    for neuron in spec.neurons:
+        sizes = layers[neuron.name]
+        if len(sizes) != 1 and not neuron.role:
+            raise ValueError(
+                f"Expected one layer of neuron type '{neuron.name}' (got sizes {sizes})"
+            )
+        if neuron.size is not None and sizes != (neuron.size,):
+            raise ValueError(
+                f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' (got {sizes[0]})"
+            )
+    for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
+        targets, sources = len(layers[weight.target]), len(layers[weight.source])
+        if not all(0 <= t < targets and 0 <= s < sources for t, s in blocks):
+            raise ValueError(
+                f"Expected tensors of weight type {weight.key} between layers below "
+                f"({targets}, {sources}) (got (target, source) layers {blocks})"
+            )
+        # So that the edges of a neuron are one run in both orders of the edges.
+        if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
+            raise ValueError(
+                f"Expected tensors of weight type {weight.key} that join other layers each, in "
+                f"order (got (target, source) layers {blocks}). Give parallel tensors types of "
+                f"different names."
+            )
+
+
+def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placement, ...]) -> None:
+    """Raises unless the placements fill every entry once, and use every tensor whole."""
+    layers = dict(zip(spec.neuron, shape.sizes, strict=True))
+    joined = dict(zip(spec.weight, shape.blocks, strict=True))
+    taps: dict[tuple[Key, int], list[tuple[int, int]]] = {}
+    used: dict[str, int] = {}
+    for p in placements:
+        if p.store not in spec.types:
+            raise ValueError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
+        if isinstance(p.store, str):
+            expected = {"neuron": layers[p.store][p.block]}
+        else:
+            target, source = joined[p.store][p.block]
+            expected = {
+                "target": layers[p.store[2]][target],
+                "source": layers[p.store[0]][source],
+            }
+        found = {a: n for a, n in zip(p.axes, p.taken, strict=True) if a != "tap"}
+        if found != expected:
+            raise ValueError(
+                f"Expected '{p.keys[0]}' to have {expected} neurons along its axes, the sizes "
+                f"of {p.store!r} (got {found})"
+            )
+        taps.setdefault((p.store, p.block), []).append((p.tap, p.tap + p.taps))
+        used[p.keys[0]] = used.get(p.keys[0], 0) + math.prod(p.taken)
+    for key, count in spec.taps.items():
+        blocks = len(layers[key]) if isinstance(key, str) else len(joined[key])
+        for block in range(blocks):
+            runs = sorted(taps.get((key, block), []))
+            ends = [0, *(end for _, end in runs)]
+            if [begin for begin, _ in runs] != ends[:-1] or ends[-1] != count:
+                raise ValueError(
+                    f"Expected tensors for all {count} taps of {key!r}, each once (got taps {runs})"
+                )
+    sizes = {p.keys[0]: math.prod(p.shape) for p in placements}
+    for name, count in used.items():
+        if count != sizes[name]:
+            raise ValueError(
+                f"Expected all {sizes[name]} entries of '{name}' to be placed once (got {count})"
+            )
