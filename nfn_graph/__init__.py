@@ -8,6 +8,7 @@ from layer to layer, `nn` maps it.
 from importlib.metadata import version
 
 from nfn_graph import symmetry
+from nfn_graph.backends import use_backend
 from nfn_graph.batch import Batch, DataLoader
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import FoldedSpec
@@ -48,4 +49,5 @@ __all__ = [
     "WeightGraph",
     "WeightType",
     "symmetry",
+    "use_backend",
 ]

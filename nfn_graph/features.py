@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class WeightFeatures:
     """Features of all entries of a batch of networks, by level.
 
-    Immutable; every tensor is `[count, taps, channels]`. A pytree of its tensors.
+    Operations return new features; every tensor is `[count, taps, channels]`. A pytree of its
+    tensors.
 
     Attributes:
         weights: Per weight type, one row per edge.
@@ -76,6 +77,8 @@ class WeightFeatures:
         """Zeros where a network of a union of specs owns no such entry; usually `self`."""
         if not isinstance(self.spec, FoldedSpec):
             return self
+        if self.incidence.is_whole:
+            return self
         masks = owned_taps(self.spec, self.incidence)
         if not masks:
             return self
@@ -83,13 +86,17 @@ class WeightFeatures:
         network = {k: x.where(masks[k], 0) if k in masks else x for k, x in self.network.items()}
         return self.replace(Levels(self.weights, neurons, network))
 
-    def fold(self, symmetry: Symmetry) -> WeightFeatures:
-        """The same features in the view that NP or HNP layers work on."""
+    def fold(self, symmetry: Symmetry | FoldedSpec) -> WeightFeatures:
+        """The same features in the view that NP or HNP layers work on.
+
+        Args:
+            symmetry: The group, or the spec's own fold if that is at hand.
+        """
         if isinstance(self.spec, FoldedSpec):
-            if self.spec.symmetry == symmetry:
+            if symmetry in (self.spec, self.spec.symmetry):
                 return self
             return self.unfold().fold(symmetry)
-        spec = self.spec.fold(symmetry)
+        spec = symmetry if isinstance(symmetry, FoldedSpec) else self.spec.fold(symmetry)
         levels = fold(spec, self.incidence, self._levels)
         return WeightFeatures(levels, spec, self.incidence, self._origin)
 
@@ -139,8 +146,8 @@ class WeightFeatures:
     def to(self, *args: Any, **kwargs: Any) -> WeightFeatures:
         """Moves or casts all tensors, as :meth:`torch.Tensor.to`."""
         moved = self.map(lambda x: x.to(*args, **kwargs))
-        moved.incidence = self.incidence.to(moved.device)
-        return moved
+        incidence = self.incidence.to(moved.device)
+        return WeightFeatures(moved._levels, self.spec, incidence, self._origin)
 
     def detach(self) -> WeightFeatures:
         """Features that share memory but not gradients."""
@@ -161,6 +168,9 @@ class WeightFeatures:
 
     def __truediv__(self, other: WeightFeatures | Tensor | float) -> WeightFeatures:
         return self._arithmetic(other, torch.div)
+
+    def __rsub__(self, other: Tensor | float) -> WeightFeatures:
+        return self.map(lambda x: other - x)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -211,13 +221,31 @@ class WeightFeatures:
             )
 
 
-def _flatten(features: WeightFeatures) -> tuple[list[Any], tuple[Any, ...]]:
-    context = (features.spec, features.incidence, features._origin)
+def _flatten(features: WeightFeatures) -> tuple[list[Any], _Context]:
+    context = _Context(features.spec, features.incidence, features._origin)
     return [features.weights, features.neurons, features.network], context
 
 
-def _unflatten(levels: Any, context: tuple[Any, ...]) -> WeightFeatures:
+def _unflatten(levels: Any, context: _Context) -> WeightFeatures:
     return WeightFeatures(Levels(*levels), *context)
+
+
+class _Context(NamedTuple):
+    """What features of the same networks share; equal where these are of the same sizes."""
+
+    spec: NetworkSpec | FoldedSpec
+    incidence: Incidence
+    origin: WeightGraph | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Context):
+            return NotImplemented
+        return self.spec == other.spec and (
+            self.incidence is other.incidence or self.incidence.shapes == other.incidence.shapes
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.spec)
 
 
 pytree.register_pytree_node(

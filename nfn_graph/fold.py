@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec, Piece
 from nfn_graph.incidence import Incidence
+from nfn_graph.rows import is_lasting
 from nfn_graph.spec import WeightKey
 
 
@@ -74,9 +75,10 @@ def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[str, Tensor]:
     there. Types without such taps, the usual case, have no mask. Keys are neuron types and
     `"network"`.
     """
-    known = incidence.masks.get(spec)
-    if known is not None:
-        return known
+    # A compiled model computes them: it cannot look up a spec.
+    compiling = torch.compiler.is_compiling()
+    if not compiling and spec in incidence.masks:
+        return incidence.masks[spec]
     masks = {}
     levels = [(n.name, n.pieces, incidence.neurons[n.name].count) for n in spec.neurons]
     levels.append((NETWORK, spec.pieces, incidence.num_graphs))
@@ -91,16 +93,18 @@ def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[str, Tensor]:
                 for r, piece in zip(rows, pieces, strict=True)
             ]
             masks[name] = torch.cat(columns, 1).unsqueeze(-1)
-    incidence.masks[spec] = masks
+    if not compiling and all(map(is_lasting, masks.values())):
+        incidence.masks[spec] = masks
     return masks
 
 
 def _check_bundles(spec: FoldedSpec, incidence: Incidence) -> None:
     """Tensors that share edges must come together in every network of a batch."""
-    order = {key: i for i, key in enumerate(incidence.spec.weight)}
-    for bundle in spec.bundles:
-        if len(bundle.members) == 1:
-            continue
+    bundles = [bundle for bundle in spec.bundles if len(bundle.members) > 1]
+    if incidence.is_whole or not bundles:
+        return
+    order = {weight.key: i for i, weight in enumerate(incidence.spec.weights)}
+    for bundle in bundles:
         keys = [weight.key for weight, _ in bundle.members]
         for graph, shape in enumerate(incidence.shapes):
             present = [len(shape.blocks[order[key]]) for key in keys]

@@ -7,82 +7,44 @@ from the sizes of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nfn_graph.folded import Bundle, FoldedSpec
+from nfn_graph.incidence_cache import IncidenceCache
 from nfn_graph.layout import Shape
+from nfn_graph.rows import (
+    EdgeRows,
+    NeuronRows,
+    Segments,
+    SelfRows,
+    as_segments,
+    is_lasting,
+    tensor_bytes,
+)
 from nfn_graph.spec import NetworkSpec, WeightKey
 
 
-@dataclass(frozen=True, eq=False)
-class NeuronRows:
-    """The neurons of one type in a batch, ordered by network, then layer, then position.
+class Block(NamedTuple):
+    """One weight tensor of one network.
 
     Attributes:
-        graph: `[n]`, the network of each neuron.
-        position: `[n]`, its place in its layer.
-        layer_size: `[n]`, the size of its layer.
-        per_graph: `[graphs]`, how many neurons of this type each network has.
+        graph: The network.
+        target_size: Neurons at its target.
+        source_size: Neurons at its source.
+        target_start: The row of its first target neuron.
+        source_start: The row of its first source neuron.
     """
 
-    graph: Tensor
-    position: Tensor
-    layer_size: Tensor
-    per_graph: Tensor
-
-    @property
-    def count(self) -> int:
-        """Neurons of this type in the batch."""
-        return self.graph.shape[0]
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeRows:
-    """The edges of one weight type in a batch, ordered by network, target, source.
-
-    Attributes:
-        target: `[e]`, the row of each edge's target neuron.
-        source: `[e]`, the row of each edge's source neuron.
-        by_source: `[e]`, the permutation that orders the edges by source, then target.
-        per_target: `[targets]`, how many of these edges end at each neuron.
-        per_source: `[sources]`, how many of them start there.
-        per_graph: `[graphs]`, how many each network has.
-    """
-
-    target: Tensor
-    source: Tensor
-    by_source: Tensor
-    per_target: Tensor
-    per_source: Tensor
-    per_graph: Tensor
-
-    @property
-    def count(self) -> int:
-        """Edges of this type in the batch."""
-        return self.target.shape[0]
-
-
-@dataclass(frozen=True, eq=False)
-class SelfRows:
-    """How a weight tensor of a layer with itself splits.
-
-    Attributes:
-        neuron: `[n]`, the neurons of the layer.
-        diagonal: `[n]`, the row of each neuron's diagonal entry in the whole tensor.
-        off_diagonal: The rows of all other entries in the whole tensor.
-        edges: Those other entries as edges of their own; `by_source` is at the same time
-            the place of each edge's transposed edge.
-    """
-
-    neuron: Tensor
-    diagonal: Tensor
-    off_diagonal: Tensor
-    edges: EdgeRows
+    graph: int
+    target_size: int
+    source_size: int
+    target_start: int
+    source_start: int
 
 
 class Incidence:
@@ -101,42 +63,53 @@ class Incidence:
         self.num_graphs = len(shapes)
         self.neurons: dict[str, NeuronRows] = {}
         self.weights: dict[WeightKey, EdgeRows] = {}
+        self.self_weights: dict[WeightKey, SelfRows] = {}
         self.masks: dict[FoldedSpec, dict[str, Tensor]] = {}
+        self.scales: dict[tuple[FoldedSpec, torch.dtype], tuple[Tensor, ...]] = {}
         self._starts: dict[str, list[list[int]]] = {}
-        self._blocks: dict[WeightKey, list[tuple[int, int, int, int, int]]] = {}
-        for i, neuron in enumerate(spec.neurons):
-            self._add_neurons(neuron.name, [shape.sizes[i] for shape in shapes])
-        order = {name: i for i, name in enumerate(spec.neuron)}
-        for i, weight in enumerate(spec.weights):
-            key, (target, source) = weight.key, (order[weight.target], order[weight.source])
-            blocks = [
-                (
-                    graph,
-                    shape.sizes[target][t],
-                    shape.sizes[source][s],
-                    self._starts[weight.target][graph][t],
-                    self._starts[weight.source][graph][s],
-                )
-                for graph, shape in enumerate(shapes)
-                for t, s in shape.blocks[i]
-            ]
-            self._blocks[key] = blocks
-            self.weights[key] = self._edges(weight.target, weight.source, blocks)
+        sizes = [[shape.sizes[i] for shape in shapes] for i in range(len(spec.neurons))]
+        for neuron, layers in zip(spec.neurons, sizes, strict=True):
+            self._starts[neuron.name] = _starts(layers)
+        # Whether every network has every type; the usual case, in which nothing is masked.
+        self.is_whole = all(all(shape.sizes) and all(shape.blocks) for shape in shapes)
+        self._blocks = {w.key: list(self._list_blocks(i)) for i, w in enumerate(spec.weights)}
+        edges = [sum(b.target_size * b.source_size for b in bs) for bs in self._blocks.values()]
+        rows = [sum(map(sum, layers)) for layers in sizes]
+        # Both ends of every edge are numbered.
+        most = max(edges + rows) + 1
+        self._dtype = torch.int32 if 2 * most < 2**31 else torch.int64
+        # Index tensors made in inference mode could not be used in training later on.
+        with torch.inference_mode(False):
+            self._steps = torch.arange(most, dtype=self._dtype, device=device)
+            self._pairs = 2 * self._steps
+            for neuron, layers in zip(spec.neurons, sizes, strict=True):
+                self.neurons[neuron.name] = self._neuron_rows(layers)
+            for weight in spec.weights:
+                blocks = self._blocks[weight.key]
+                self.weights[weight.key] = self._edges(weight.target, weight.source, blocks)
+                if spec.is_self(weight):
+                    self.self_weights[weight.key] = self._split_self(weight.key)
 
     @staticmethod
     def of(spec: NetworkSpec, shapes: Sequence[Shape], device: torch.device) -> Incidence:
         """The incidence of these sizes; training repeats few of them, so it is cached."""
-        return _cached(spec, tuple(shapes), device)
+        sizes = tuple(shapes)
+        return _CACHE.get((spec, sizes, device), lambda: Incidence(spec, sizes, device))
 
     def to(self, device: torch.device) -> Incidence:
         """The same incidence on another device."""
         return Incidence.of(self.spec, self.shapes, device)
 
-    @cached_property
-    def self_weights(self) -> dict[WeightKey, SelfRows]:
-        """The split of every self weight."""
-        keys = [w.key for w in self.spec.weights if self.spec.is_self(w)]
-        return {key: self._split_self(key) for key in keys}
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the index tensors."""
+        held = (self.neurons, self.weights, self.self_weights, self.masks, self.scales)
+        return tensor_bytes(held)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the tensors are ordinary ones, not those of a mode or transform."""
+        return is_lasting(self._pairs)
 
     def edges(self, bundle: Bundle) -> EdgeRows:
         """The edges of a bundle of weight tensors."""
@@ -151,113 +124,184 @@ class Incidence:
             target: `[e]`, a neuron of the same layer as the edge's own target.
             source: `[e]`, a neuron of the same layer as the edge's own source.
         """
-        _, target_size, source_size, target_start, source_start = self._columns(key)
+        _, target_size, source_size, target_start, source_start = self._columns(self._blocks[key])
         count = target_size * source_size
         start = count.cumsum(0) - count
         base = start - target_start * source_size - source_start
         block = self._repeat(count, self.weights[key].count)
-        return base[block] + target * source_size[block] + source
+        return base.index_select(0, block) + target * source_size.index_select(0, block) + source
 
-    def _add_neurons(self, name: str, sizes: list[tuple[int, ...]]) -> None:
-        starts, total = [], 0
-        for layers in sizes:
-            starts.append([total + sum(layers[:i]) for i in range(len(layers))])
-            total += sum(layers)
-        self._starts[name] = starts
+    def _list_blocks(self, number: int) -> Iterable[Block]:
+        weight = self.spec.weights[number]
+        order = list(self.spec.neuron)
+        target, source = order.index(weight.target), order.index(weight.source)
+        for graph, shape in enumerate(self.shapes):
+            for t, s in shape.blocks[number]:
+                yield Block(
+                    graph,
+                    shape.sizes[target][t],
+                    shape.sizes[source][s],
+                    self._starts[weight.target][graph][t],
+                    self._starts[weight.source][graph][s],
+                )
+
+    def _neuron_rows(self, sizes: list[tuple[int, ...]]) -> NeuronRows:
+        total = sum(map(sum, sizes))
         layer_sizes = self._tensor([n for layers in sizes for n in layers])
         layer_graph = self._tensor([g for g, layers in enumerate(sizes) for _ in layers])
         layer = self._repeat(layer_sizes, total)
         start = layer_sizes.cumsum(0) - layer_sizes
-        self.neurons[name] = NeuronRows(
-            graph=layer_graph[layer],
-            position=torch.arange(total, device=self.device) - start[layer],
-            layer_size=layer_sizes[layer],
-            per_graph=self._tensor([sum(layers) for layers in sizes]),
+        per_graph = self._tensor([sum(layers) for layers in sizes])
+        graph = layer_graph.index_select(0, layer)
+        return NeuronRows(
+            graph=graph,
+            position=torch.arange(total, device=self.device) - start.index_select(0, layer),
+            layer_size=layer_sizes.index_select(0, layer),
+            graphs=as_segments(
+                self._number(graph), None, per_graph, self._steps.narrow(0, 0, total)
+            ),
         )
 
     def _edges(
-        self,
-        target_type: str,
-        source_type: str,
-        blocks: list[tuple[int, int, int, int, int]],
-        skip_diagonal: bool = False,
+        self, target_type: str, source_type: str, blocks: list[Block], skip_diagonal: bool = False
     ) -> EdgeRows:
-        graph, target_size, source_size, target_start, source_start = self._unpack(blocks)
         # Of a self weight, an edge's source counts the other neurons of the layer only.
-        sources = source_size - int(skip_diagonal)
-        targets = target_size - int(skip_diagonal)
-        total = sum(b[1] * (b[2] - int(skip_diagonal)) for b in blocks)
-        count = target_size * sources
+        less = int(skip_diagonal)
+        graph, target_size, source_size, target_start, source_start = self._columns(blocks)
+        total = sum(b.target_size * (b.source_size - less) for b in blocks)
+        count = target_size * (source_size - less)
+        targets, sources = self._number(target_size - less), self._number(source_size - less)
+        steps = self._steps.narrow(0, 0, total)
         block = self._repeat(count, total)
-        start = (count.cumsum(0) - count)[block]
-        local = torch.arange(total, device=self.device) - start
-        target = local // sources[block]
-        source = local % sources[block]
+        start = self._number(count.cumsum(0) - count).index_select(0, block)
+        local = steps - start
+        target, source = _divide(local, sources.index_select(0, block))
         # The same arithmetic with the ends exchanged gives the order by source.
-        late_source = local // targets[block]
-        late_target = local % targets[block]
+        late_source, late_target = _divide(local, targets.index_select(0, block))
+        column = late_source
         if skip_diagonal:
             source = source + (source >= target)
             late_target = late_target + (late_target >= late_source)
-            column = late_source - (late_source > late_target).long()
-        else:
-            column = late_source
-        edges_per_target = self._tensor([b[2] - int(skip_diagonal) for b in blocks])
-        edges_per_source = self._tensor([b[1] - int(skip_diagonal) for b in blocks])
+            column = late_source - (late_source > late_target).to(self._dtype)
+        transposed = start + late_target * sources.index_select(0, block) + column
+        num_targets, num_sources = (self._rows(name) for name in (target_type, source_type))
+        target = target + self._number(target_start).index_select(0, block)
+        source = source + self._number(source_start).index_select(0, block)
+        per_target = _degree(target_start, target_size, source_size - less, num_targets)
+        per_source = _degree(source_start, source_size, target_size - less, num_sources)
+        by_target = [(b.target_start, b.source_size - less) for b in blocks]
+        by_source = [(b.source_start, b.target_size - less) for b in blocks]
         return EdgeRows(
-            target=target + target_start[block],
-            source=source + source_start[block],
-            by_source=start + late_target * sources[block] + column,
-            per_target=self._degree(target_type, target_size, target_start, edges_per_target),
-            per_source=self._degree(source_type, source_size, source_start, edges_per_source),
-            per_graph=self._tensor([0] * self.num_graphs).index_add(0, graph, count),
+            ends=torch.stack([target, source + num_targets], 1).flatten(),
+            pairs=self._pairs.narrow(0, 0, total + 1),
+            transposed=transposed,
+            targets=self._segments(None, by_target, per_target, target, start, block),
+            sources=self._segments(transposed, by_source, per_source, source, start, block),
+            per_graph=count.new_zeros(self.num_graphs).index_add(0, graph, count),
         )
 
-    def _degree(self, name: str, size: Tensor, start: Tensor, edges: Tensor) -> Tensor:
-        """How many edges each neuron of a type has, from their number for whole layers."""
-        total = self.neurons[name].count
-        change = torch.zeros(total + 1, dtype=torch.long, device=self.device)
-        change = change.index_add(0, start, edges).index_add(0, start + size, -edges)
-        return change.cumsum(0)[:total]
+    def _segments(
+        self,
+        order: Tensor | None,
+        blocks: list[tuple[int, int]],
+        counts: Tensor,
+        neuron: Tensor,
+        first_row: Tensor,
+        block: Tensor,
+    ) -> Segments:
+        """The edges by neuron at one end.
+
+        Args:
+            order: The edges of each tensor by neuron; None if they are so already.
+            blocks: Of each tensor, the first neuron and how many edges a neuron has there.
+            counts: How many edges a neuron has.
+            neuron: The neuron of each edge.
+            first_row: The first edge of each edge's tensor.
+            block: The tensor of each edge.
+        """
+        steps = self._steps.narrow(0, 0, neuron.shape[0])
+        starts = [start for start, _ in blocks]
+        if all(a < b for a, b in pairwise(starts)):
+            return as_segments(neuron, order, counts, steps)
+        # Several tensors of a role type share a layer: a neuron's edges in the second one
+        # come behind those in the first.
+        seen: dict[int, int] = {}
+        before = []
+        for start, size in blocks:
+            before.append(seen.get(start, 0))
+            seen[start] = before[-1] + size
+        rows = steps.long() if order is None else order.long()
+        first = counts.cumsum(0) - counts
+        at, block = neuron.index_select(0, rows).long(), block.index_select(0, rows)
+        # Inside a tensor the rows are by neuron, so many for each: that gives the rank.
+        sizes = self._tensor([size for _, size in blocks]).index_select(0, block)
+        rank = (steps - first_row) % sizes
+        place = first.index_select(0, at) + self._tensor(before).index_select(0, block) + rank
+        ordered = torch.empty_like(rows).index_copy(0, place, rows)
+        return as_segments(neuron, self._number(ordered), counts, steps)
 
     def _split_self(self, key: WeightKey) -> SelfRows:
         blocks = self._blocks[key]
         edges = self._edges(key[2], key[0], blocks, skip_diagonal=True)
-        _, size, _, neuron_start, _ = self._unpack(blocks)
+        _, size, _, neuron_start, _ = self._columns(blocks)
         store_start = (size * size).cumsum(0) - size * size
-        neuron_block = self._repeat(size, sum(b[1] for b in blocks))
-        first = (size.cumsum(0) - size)[neuron_block]
+        neuron_block = self._repeat(size, sum(b.target_size for b in blocks))
+        first = (size.cumsum(0) - size).index_select(0, neuron_block)
         place = torch.arange(neuron_block.shape[0], device=self.device) - first
         block = self._repeat(size * (size - 1), edges.count)
-        row = edges.target - neuron_start[block]
-        column = edges.source - neuron_start[block]
+        row = edges.target - neuron_start.index_select(0, block)
+        column = edges.source - neuron_start.index_select(0, block)
         return SelfRows(
-            neuron=neuron_start[neuron_block] + place,
-            diagonal=store_start[neuron_block] + place * (size[neuron_block] + 1),
-            off_diagonal=store_start[block] + row * size[block] + column,
+            neuron=neuron_start.index_select(0, neuron_block) + place,
+            diagonal=store_start.index_select(0, neuron_block)
+            + place * (size.index_select(0, neuron_block) + 1),
+            off_diagonal=store_start.index_select(0, block)
+            + row * size.index_select(0, block)
+            + column,
             edges=edges,
         )
 
-    def _columns(self, key: WeightKey) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return self._unpack(self._blocks[key])
-
-    def _unpack(
-        self, blocks: list[tuple[int, int, int, int, int]]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Per block: graph, target size, source size, first target row, first source row."""
+    def _columns(self, blocks: list[Block]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The entries of all blocks."""
         table = self._tensor([list(b) for b in blocks]).reshape(len(blocks), 5)
         graph, target_size, source_size, target_start, source_start = table.unbind(1)
         return graph, target_size, source_size, target_start, source_start
+
+    def _rows(self, name: str) -> int:
+        return self.neurons[name].count
 
     def _repeat(self, counts: Tensor, total: int) -> Tensor:
         """The number of each count, repeated that often; `total` spares a synchronisation."""
         index = torch.arange(counts.shape[0], device=self.device)
         return torch.repeat_interleave(index, counts, output_size=total)
 
+    def _number(self, values: Tensor) -> Tensor:
+        return values.to(self._dtype)
+
     def _tensor(self, values: Sequence[int] | Sequence[list[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
-@lru_cache(maxsize=32)
-def _cached(spec: NetworkSpec, shapes: tuple[Shape, ...], device: torch.device) -> Incidence:
-    return Incidence(spec, shapes, device)
+def _starts(sizes: list[tuple[int, ...]]) -> list[list[int]]:
+    """The first row of every layer of every network."""
+    starts, total = [], 0
+    for layers in sizes:
+        starts.append([total + sum(layers[:i]) for i in range(len(layers))])
+        total += sum(layers)
+    return starts
+
+
+def _divide(number: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Quotient and remainder."""
+    quotient = number // by
+    return quotient, number - quotient * by
+
+
+def _degree(start: Tensor, size: Tensor, edges: Tensor, total: int) -> Tensor:
+    """How many edges each neuron of a type has, from their number for whole layers."""
+    change = start.new_zeros(total + 1)
+    change = change.index_add(0, start, edges).index_add(0, start + size, -edges)
+    return change.cumsum(0).narrow(0, 0, total).clone()
+
+
+_CACHE: IncidenceCache[Incidence] = IncidenceCache(max_entries=32, max_bytes=2**28)

@@ -12,18 +12,42 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nfn_graph.incidence import EdgeRows
+from nfn_graph.backends import current_backend
+from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
+from nfn_graph.rows import EdgeRows, Segments
 
 Reduce = Literal["mean", "sum", "max"]
 
 
-def segment_sum(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """Sums rows onto `count` rows: `out[index[i]] += x[i]`."""
-    return x.new_zeros(count, x.shape[1]).index_add(0, index, x)
+def segment_sum(x: Tensor, segments: Segments) -> Tensor:
+    """Sums the rows of every segment: `[rows, width] -> [segments, width]`."""
+    backend = current_backend()
+    if backend == "torch":
+        return SegmentSum.apply(x, segments)
+    # torch-scatter does not know tensors without columns.
+    if backend == "plain" or not x.shape[1]:
+        return plain_segment_sum(x, segments)
+    import torch_scatter
+
+    if segments.contiguous:
+        return torch_scatter.segment_csr(x, segments.pointers.long(), reduce="sum")
+    return torch_scatter.scatter(x, segments.index.long(), 0, dim_size=segments.count)
+
+
+def expand(x: Tensor, segments: Segments) -> Tensor:
+    """Gives every row the value of its segment: `[segments, width] -> [rows, width]`."""
+    backend = current_backend()
+    if backend == "torch":
+        return Expand.apply(x, segments)
+    if backend == "plain" or not segments.contiguous or not x.shape[1]:
+        return plain_expand(x, segments)
+    import torch_scatter
+
+    return torch_scatter.gather_csr(x, segments.pointers.long())
 
 
 def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """The largest of the rows with each index; 0 where there is none."""
+    """The largest of the rows with each index, value by value; 0 where there is none."""
     where = index.unsqueeze(1).expand_as(x)
     return x.new_zeros(count, x.shape[1]).scatter_reduce(0, where, x, "amax", include_self=False)
 
@@ -33,15 +57,6 @@ def divide_by_count(sums: Tensor, counts: Tensor) -> Tensor:
     return sums / counts.clamp(min=1).to(sums.dtype).unsqueeze(1)
 
 
-def edge_update(
-    x: Tensor, weight: Tensor, to_target: Tensor, to_source: Tensor, edges: EdgeRows
-) -> Tensor:
-    """New edges: their own map, plus the messages of their two neurons."""
-    y = x @ weight.t()
-    y = y + to_target.index_select(0, edges.target)
-    return y + to_source.index_select(0, edges.source)
-
-
 def with_transposed(x: Tensor, edges: EdgeRows) -> Tensor:
     """For edges of a layer with itself: each row beside that of the transposed edge."""
-    return torch.cat([x, x.index_select(0, edges.by_source)], 1)
+    return torch.cat([x, x.index_select(0, edges.transposed)], 1)

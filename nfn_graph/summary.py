@@ -1,13 +1,10 @@
 """The network summary: one aggregate for every tap of every type.
 
 On an NP fold this is the paper's invariant layer P, on an HNP fold P-tilde without those
-entries that are means of others. The network level of the NF-Layer reads it, and so does
-the pooling layer.
+entries that are means of others. The network level of the NF-Layer reads the same.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,14 +12,12 @@ from torch import Tensor
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import NETWORK, FoldedSpec
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
-from nfn_graph.spec import WeightKey
 
 
 def network_summary(
     features: WeightFeatures,
     spec: FoldedSpec,
     reduce: Reduce,
-    target_sums: Mapping[WeightKey, Tensor] | None = None,
 ) -> Tensor:
     """Weights, then neurons, then the network's own taps: `[graphs, G * channels]`.
 
@@ -30,7 +25,6 @@ def network_summary(
         features: Features of that spec.
         spec: The folded spec, whose order the entries have.
         reduce: The aggregate.
-        target_sums: The sums of edges over their target neurons, where already known.
     """
     incidence, graphs = features.incidence, features.num_graphs
     parts = []
@@ -41,11 +35,8 @@ def network_summary(
             graph = neurons.graph.index_select(0, edges.target)
             parts.append(segment_max(x, graph, graphs))
             continue
-        if target_sums is None:
-            sums = segment_sum(x, edges.target, neurons.count)
-        else:
-            sums = target_sums[bundle.key]
-        total = segment_sum(sums, neurons.graph, graphs)
+        # Through the target neurons: many short sums, which run in parallel.
+        total = segment_sum(segment_sum(x, edges.targets), neurons.graphs)
         parts.append(divide_by_count(total, edges.per_graph) if reduce == "mean" else total)
     for neuron in spec.neurons:
         x = features.neurons[neuron.name].flatten(1)
@@ -53,7 +44,7 @@ def network_summary(
         if reduce == "max":
             parts.append(segment_max(x, rows.graph, graphs))
             continue
-        total = segment_sum(x, rows.graph, graphs)
+        total = segment_sum(x, rows.graphs)
         parts.append(divide_by_count(total, rows.per_graph) if reduce == "mean" else total)
     parts.append(features.network[NETWORK].flatten(1))
     return torch.cat(parts, 1)

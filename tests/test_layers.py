@@ -17,7 +17,6 @@ from nfn_graph import (
     Dropout,
     FourierFeatures,
     IOEncoding,
-    NetworkSpec,
     NFLinear,
     Pool,
     Residual,
@@ -38,20 +37,32 @@ def batch_of(channels: int = 2) -> Batch:
 
 
 @pytest.mark.parametrize("symmetry", ["np", "hnp"])
-def test_initialisation_is_uniform_by_the_fan_in_of_all_maps(symmetry):
-    spec = chain((3, 5, 6, 4)).spec.fold(symmetry)
-    layer = NFLinear(spec, 7, 11)
-    total = spec.summary_taps
-    summary = spec.neuron_summary_taps
-    for bundle in spec.bundles:
-        fan = 7 * (bundle.taps + summary[bundle.source] + summary[bundle.target] + total)
-        weight = layer.weights["__".join(bundle.key)]
+@pytest.mark.parametrize("pointwise", [False, True])
+def test_initialisation_is_uniform_by_the_fan_in_of_all_maps(pointwise, symmetry):
+    """Measured: the taps that add into an output, counted by where a gradient arrives."""
+    graph = chain((3, 5, 6, 4), kernels=[(3,), (), ()])
+    spec = graph.spec.fold(symmetry)
+    c_in, c_out = 7, 64
+    layer = NFLinear(spec, c_in, c_out, pointwise=pointwise).double()
+    features = graph.features(symmetry).map(lambda x: torch.randn(*x.shape[:2], c_in).double())
+    out = layer(features)
+    for key, x in out.tensors():
+        if not x.numel():
+            continue
+        layer.zero_grad()
+        # Every row of a map that adds into this type's outputs gets a gradient.
+        x.sum().backward(retain_graph=True)
+        matrices = [p for name, p in layer.named_parameters() if name != "bias"]
+        rows = [(p, p.grad.abs().amax(1) > 0) for p in matrices if p.grad is not None]
+        taps = x.shape[1]
+        fan = sum(p.shape[1] * int(mask.sum()) for p, mask in rows) / (taps * c_out)
         bound = 1 / math.sqrt(fan)
-        assert 0.8 * bound < weight.abs().max() <= bound
-    hidden = next(n for n in spec.neurons if n.name == "hidden1")
-    rows = layer.neurons["hidden1"][: hidden.taps * 11]
-    bound = 1 / math.sqrt(7 * (summary["hidden1"] + total))
-    assert 0.8 * bound < rows.abs().max() <= bound
+        for p, mask in rows:
+            if mask.any():
+                largest = p.detach()[mask].abs().max()
+                assert 0.9 * bound < largest <= bound, key
+        constants = layer.bias.detach()[layer.bias.grad.abs() > 0]
+        assert 0.8 * bound < constants.abs().max() <= bound, key
 
 
 def test_the_outputs_of_a_fresh_layer_have_a_sensible_scale():
@@ -93,10 +104,31 @@ def test_pointwise_reads_only_the_entry_itself():
     assert sum(p.numel() for p in layer.parameters()) < full
 
 
-def test_sums_are_means_times_counts():
-    """Scaling the aggregates' columns of a mean layer gives the layer with sums."""
-    graph = chain((3, 5, 4))
-    features = graph.features("np")
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
+    graph = chain((3, 5, 6, 4))
+    features = graph.features(symmetry)
+    spec, incidence = features.spec, features.incidence
+    means = NFLinear(spec, 1, 2).double()
+    sums = NFLinear(spec, 1, 2, reduce="sum").double()
+    sums.load_state_dict(means.state_dict())
+    with torch.no_grad():
+        counts = [incidence.edges(b).per_graph.item() for b in spec.bundles for _ in range(b.taps)]
+        for neuron in spec.neurons:
+            counts += [incidence.neurons[neuron.name].count] * neuron.taps
+            degrees = [1.0] * neuron.taps
+            for bundle, end in spec.incident[neuron.name]:
+                edges = incidence.edges(bundle)
+                degree = edges.per_target if end == "target" else edges.per_source
+                degrees += [degree[0].item()] * bundle.taps
+            sums.neurons[neuron.name].div_(torch.tensor(degrees).double())
+        counts += [1.0] * spec.network_taps
+        sums.network.div_(torch.tensor(counts).double())
+    assert same(sums(features), means(features), 1e-12)
+
+
+def test_sums_and_maxima_of_the_pool():
+    features = chain((3, 5, 4)).features("np")
     pool = {r: Pool(features.spec, r)(features) for r in ("mean", "sum")}
     counts = torch.tensor([15.0, 20.0, 5.0, 4.0]).reshape(1, -1, 1)
     assert torch.allclose(pool["mean"] * counts, pool["sum"])
@@ -180,6 +212,10 @@ def test_fourier_features_are_the_formula():
     expected = torch.cat([angles.sin(), angles.cos()], -1)
     assert out.channels == layer.out_channels == 10
     assert torch.allclose(out.neurons["hidden1"], expected)
+    torch.manual_seed(0)
+    small = FourierFeatures(2, 5, scale=0.5).frequencies
+    torch.manual_seed(0)
+    assert torch.allclose(FourierFeatures(2, 5, scale=2.0).frequencies, 4 * small)
     assert "frequencies" in layer.state_dict()
     assert list(layer.parameters()) == []
 
@@ -190,6 +226,8 @@ def test_channel_norm_normalises_channels_and_is_finite_for_one():
     for _, x in layer(features).tensors():
         assert x.mean(-1).abs().max() < 1e-12
         assert (x.var(-1, unbiased=False) - 1).abs().max() < 1e-3
+    wide = ChannelNorm(features.spec, 8, eps=1e6).double()
+    assert all(x.abs().max() < 0.1 for _, x in wide(features).tensors())
     one = batch_of(1).features("hnp")
     layer = ChannelNorm(one.spec, 1).double()
     nn.init.constant_(layer.shift["hidden1"], 0.5)
@@ -212,9 +250,11 @@ def test_dropout_is_random_scaled_and_off_in_eval():
 
 def test_dropout_per_channel_takes_whole_channels_of_one_network():
     batch = Batch.from_data_list([chain((2, 4, 2), channels=64) for _ in range(2)])
-    ones = batch.features("np").map(torch.ones_like)
+    ones = batch.features("hnp").map(torch.ones_like)
+    assert ones.network["network"].shape == (2, 2, 64)
     for _, x in Dropout(0.5, per_channel=True)(ones).tensors():
-        if x.numel():
+        if x.numel() and x.shape[1]:
+            x = x[:, :1]
             halves = x.reshape(2, -1, 64)
             assert torch.equal(halves, halves[:, :1].expand_as(halves))
             assert not torch.equal(halves[0, 0], halves[1, 0])
@@ -252,6 +292,14 @@ def test_standardize_leaves_constant_entries_finite():
     graph["hidden1"].x = torch.full((3, 1, 1), 2.0).double()
     out = Standardize(graph.spec, 1).double().fit([graph])(graph.features())
     assert torch.equal(out.neurons["hidden1"], torch.zeros(3, 1, 1).double())
+
+
+def test_standardize_is_not_fooled_by_rounding():
+    graph, other = chain((2, 3, 4)), chain((2, 3, 4))
+    graph["hidden1"].x = torch.full((3, 1, 1), 0.1).double()
+    other["hidden1"].x = torch.full((3, 1, 1), 0.2).double()
+    out = Standardize(graph.spec, 1).double().fit(graph)(other.features())
+    assert torch.allclose(out.neurons["hidden1"], torch.full((3, 1, 1), 0.1).double())
 
 
 def test_residual_and_activation():
@@ -304,6 +352,88 @@ def test_the_papers_models_train(name, symmetry):
     assert loss().item() < 0.7 * before
 
 
+MODEL_OPTIONS = {
+    "plain": {},
+    "norm": {"norm": True},
+    "dropout": {"dropout": 0.5},
+    "residual": {"residual": True},
+    "pointwise": {"pointwise": True},
+    "sums": {"reduce": "sum"},
+    "act": {"act": "Tanh"},
+    "fourier": {"fourier_features": 3, "fourier_scale": 0.1},
+    "learned": {"io_encoding": "learned", "encode_layers": True},
+    "sinusoidal": {"io_encoding": "sinusoidal", "encode_layers": True},
+    "standardize": {"standardize": True},
+}
+
+
+def by_hand(spec, symmetry, channels, is_invariant, options):
+    """The layers of an NFN, written out."""
+    folded, width = spec.fold(symmetry), 2
+    before, after = [], []
+    if options.get("standardize"):
+        before.append(Standardize(spec, 2))
+    if "fourier_features" in options:
+        before.append(FourierFeatures(2, 3, 0.1))
+        width = 6
+    if "io_encoding" in options:
+        before.append(IOEncoding(spec, width, options["io_encoding"], encode_layers=True))
+        width = before[-1].out_channels
+    for i, out in enumerate(channels):
+        block = [ChannelNorm(folded, width)] if "norm" in options and i else []
+        shared = {k: options[k] for k in ("pointwise", "reduce") if k in options}
+        block.append(NFLinear(folded, width, out, **shared))
+        if is_invariant or i < len(channels) - 1:
+            block.append(Activation(nn.Tanh() if "act" in options else nn.ReLU()))
+            block += [Dropout(0.5)] if "dropout" in options else []
+        block = nn.Sequential(*block)
+        after.append(Residual(block) if "residual" in options and width == out else block)
+        width = out
+    return nn.Sequential(*before).double(), nn.Sequential(*after).double()
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("is_invariant", [False, True])
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_models_are_their_layers_in_order(name, is_invariant, symmetry):
+    """The same parameters in layers put together by hand give the same numbers."""
+    options, channels = MODEL_OPTIONS[name], (4, 4, 2)
+    batch = batch_of(2)
+    extra = {"out_features": 3, "head": (5, 6), "pool": "max", "head_dropout": 0.5}
+    model = NFN(
+        batch.spec, channels, symmetry, in_channels=2, **options, **(extra if is_invariant else {})
+    ).double()
+    if model.standardize is not None:
+        model.standardize.fit([batch])
+    before, after = by_hand(batch.spec, symmetry, channels, is_invariant, options)
+    mine = list(model.state_dict().values())
+    theirs = [*before.state_dict().values(), *after.state_dict().values()]
+    for value, source in zip(theirs, mine, strict=False):
+        value.copy_(source)
+    if is_invariant:
+        kinds = [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
+        assert [type(layer) for layer in model.head] == kinds
+        assert [model.head[i].p for i in (2, 5)] == [0.5, 0.5]
+        assert [model.head[i].out_features for i in (0, 3, 6)] == [5, 6, 3]
+    torch.manual_seed(1)
+    expected = after(before(batch.features()).fold(symmetry))
+    if is_invariant:
+        expected = model.head(Pool(expected.spec, "max")(expected).flatten(1))
+    torch.manual_seed(1)
+    actual = model(batch)
+    assert torch.equal(actual, expected) if is_invariant else same(actual, expected)
+
+
+def test_an_editing_model_adds_a_learned_fraction():
+    batch = batch_of(1)
+    model = NFN(batch.spec, (4, 1), "hnp", edit_scale=0.01).double()
+    edited = model(batch)
+    assert model.edit_scale.item() == pytest.approx(0.01)
+    change = (edited - batch.features("hnp")) / model.edit_scale.detach()
+    model.edit_scale = None
+    assert same(change, model(batch), 1e-9)
+
+
 def test_models_save_and_load():
     batch = batch_of(1)
     options = {
@@ -329,6 +459,8 @@ def test_models_take_graphs_batches_and_features():
 
 
 def test_a_model_for_one_input_size_serves_np_networks_of_any():
-    spec = NetworkSpec.union([chain((2, 3, 4)).spec, chain((6, 3, 4)).spec])
+    spec = chain((2, 3, 4)).spec
     model = NFN(spec, (4,), "np", out_features=1, head=(4,), io_encoding="sinusoidal").double()
-    assert model(chain((9, 3, 4))).shape == (1, 1)
+    other = chain((9, 3, 5))
+    assert model(other).shape == (1, 1)
+    assert torch.equal(model(other.features()), model(other))

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
+
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import FoldedSpec
 from nfn_graph.spec import NetworkSpec
+
+_UNION_HINT = (
+    "networks of some types of a larger spec become features of it by "
+    "graph.features(symmetry, spec=larger)"
+)
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -28,27 +35,40 @@ def check_features(
     """Raises unless the features fit; returns them with the entries no network owns zeroed."""
     if not isinstance(features, WeightFeatures):
         raise TypeError(f"Expected WeightFeatures (got {type(features).__name__})")
-    if features.spec is not spec and features.spec != spec:
+    # The compiler cannot compare specs: there, shapes that do not fit are found by torch.
+    comparable = features.spec is not spec and not torch.compiler.is_compiling()
+    if comparable and not _fits(spec, features.spec):
         raise ValueError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
     if channels is not None and features.channels != channels:
         raise ValueError(f"Expected features of {channels} channels (got {features.channels})")
     return features.owned()
 
 
-def check_reduce(value: Choice, choices: Sequence[str]) -> Choice:
+def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     """Raises unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"Expected one of {list(choices)} (got {value!r})")
     return value
 
 
+def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:
+    """Whether the specs are equal, but for sizes that the first one leaves open."""
+    if spec == got:
+        return True
+    if isinstance(spec, FoldedSpec) or isinstance(got, FoldedSpec):
+        return False
+    return spec.unsized == got.unsized and all(
+        n.size in (None, m.size) for n, m in zip(spec.neurons, got.neurons, strict=True)
+    )
+
+
 def _difference(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> str:
     if isinstance(spec, FoldedSpec) and isinstance(got, FoldedSpec):
         if spec.symmetry != got.symmetry:
             return f"features folded for '{got.symmetry}'"
-        return spec.network.difference(got.network)
+        return f"{spec.network.difference(got.network)}; {_UNION_HINT}"
     if isinstance(spec, FoldedSpec):
         return f"features before the fold; use features.fold('{spec.symmetry}')"
     if isinstance(got, FoldedSpec):
         return "features after the fold; use features.unfold()"
-    return spec.difference(got)
+    return f"{spec.difference(got)}; {_UNION_HINT}"

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
+from nfn_graph.folded import FoldedSpec
 
 
 class Activation(nn.Module):
     """A pointwise function of the features, such as `Activation(nn.ReLU())`.
 
     Args:
-        function: A function of a tensor that acts on every value by itself.
+        function: A function of a tensor that acts on every value by itself, and not in
+            place: features share memory with the graph that they came from.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        if getattr(function, "inplace", False):
+            raise ValueError(f"Expected a function that keeps its input (got {function})")
         self.function = function
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
@@ -59,7 +62,7 @@ class Dropout(nn.Module):
 
         graph_of = {name: rows.graph for name, rows in incidence.neurons.items()}
         edges = dict(incidence.weights)
-        if features.network:
+        if isinstance(features.spec, FoldedSpec):
             edges.update({key: rows.edges for key, rows in incidence.self_weights.items()})
         return features.replace(
             Levels(
@@ -99,9 +102,16 @@ class Residual(nn.Module):
         return features + new
 
 
+#: The activations of `torch.nn` that act on every value by itself.
+ACTIVATIONS = (
+    "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
+    "LogSigmoid", "Mish", "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus",
+    "Softsign", "Tanh",
+)  # fmt: skip
+
+
 def activation(name: str) -> Activation:
     """The activation of that name in `torch.nn`, such as `"ReLU"` or `"SiLU"`."""
-    function = getattr(torch.nn, name, None)
-    if not (isinstance(function, type) and issubclass(function, nn.Module)):
-        raise ValueError(f"Expected the name of an activation in torch.nn (got {name!r})")
-    return Activation(function())
+    if name not in ACTIVATIONS:
+        raise ValueError(f"Expected the name of an activation of {ACTIVATIONS} (got {name!r})")
+    return Activation(getattr(nn, name)())

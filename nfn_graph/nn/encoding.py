@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
-from nfn_graph.incidence import NeuronRows
-from nfn_graph.nn.checks import check_features, check_reduce
+from nfn_graph.nn.checks import check_choice, check_features
+from nfn_graph.rows import NeuronRows
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 
 
@@ -58,7 +58,7 @@ class IOEncoding(nn.Module):
             )
         self.spec = spec
         self.in_channels = in_channels
-        self.kind = check_reduce(kind, ("learned", "sinusoidal"))
+        self.kind = check_choice(kind, ("learned", "sinusoidal"))
         self.max_frequency = max_frequency
         self.num_bands = num_bands
         self.encode_layers = encode_layers

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
+from nfn_graph.backends import current_backend
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
-from nfn_graph.nn.checks import check_features, check_folded, check_reduce
-from nfn_graph.ops import Reduce, divide_by_count, edge_update, segment_sum, with_transposed
-from nfn_graph.spec import Key, WeightKey, module_name
-from nfn_graph.summary import network_summary
+from nfn_graph.fused import Batched, Maps, Values, fused_layer
+from nfn_graph.nn.checks import check_choice, check_features, check_folded
+from nfn_graph.ops import Reduce, divide_by_count, expand, segment_sum, with_transposed
+from nfn_graph.scales import batched
+from nfn_graph.spec import module_name
+from nfn_graph.wiring import Wiring
 
 
 class NFLinear(nn.Module):
@@ -63,7 +68,7 @@ class NFLinear(nn.Module):
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.pointwise = pointwise
-        self.reduce: Reduce = check_reduce(reduce, ("mean", "sum"))
+        self.reduce: Reduce = check_choice(reduce, ("mean", "sum"))
         self._check_size(max_parameters)
         self.weights = nn.ParameterDict(
             {
@@ -83,6 +88,8 @@ class NFLinear(nn.Module):
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(spec.summary_taps * out_channels))
+        self._wiring = Wiring.of(spec)
+        self._names = [module_name(bundle.key) for bundle in spec.bundles]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -119,122 +126,66 @@ class NFLinear(nn.Module):
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
         features = check_features(features, self.spec, self.in_channels)
-        return self._pointwise(features) if self.pointwise else self._full(features)
+        values = Values(
+            [features.weights[b.key].flatten(1) for b in self.spec.bundles],
+            [features.neurons[n.name].flatten(1) for n in self.spec.neurons],
+            features.network[NETWORK].flatten(1),
+        )
+        maps = self._maps()
+        device = values.network.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            values, maps = _autocast(values, maps)
+        if self.pointwise:
+            return self._output(features, self._pointwise(values, maps))
+        fused = current_backend() == "torch"
+        batch = batched(
+            features.incidence, self.spec, self._wiring, self.reduce, values.network.dtype, fused
+        )
+        if fused:
+            return self._output(features, fused_layer(message_passing, batch, values, maps))
+        return self._output(features, message_passing(batch, values, maps))
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
         kind = "pointwise, " if self.pointwise else ""
         return f"{self.in_channels} -> {self.out_channels}, {kind}{self.spec}"
 
-    def _full(self, features: WeightFeatures) -> WeightFeatures:
-        spec, incidence = self.spec, features.incidence
-        target_sums, means = self._neuron_means(features)
-        summary = network_summary(features, spec, self.reduce, target_sums)
-        message = torch.nn.functional.linear(summary, self.network, self.bias)
-        from_network = self._split_summary(message)
-        neurons: dict[str, Tensor] = {}
-        to_edges: dict[tuple[WeightKey, str], Tensor] = {}
-        for neuron in spec.neurons:
-            name, incident = neuron.name, spec.incident[neuron.name]
-            own = features.neurons[name].flatten(1)
-            read = torch.cat([own, *(means[b.key, end] for b, end in incident)], 1)
-            parts = [neuron.taps, *(b.taps for b, _ in incident)]
-            if sum(parts) == 0:
-                neurons[name] = own.new_empty(own.shape[0], 0)
-                continue
-            new, *messages = (read @ self.neurons[name].t()).split(
-                [taps * self.out_channels for taps in parts], 1
-            )
-            graph = incidence.neurons[name].graph
-            neurons[name] = new + from_network[name].index_select(0, graph)
-            for (bundle, end), sent in zip(incident, messages, strict=True):
-                if end == "target":
-                    # Every edge has one target: what the network says goes along.
-                    sent = sent + from_network[bundle.key].index_select(0, graph)
-                to_edges[bundle.key, end] = sent
-        weights = {}
-        for bundle in spec.bundles:
-            key = bundle.key
-            weights[key] = edge_update(
-                self._read(bundle, features),
-                self.weights[module_name(key)],
-                to_edges[key, "target"],
-                to_edges[key, "source"],
-                incidence.edges(bundle),
-            )
-        return self._output(features, weights, neurons, from_network[NETWORK])
-
-    def _pointwise(self, features: WeightFeatures) -> WeightFeatures:
-        spec = self.spec
-        constant = self._split_summary(self.bias) if self.bias is not None else {}
-        linear = torch.nn.functional.linear
-        weights = {
-            b.key: linear(
-                self._read(b, features), self.weights[module_name(b.key)], constant.get(b.key)
-            )
-            for b in spec.bundles
-        }
-        neurons = {}
-        for neuron in spec.neurons:
-            x = features.neurons[neuron.name].flatten(1)
-            if neuron.taps:
-                x = linear(x, self.neurons[neuron.name], constant.get(neuron.name))
-            neurons[neuron.name] = x
-        own = features.network[NETWORK].flatten(1)
-        network = linear(own, self.network, constant.get(NETWORK)) if spec.network_taps else own
-        return self._output(features, weights, neurons, network)
-
-    def _neuron_means(
-        self, features: WeightFeatures
-    ) -> tuple[dict[WeightKey, Tensor], dict[tuple[WeightKey, str], Tensor]]:
-        """The row and column aggregates of every weight type."""
-        sums, means = {}, {}
-        for bundle in self.spec.bundles:
-            x = features.weights[bundle.key].flatten(1)
-            edges = features.incidence.edges(bundle)
-            targets = features.incidence.neurons[bundle.target].count
-            sources = features.incidence.neurons[bundle.source].count
-            rows = segment_sum(x, edges.target, targets)
-            columns = segment_sum(x, edges.source, sources)
-            sums[bundle.key] = rows
-            if self.reduce == "mean":
-                rows = divide_by_count(rows, edges.per_target)
-                columns = divide_by_count(columns, edges.per_source)
-            means[bundle.key, "target"] = rows
-            means[bundle.key, "source"] = columns
-        return sums, means
-
-    def _read(self, bundle: Bundle, features: WeightFeatures) -> Tensor:
-        x = features.weights[bundle.key].flatten(1)
-        if bundle.is_self and not self.pointwise:
-            return with_transposed(x, features.incidence.edges(bundle))
-        return x
-
-    def _output(
-        self,
-        features: WeightFeatures,
-        weights: dict[WeightKey, Tensor],
-        neurons: dict[str, Tensor],
-        network: Tensor,
-    ) -> WeightFeatures:
-        taps = self.spec.taps
-
-        def tapped(key: Key, x: Tensor) -> Tensor:
-            return x.reshape(x.shape[0], taps[key], self.out_channels)
-
-        return features.replace(
-            Levels(
-                {key: tapped(key, x) for key, x in weights.items()},
-                {key: tapped(key, x) for key, x in neurons.items()},
-                {NETWORK: tapped(NETWORK, network)},
-            )
+    def _maps(self) -> Maps:
+        return Maps(
+            [self.weights[name] for name in self._names],
+            [self.neurons.get(n.name) for n in self.spec.neurons],
+            self.network,
+            self.bias,
         )
 
-    def _split_summary(self, x: Tensor) -> dict[Key, Tensor]:
-        """One part per type, along the last axis, in the order of the network summary."""
+    def _pointwise(self, values: Values, maps: Maps) -> Values:
         taps = self.spec.taps
-        parts = x.split([count * self.out_channels for count in taps.values()], -1)
-        return dict(zip(taps, parts, strict=True))
+        constants: Sequence[Tensor | None] = [None] * len(taps)
+        if maps.bias is not None:
+            constants = maps.bias.split([count * self.out_channels for count in taps.values()])
+        tensors = (*values.weights, *values.neurons, values.network)
+        matrices = (*maps.weights, *maps.neurons, maps.network)
+        new = [
+            x if matrix is None else linear(x, matrix, constant)
+            for x, matrix, constant in zip(tensors, matrices, constants, strict=True)
+        ]
+        count = len(maps.weights)
+        return Values(new[:count], new[count:-1], new[-1])
+
+    def _output(self, features: WeightFeatures, values: Values) -> WeightFeatures:
+        taps = self.spec.taps
+        tensors = (*values.weights, *values.neurons, values.network)
+        tapped = {
+            key: x.view(x.shape[0], count, self.out_channels)
+            for (key, count), x in zip(taps.items(), tensors, strict=True)
+        }
+        return features.replace(
+            Levels(
+                {b.key: tapped[b.key] for b in self.spec.bundles},
+                {n.name: tapped[n.name] for n in self.spec.neurons},
+                {NETWORK: tapped[NETWORK]},
+            )
+        )
 
     def _map(self, out_taps: int, in_taps: int) -> Tensor:
         return torch.empty(out_taps * self.out_channels, in_taps * self.in_channels)
@@ -278,3 +229,69 @@ class NFLinear(nn.Module):
                 f"{sizes[largest]:,} at {largest}). HNP grows with the square of fixed sizes: "
                 f"use 'np' with IOEncoding, fewer channels, or raise max_parameters."
             )
+
+
+def message_passing(batch: Batched, values: Values, maps: Maps) -> Values:
+    """The equations of :class:`NFLinear`, in plain operations."""
+    wiring, edges, neurons = batch.wiring, batch.edges, batch.neurons
+    # W_{j,*} and W_{*,k}: the aggregates over the edges of a target and of a source neuron.
+    rows = [segment_sum(x, e.targets) for x, e in zip(values.weights, edges, strict=True)]
+    columns = [segment_sum(x, e.sources) for x, e in zip(values.weights, edges, strict=True)]
+    # W_{*,*} and v_*: the aggregates over all edges and all neurons of a type.
+    sums = [
+        segment_sum(x, neurons[wires.target.neuron].graphs)
+        for x, wires in zip(rows, wiring.bundles, strict=True)
+    ]
+    sums += [segment_sum(x, n.graphs) for x, n in zip(values.neurons, neurons, strict=True)]
+    if batch.mean:
+        rows = [divide_by_count(x, e.per_target) for x, e in zip(rows, edges, strict=True)]
+        columns = [divide_by_count(x, e.per_source) for x, e in zip(columns, edges, strict=True)]
+        counts = [part.per_graph for part in (*edges, *neurons)]
+        sums = [divide_by_count(x, n) for x, n in zip(sums, counts, strict=True)]
+    # The network: one map of everything, split into what it says to each type.
+    message = linear(torch.cat([*sums, values.network], 1), maps.network, maps.bias)
+    channels = message.shape[1] // max(sum(wiring.summary), 1)
+    *said, network = message.split([taps * channels for taps in wiring.summary], 1)
+    # The neurons: one map of each, split into its own part and one message per end.
+    ends = {"target": rows, "source": columns}
+    new_neurons: list[Tensor] = []
+    messages: dict[tuple[int, str], Tensor] = {}
+    for i, (own, wires) in enumerate(zip(values.neurons, wiring.neurons, strict=True)):
+        matrix = maps.neurons[i]
+        read = torch.cat([own, *(ends[end][bundle] for bundle, end in wires.incident)], 1)
+        mapped = read.new_zeros(read.shape[0], 0) if matrix is None else linear(read, matrix)
+        new, *sent = mapped.split([taps * channels for taps in wires.taps], 1)
+        graphs = neurons[i].graphs
+        new_neurons.append(new + expand(said[len(edges) + i], graphs))
+        for (bundle, end), part in zip(wires.incident, sent, strict=True):
+            # Every edge has one target: what the network says goes along.
+            along = expand(said[bundle], graphs) if end == "target" else 0
+            messages[bundle, end] = part + along
+    # The weights: each one's own map, and the messages of its two neurons.
+    new_weights = []
+    for i, (x, rows_, wires) in enumerate(zip(values.weights, edges, wiring.bundles, strict=True)):
+        read = with_transposed(x, rows_) if wires.is_self else x
+        new_weights.append(
+            linear(read, maps.weights[i])
+            + expand(messages[i, "target"], rows_.targets)
+            + expand(messages[i, "source"], rows_.sources)
+        )
+    return Values(new_weights, new_neurons, network)
+
+
+def _autocast(values: Values, maps: Maps) -> tuple[Values, Maps]:
+    """All tensors in the dtype of autocast, which does not look into the fused layer."""
+    dtype = torch.get_autocast_dtype(values.network.device.type)
+    return (
+        Values(
+            [x.to(dtype) for x in values.weights],
+            [x.to(dtype) for x in values.neurons],
+            values.network.to(dtype),
+        ),
+        Maps(
+            [x.to(dtype) for x in maps.weights],
+            [None if x is None else x.to(dtype) for x in maps.neurons],
+            maps.network.to(dtype),
+            None if maps.bias is None else maps.bias.to(dtype),
+        ),
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
@@ -38,7 +39,7 @@ class NFN(nn.Module):
     INR classification      `channels=(512,) * 3, out_features=10, head=(1000, 1000),
                             head_dropout=0.5, io_encoding="sinusoidal"`
     winning tickets         `channels=(64, 64, 64, 10), in_channels=2`
-    INR editing             `channels=(128, 128, 1)`
+    INR editing             `channels=(128, 128, 1), edit_scale=0.01`
     ======================  =============================================================
 
     Args:
@@ -52,13 +53,19 @@ class NFN(nn.Module):
         pool: Aggregate of its invariant layer.
         pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
         io_encoding: See :class:`IOEncoding`; None for none.
+        encode_layers: Whether the IO-encoding also tells depths apart.
         fourier_features: Number of Gaussian Fourier features of the values; 0 for none.
+        fourier_scale: Their scale.
         standardize: Whether to standardize the input; fit `model.standardize` first.
         norm: Whether to normalise channels before every NF-Layer but the first.
         dropout: Dropout after every activation.
         residual: Whether layers that keep the number of channels add their input.
         act: Name of the activation in `torch.nn`.
         reduce: Aggregate of the NF-Layers.
+        edit_scale: For an equivariant model that edits its input:
+            :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
+            here.
+        max_parameters: See :class:`NFLinear`.
     """
 
     def __init__(
@@ -74,35 +81,57 @@ class NFN(nn.Module):
         pool: Reduce = "mean",
         pointwise: bool = False,
         io_encoding: Literal["learned", "sinusoidal"] | None = None,
+        encode_layers: bool = False,
         fourier_features: int = 0,
+        fourier_scale: float = 10.0,
         standardize: bool = False,
         norm: bool = False,
         dropout: float = 0.0,
         residual: bool = False,
         act: str = "ReLU",
         reduce: Reduce = "mean",
+        edit_scale: float | None = None,
+        max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
+        if not isinstance(spec, NetworkSpec):
+            raise TypeError(
+                f"Expected the networks' own NetworkSpec, such as batch.spec "
+                f"(got {type(spec).__name__})"
+            )
         if not channels:
             raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+        if edit_scale is not None and (out_features is not None or channels[-1] != in_channels):
+            raise ValueError(
+                f"Expected an equivariant model with {in_channels} output channels to edit its "
+                f"input (got channels {tuple(channels)}, out_features={out_features})"
+            )
+        if symmetry == "np" and io_encoding != "learned":
+            spec = spec.unsized  # Then any number of inputs and outputs will do.
         activation(act)  # Refuses an unknown name also where no layer uses it.
         self.spec = spec
         self.symmetry: Symmetry = symmetry
-        folded = spec.fold(symmetry)
+        self.folded = folded = spec.fold(symmetry)
         self.standardize = Standardize(spec, in_channels) if standardize else None
         width = in_channels
         before: list[nn.Module] = []
         if fourier_features:
-            before.append(FourierFeatures(width, fourier_features))
+            before.append(FourierFeatures(width, fourier_features, fourier_scale))
             width = 2 * fourier_features
         if io_encoding is not None:
-            before.append(encoding := IOEncoding(spec, width, io_encoding))
+            encoding = IOEncoding(spec, width, io_encoding, encode_layers=encode_layers)
+            before.append(encoding)
             width = encoding.out_channels
         self.before = nn.Sequential(*before)
         layers: list[nn.Module] = []
+        options: dict[str, Any] = {
+            "pointwise": pointwise,
+            "reduce": reduce,
+            "max_parameters": max_parameters,
+        }
         for i, out in enumerate(channels):
             block: list[nn.Module] = [ChannelNorm(folded, width)] if norm and i else []
-            block.append(NFLinear(folded, width, out, pointwise=pointwise, reduce=reduce))
+            block.append(NFLinear(folded, width, out, **options))
             if out_features is not None or i < len(channels) - 1:
                 block.append(activation(act))
                 block += [Dropout(dropout)] if dropout else []
@@ -110,6 +139,9 @@ class NFN(nn.Module):
             layers.append(Residual(layer) if residual and width == out else layer)
             width = out
         self.layers = nn.Sequential(*layers)
+        self.edit_scale: nn.Parameter | None = None
+        if edit_scale is not None:
+            self.edit_scale = nn.Parameter(torch.tensor(edit_scale))
         self.pool: Pool | None = None
         self.head: nn.Sequential | None = None
         if out_features is not None:
@@ -125,11 +157,14 @@ class NFN(nn.Module):
         if self.pool is not None and return_graph:
             raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
         check_features(features, self.spec)
+        given = features
         if self.standardize is not None:
             features = self.standardize(features)
-        features = self.layers(self.before(features).fold(self.symmetry))
+        features = self.layers(self.before(features).fold(self.folded))
         if self.pool is not None and self.head is not None:
             return self.head(self.pool(features).flatten(1))
+        if self.edit_scale is not None:
+            features = given.fold(self.folded) + features * self.edit_scale
         return features.to_graph() if return_graph else features
 
 

@@ -55,7 +55,8 @@ class Standardize(nn.Module):
     """Subtracts the mean and divides by the standard deviation of a set of networks.
 
     The statistics are per type, tap and channel, over all neurons and networks, so the layer
-    commutes with permutations. They are buffers: saved with the model, not trained.
+    commutes with permutations. They are buffers: saved with the model, not trained. Before
+    :meth:`fit` the layer does nothing.
 
     Args:
         spec: The networks' own spec.
@@ -73,11 +74,13 @@ class Standardize(nn.Module):
                 self.std.register_buffer(module_name(key), torch.ones(taps, channels))
 
     @torch.no_grad()
-    def fit(self, graphs: Iterable[WeightGraph]) -> Standardize:
+    def fit(self, graphs: WeightGraph | Iterable[WeightGraph]) -> Standardize:
         """Sets the statistics from graphs or batches, in one pass.
 
-        A tap that never varies, or was seen only once, is only centred.
+        A tap that does not vary, or was seen only once, is only centred.
         """
+        if isinstance(graphs, WeightGraph):
+            graphs = [graphs]
         count: dict[str, int] = {}
         mean: dict[str, Tensor] = {}
         spread: dict[str, Tensor] = {}
@@ -101,7 +104,8 @@ class Standardize(nn.Module):
         for name, n in count.items():
             std = (spread[name] / n).sqrt()
             getattr(self.mean, name).copy_(mean[name])
-            getattr(self.std, name).copy_(torch.where(std > 0, std, 1.0))
+            varies = std > 1e-6 * mean[name].abs()
+            getattr(self.std, name).copy_(torch.where(varies, std, 1.0))
         return self
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:

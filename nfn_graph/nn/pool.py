@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import FoldedSpec
-from nfn_graph.nn.checks import check_features, check_folded, check_reduce
+from nfn_graph.nn.checks import check_choice, check_features, check_folded
 from nfn_graph.ops import Reduce
 from nfn_graph.summary import network_summary
 
@@ -29,7 +29,9 @@ class Pool(nn.Module):
     Args:
         spec: The folded spec of the features.
         reduce: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
-        full: Whether to keep the redundant entries of :math:`\tilde P`.
+        full: Whether to keep the redundant entries of :math:`\tilde P`, which are
+            :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
+            are fixed, so all of its entries take the place of rows and columns.
 
     Shapes:
         - input: features of `spec`.
@@ -39,7 +41,7 @@ class Pool(nn.Module):
     def __init__(self, spec: FoldedSpec, reduce: Reduce = "mean", full: bool = False) -> None:
         super().__init__()
         self.spec = check_folded(spec)
-        self.reduce: Reduce = check_reduce(reduce, ("mean", "sum", "max"))
+        self.reduce: Reduce = check_choice(reduce, ("mean", "sum", "max"))
         self.full = full
         self._coarse = spec.network.fold("np") if full and spec.symmetry == "hnp" else None
         # Where the aggregates of tensors with a fixed axis are in the folded summary.

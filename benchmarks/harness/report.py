@@ -1,0 +1,62 @@
+"""Arguments and output of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import nfn_graph
+from harness.timing import THREADS
+
+Row = Mapping[str, Any]
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """The options that every benchmark has; pins the threads."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repeats, below 60 s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--compile", action="store_true", help="also compile the layers")
+    parser.add_argument("--threads", type=int, default=THREADS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    return args
+
+
+def show(rows: Sequence[Row], title: str, file: Path | None) -> None:
+    """Prints rows as a Markdown table, and writes them to a file if one is given."""
+    print(f"\n{title}\n{machine()}\n")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "---|" * len(columns))
+    for row in rows:
+        print("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
+    if file is not None:
+        found = {"title": title, "machine": machine(), "rows": list(rows)}
+        file.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def machine() -> str:
+    """Cores, load, memory and versions."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GB, "
+        f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, "
+        f"Python {platform.python_version()}, torch {torch.__version__}, "
+        f"nfn_graph {nfn_graph.__version__}"
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return "" if value is None else str(value)

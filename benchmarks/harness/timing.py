@@ -1,0 +1,57 @@
+"""Timing of several functions in turn, so that all of them see the same machine."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+THREADS = 2
+
+
+def alternate(
+    functions: Mapping[str, Callable[[], object]], seconds: float, device: torch.device
+) -> dict[str, list[float]]:
+    """Runs functions in turn; returns the milliseconds of every run.
+
+    Args:
+        functions: What to time.
+        seconds: How long to go on, all functions together; at least five rounds.
+        device: Where they run.
+    """
+    for function in functions.values():
+        for _ in range(2):
+            function()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    end = time.perf_counter() + seconds
+    # A collection of garbage in the middle of a run would be charged to that run.
+    gc.collect()
+    gc.disable()
+    try:
+        while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+            for name, function in functions.items():
+                times[name].append(_once(function, device))
+    finally:
+        gc.enable()
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], first: str, second: str) -> float:
+    """The median, over rounds, of the first time over the second of the same round."""
+    return median(a / b for a, b in zip(times[first], times[second], strict=True))
+
+
+def _once(function: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        begin, finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function()
+        finish.record()
+        torch.cuda.synchronize(device)
+        return float(begin.elapsed_time(finish))
+    start = time.perf_counter()
+    function()
+    return (time.perf_counter() - start) * 1e3

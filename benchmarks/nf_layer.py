@@ -1,0 +1,99 @@
+"""One NF-Layer: ours, the published `nfn`, and the bare matrix products.
+
+Ratios below 1 mean that ours is faster. Every row times all of them in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from harness.cases import CASES, Case, graph_features, nfn_features
+from harness.products import products
+from harness.report import arguments, show
+from harness.timing import alternate, ratio
+from nfn.layers import HNPLinear, NPLinear
+from torch import Tensor, nn
+
+from nfn_graph import NFLinear, WeightFeatures
+
+
+def main() -> None:
+    """Times all cases."""
+    args = arguments(__doc__)
+    rows = []
+    for name, case in CASES.items():
+        for symmetry in ("np", "hnp") if case.hnp else ("np",):
+            for backward in (False, True):
+                if args.quick and (symmetry == "hnp" or not backward):
+                    continue
+                rows.append(measure(name, case, symmetry, backward, args))
+                print(".", end="", flush=True)
+    show(rows, "One layer", args.json)
+
+
+def measure(
+    name: str, case: Case, symmetry: str, backward: bool, args: argparse.Namespace
+) -> dict[str, object]:
+    """One row of the table."""
+    device = args.device
+    features = graph_features(case, symmetry, device)
+    ours = NFLinear(features.spec, case.channels, case.channels).to(device)
+    theirs_in, spec = nfn_features(case, device)
+    layer = NPLinear if symmetry == "np" else HNPLinear
+    theirs = layer(spec, case.channels, case.channels).to(device)
+    our_inputs = [*our_tensors(features), *ours.parameters()]
+    their_inputs = [*tensors_of(theirs_in), *theirs.parameters()]
+
+    def run_ours(layer: nn.Module) -> Callable[[], object]:
+        return step(lambda: our_tensors(layer(features)), our_inputs, backward)
+
+    def run_theirs(layer: nn.Module) -> Callable[[], object]:
+        return step(lambda: tensors_of(layer(theirs_in)), their_inputs, backward)
+
+    functions = {
+        "ours": run_ours(ours),
+        "nfn": run_theirs(theirs),
+        "products": products(ours, features, backward),
+    }
+    if args.compile:
+        functions["compiled nfn"] = run_theirs(torch.compile(theirs))
+        functions["compiled ours"] = run_ours(torch.compile(ours))
+    times = alternate(functions, 3.0 if args.quick else 6.0, device)
+    row: dict[str, object] = {
+        "case": name,
+        "group": symmetry,
+        "pass": "forward+backward" if backward else "forward",
+        "ours ms": median(times["ours"]),
+    }
+    for other in functions:
+        if other != "ours":
+            row[f"ours / {other}"] = ratio(times, "ours", other)
+    return row
+
+
+def step(
+    function: Callable[[], list[Tensor]], inputs: list[Tensor], backward: bool
+) -> Callable[[], object]:
+    """A pass, with gradients of all inputs and parameters if wanted."""
+    if not backward:
+        return torch.no_grad()(function)
+    grads = [torch.randn_like(x) for x in function()]
+    return lambda: torch.autograd.grad(function(), inputs, grads)
+
+
+def our_tensors(features: WeightFeatures) -> list[Tensor]:
+    """All tensors of our features that are not empty."""
+    return [x for _, x in features.tensors() if x.numel()]
+
+
+def tensors_of(features: Any) -> list[Tensor]:
+    """All tensors of the features of `nfn`."""
+    return [*features.weights, *features.biases]
+
+
+if __name__ == "__main__":
+    main()

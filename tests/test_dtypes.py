@@ -1,0 +1,75 @@
+"""float64, float32, bfloat16 and autocast, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from networks import NAMED_SPECS
+from nfn_graph import NFN, NFLinear, use_backend
+from test_ops import batch_of
+
+SYMMETRIES = ["np", "hnp"]
+BACKENDS = ["torch", "plain"]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}
+
+
+def relative(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = x.detach(), y.detach()
+    return float((x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", ["mlp", "cnn", "self"])
+def test_layers_in_every_dtype(network, symmetry, dtype, backend):
+    features = batch_of(NAMED_SPECS[network]).features(symmetry)
+    reference = NFLinear(features.spec, 3, 4).double()
+    layer = NFLinear(features.spec, 3, 4).to(dtype)
+    layer.load_state_dict(reference.state_dict())
+    inputs = features.to(dtype).map(lambda x: x.requires_grad_())
+    with use_backend(backend):
+        out = layer(inputs)
+    expected = reference(features)
+    assert out.dtype == dtype
+    for (_, x), (_, y) in zip(out.tensors(), expected.tensors(), strict=True):
+        assert relative(x, y) < TOLERANCE[dtype]
+    sum(x.sum() for _, x in out.tensors()).backward()
+    sum(x.sum() for _, x in expected.tensors()).backward()
+    for p, q in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert p.grad.dtype == dtype
+        assert relative(p.grad, q.grad) < TOLERANCE[dtype]
+    assert all(x.grad.dtype == dtype for _, x in inputs.tensors() if x.numel())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("pointwise", [False, True])
+def test_autocast_forward_and_backward(pointwise, symmetry, backend):
+    spec = NAMED_SPECS["mlp"]
+    features = batch_of(spec).features().to(torch.float32)
+    options = {"in_channels": 3, "out_features": 2, "head": (8,), "pointwise": pointwise}
+    model = NFN(spec, (4, 4), symmetry, norm=True, residual=True, **options)
+    expected = model(features)
+    expected.square().sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with use_backend(backend), torch.autocast("cpu", torch.bfloat16):
+        out = model(features)
+        inner = model.layers[0][0](features.fold(symmetry))
+    assert out.dtype == inner.dtype == torch.bfloat16
+    assert relative(out, expected) < 0.1
+    out.float().square().sum().backward()
+    for p, g in zip(model.parameters(), grads, strict=True):
+        assert p.grad.dtype == torch.float32
+        assert relative(p.grad, g) < 0.3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_features_of_another_dtype_than_the_layer_are_refused(backend):
+    features = batch_of(NAMED_SPECS["mlp"]).features("np")
+    layer = NFLinear(features.spec, 3, 4)
+    with use_backend(backend), pytest.raises(RuntimeError, match="dtype"):
+        layer(features)

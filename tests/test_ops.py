@@ -1,0 +1,237 @@
+"""The kernels: each against the plain operations, with gradients, in every odd shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from networks import NAMED_SPECS, chain, sizes_of, specs
+from nfn_graph import Batch, NetworkSpec, NeuronType, NFLinear, WeightType, use_backend
+from nfn_graph.incidence import Incidence
+from nfn_graph.incidence_cache import IncidenceCache
+from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
+from nfn_graph.layout import Shape
+from nfn_graph.rows import Segments
+from nfn_graph.testing import random_graph
+
+CPU = torch.device("cpu")
+SYMMETRIES = ["np", "hnp"]
+
+
+def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: int = 3) -> Batch:
+    return Batch.from_data_list(
+        [
+            random_graph(spec, {n.name: w for n in spec.neurons if n.size is None}, channels)
+            for w in widths
+        ]
+    )
+
+
+def all_segments() -> list[Segments]:
+    """Contiguous, strided, and with empty groups (a network without the type)."""
+    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
+    incidence = mixed.features().incidence
+    found = [rows.graphs for rows in incidence.neurons.values()]
+    for edges in incidence.weights.values():
+        found += [edges.targets, edges.sources]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_segment_sums_and_expansions(dtype):
+    for segments in all_segments():
+        rows = len(segments.order)
+        x = torch.randint(-4, 5, (rows, 3)).to(dtype)
+        assert torch.equal(SegmentSum.apply(x, segments), plain_segment_sum(x, segments))
+        wide = torch.randn(rows, 6).to(dtype)[:, ::2]
+        close = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else {}
+        summed = SegmentSum.apply(wide, segments)
+        torch.testing.assert_close(summed, plain_segment_sum(wide, segments), **close)
+        y = torch.randn(segments.count, 3).to(dtype)
+        assert torch.equal(Expand.apply(y, segments), y[segments.index.long()])
+        assert SegmentSum.apply(x[:, :0], segments).shape == (segments.count, 0)
+
+
+def test_gradients_of_segment_sums_and_expansions_of_any_order():
+    for segments in all_segments():
+        x = torch.randn(len(segments.order), 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(segments.count, 2, dtype=torch.float64, requires_grad=True)
+        for function, value in ((SegmentSum, x), (Expand, y)):
+            run = lambda v, f=function, s=segments: f.apply(v, s)  # noqa: E731
+            assert torch.autograd.gradcheck(run, (value,))
+            assert torch.autograd.gradgradcheck(lambda v, r=run: r(v).sin(), (value,))
+
+
+def test_kernels_inside_vmap():
+    for segments in all_segments():
+        x = torch.randn(len(segments.order), 4, 3, dtype=torch.float64)
+        y = torch.randn(segments.count, 4, 3, dtype=torch.float64)
+        for function, plain, value in (
+            (SegmentSum, plain_segment_sum, x),
+            (Expand, plain_expand, y),
+        ):
+            run = torch.vmap(lambda v, f=function, s=segments: f.apply(v, s), 1, 1)
+            expected = torch.stack([plain(v, segments) for v in value.unbind(1)], 1)
+            torch.testing.assert_close(run(value), expected)
+
+
+def outputs(layer: NFLinear, features, backend: str) -> list[torch.Tensor]:
+    with use_backend(backend):
+        return [x for _, x in layer(features).tensors() if x.numel()]
+
+
+def assert_fused_is_plain(spec: NetworkSpec, batch: Batch, symmetry: str, **options) -> None:
+    features = batch.features(symmetry, spec=spec).map(lambda x: x.requires_grad_())
+    layer = NFLinear(spec.fold(symmetry), features.channels, 2, **options).double()
+    inputs = [x for _, x in features.tensors() if x.numel()] + list(layer.parameters())
+    fused, plain = (outputs(layer, features, name) for name in ("torch", "plain"))
+    grads = [torch.randn_like(x) for x in fused]
+    for x, y in zip(fused, plain, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+    # Parameters of types that no network here has are not used at all.
+    ours, theirs = (
+        torch.autograd.grad(o, inputs, grads, allow_unused=True, materialize_grads=True)
+        for o in (fused, plain)
+    )
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduce": "sum"}, {"bias": False}])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_the_fused_layer_is_the_plain_layer(network, symmetry, options):
+    spec = NAMED_SPECS[network]
+    assert_fused_is_plain(spec, batch_of(spec), symmetry, **options)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), symmetry=st.sampled_from(SYMMETRIES))
+def test_the_fused_layer_on_random_specs(data, symmetry):
+    spec = data.draw(specs(max_taps=2))
+    graphs = [random_graph(spec, data.draw(sizes_of(spec, 1, 4)), 2) for _ in range(2)]
+    assert_fused_is_plain(spec, Batch.from_data_list(graphs), symmetry)
+
+
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_the_fused_layer_where_types_are_missing(symmetry):
+    graphs = [chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 3))]
+    batch = Batch.from_data_list(graphs)
+    assert_fused_is_plain(batch.spec, batch, symmetry)
+    assert_fused_is_plain(batch.spec, Batch.from_data_list(graphs[2:]), symmetry)
+
+
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", ["mlp", "self", "residual", "one layer"])
+def test_gradcheck_of_the_fused_layer(network, symmetry):
+    spec = NAMED_SPECS[network]
+    features = batch_of(spec, (2, 3), channels=1).features(symmetry)
+    layer = NFLinear(features.spec, 1, 1).double()
+    keys = [key for key, x in features.tensors() if x.numel()]
+    values = [dict(features.tensors())[key].clone().requires_grad_() for key in keys]
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(keys, inputs, strict=False))
+        parameters = dict(zip(names, inputs[len(keys) :], strict=True))
+        filled = features.map_types(lambda key, x: given.get(key, x))
+        out = torch.func.functional_call(layer, parameters, (filled,))
+        return tuple(x for _, x in out.tensors() if x.numel())
+
+    parameters = [p.detach().requires_grad_() for p in layer.parameters()]
+    assert torch.autograd.gradcheck(run, (*values, *parameters), fast_mode=True)
+
+
+def test_gradients_of_only_the_inputs_or_only_the_parameters():
+    batch = batch_of(NAMED_SPECS["mlp"])
+    features = batch.features("np")
+    layer = NFLinear(features.spec, 3, 2).double()
+    sum(x.sum() for _, x in layer(features).tensors()).backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    layer.requires_grad_(False)
+    inputs = features.map(lambda x: x.clone().requires_grad_())
+    sum(x.square().sum() for _, x in layer(inputs).tensors()).backward()
+    assert all(x.grad is not None for _, x in inputs.tensors() if x.numel())
+
+
+def test_outputs_may_be_changed_in_place():
+    features = batch_of(NAMED_SPECS["mlp"]).features("np")
+    layer = NFLinear(features.spec, 3, 2).double()
+    expected = [x.relu() for _, x in layer(features).tensors()]
+    for (_, x), y in zip(layer(features).tensors(), expected, strict=True):
+        assert torch.equal(x.relu_(), y)
+
+
+def test_results_are_the_same_bits_in_every_run():
+    batch = batch_of(NAMED_SPECS["mlp"], (17, 30, 9))
+    features = batch.features("np").map(lambda x: x.float().requires_grad_())
+    layer = NFLinear(features.spec, 3, 8)
+    inputs = [x for _, x in features.tensors() if x.numel()] + list(layer.parameters())
+    runs = []
+    for _ in range(5):
+        out = [x for _, x in layer(features).tensors() if x.numel()]
+        runs.append(out + list(torch.autograd.grad([x.sin().sum() for x in out], inputs)))
+    for run in runs[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(run, runs[0], strict=True))
+
+
+def test_edges_of_one_role_in_any_order_of_tensors():
+    """Several tensors at one layer: the segments are a neuron's edges, wherever they are."""
+    spec = NetworkSpec((NeuronType("h", 0, role=True),), (WeightType("h", "h"),))
+    blocks = (((2, 1), (1, 0), (2, 0), (3, 0)),)
+    shapes = (Shape(((2, 3, 4, 1),), blocks), Shape(((2, 2, 3, 5),), blocks))
+    edges = Incidence(spec, shapes, CPU).weights["h", "weight", "h"]
+    x = torch.randn(edges.count, 2, dtype=torch.float64)
+    for segments, counts in ((edges.targets, edges.per_target), (edges.sources, edges.per_source)):
+        torch.testing.assert_close(SegmentSum.apply(x, segments), plain_segment_sum(x, segments))
+        assert torch.equal(torch.bincount(segments.index, minlength=segments.count), counts)
+
+
+def test_index_tensors_are_as_small_as_they_can_be():
+    edges = chain((3, 5, 4, 2)).features().incidence.weights["hidden1", "weight", "hidden2"]
+    for tensor in (edges.ends, edges.pairs, edges.transposed, edges.sources.order):
+        assert tensor.dtype == torch.int32
+    assert edges.target.tolist() == [i // 5 for i in range(20)]
+    assert edges.source.tolist() == [i % 5 for i in range(20)]
+
+
+def test_an_incidence_made_in_inference_mode_serves_training_later():
+    graph = chain((2, 23, 3))
+    layer = NFLinear(graph.spec.fold("np"), 1, 1).double()
+    with torch.inference_mode():
+        layer(chain((2, 23, 3)).features("np"))
+    for backend in ("torch", "plain"):
+        sum(x.sum() for x in outputs(layer, graph.features("np"), backend)).backward()
+
+
+class Held:
+    """Something with a size for the cache."""
+
+    def __init__(self, num_bytes: int, is_lasting: bool = True) -> None:
+        self.num_bytes, self.is_lasting = num_bytes, is_lasting
+
+
+def test_the_cache_is_bounded_by_entries_and_by_bytes():
+    cache: IncidenceCache[Held] = IncidenceCache(max_entries=3, max_bytes=10)
+    first = cache.get("a", lambda: Held(1))
+    assert cache.get("a", lambda: Held(2)) is first
+    for key in "bcd":
+        cache.get(key, lambda: Held(1))
+    assert len(cache) == 3
+    assert cache.get("a", lambda: Held(2)) is not first
+    cache.get("e", lambda: Held(9))
+    assert cache.num_bytes <= 10
+    cache.get("too large", lambda: Held(11))
+    cache.get("fake", lambda: Held(1, is_lasting=False))
+    assert cache.num_bytes <= 10
+    cache.clear()
+    assert len(cache) == 0
+
+
+def test_an_incidence_knows_its_bytes():
+    small, large = (chain((2, n, n, 3)).features().incidence for n in (10, 100))
+    edges = 100 * 100
+    assert 16 * edges <= large.num_bytes <= 64 * edges
+    assert small.num_bytes < large.num_bytes / 20
