@@ -17,11 +17,12 @@ help: ## Show this list
 
 setup: $(READY) ## Create .venv with everything that the checks need
 
-$(READY): pyproject.toml setup.py constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt tests/foreign.txt
 	@echo "Installing into $(VENV), which takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[converters,dev]'
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/foreign -r tests/foreign.txt
 	@touch $@
 
 test: lint types imports unit ## Run all checks: ruff, mypy, the import rule, pytest

@@ -4,3 +4,22 @@ This room reads modules, state dicts and checkpoint files, finds out which axes 
 belong to the same neurons, and builds the `WeightGraph` that says so. It knows about file formats
 and architectures so that the core need not; it uses the core and never the tasks.
 """
+
+from nfn_graph.converters.draw import draw
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.io import load, save
+from nfn_graph.converters.module import from_module
+from nfn_graph.converters.state_dict import from_state_dict, to_module, to_state_dict
+from nfn_graph.converters.summary import summary
+
+__all__ = [
+    "ConversionError",
+    "draw",
+    "from_module",
+    "from_state_dict",
+    "load",
+    "save",
+    "summary",
+    "to_module",
+    "to_state_dict",
+]

@@ -1,0 +1,182 @@
+"""The commands of `nfn-graph` that read checkpoint files."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional, arg
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.conversion import Options, convert_files, find_files, load_file
+from nfn_graph.converters.summary import COLUMNS, Summary, summary
+
+Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
+Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
+Flatten = Literal["channels_first", "channels_last"] | None
+_MOST_FAILURES = 20
+
+
+def inspect(
+    files: Files,
+    /,
+    *,
+    arch: Arch = None,
+    flatten: Flatten = None,
+    json: bool = False,
+) -> int:
+    """Show what checkpoint files hold: a table of the network's layers and weights.
+
+    NaN and infinite entries are counted. The exit code is 2 if a file cannot be read.
+
+    Examples:
+      nfn-graph inspect model.pt
+      nfn-graph inspect cnn.npz --flatten channels_first
+      nfn-graph inspect weights.safetensors --arch my_package.models:make_resnet
+      nfn-graph inspect runs/ --json
+
+    Args:
+        files: Checkpoint files, or folders of them.
+        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
+        flatten: The order of entries between convolution and dense layer, if the file has none.
+        json: Print one JSON object per line instead of tables.
+    """
+    options = Options(arch, flatten)
+    # Into a file or a pipe, tables are written in full.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    failed = False
+    for path in find_files(files):
+        try:
+            table = summary(load_file(path, options))
+        except (OSError, ValueError, ImportError) as error:
+            failed = True
+            print(f"nfn-graph: {' '.join(str(error).split())}", file=sys.stderr)
+            continue
+        if json:
+            print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
+        else:
+            _print_summary(console, path, table)
+    return 2 if failed else 0
+
+
+def convert(
+    files: Files,
+    /,
+    *,
+    out: Path,
+    arch: Arch = None,
+    flatten: Flatten = None,
+    workers: int = 0,
+    overwrite: bool = False,
+) -> int:
+    """Convert checkpoint files to graphs: one .safetensors file for each, with its layout.
+
+    Files that were converted before are skipped, so an interrupted run goes on where it stopped.
+    What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
+    failed.
+
+    Examples:
+      nfn-graph convert checkpoints/ --out graphs/
+      nfn-graph convert a.pt b.npz --out graphs/ --flatten channels_first
+      nfn-graph convert zoo/ --out graphs/ --workers 8 --arch my_package.models:make_cnn
+
+    Args:
+        files: Checkpoint files, or folders of them.
+        out: The folder to write to; made if it does not exist.
+        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
+        flatten: The order of entries between convolution and dense layer, if the file has none.
+        workers: Processes; 0 for one per core.
+        overwrite: Convert again what was converted before.
+    """
+    paths = find_files(files)
+    messages = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("Converting"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=messages,
+        transient=True,
+        disable=not messages.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=len(paths))
+        report = convert_files(
+            paths,
+            out,
+            Options(arch, flatten),
+            workers=workers,
+            overwrite=overwrite,
+            on_done=lambda: progress.advance(task),
+        )
+    failures = list(report.failed.items())
+    for path, reason in failures[:_MOST_FAILURES]:
+        where = "" if path in reason else f"{path}: "
+        print(f"nfn-graph: {where}{reason}", file=sys.stderr)
+    if len(failures) > _MOST_FAILURES:
+        more = len(failures) - _MOST_FAILURES
+        print(f"nfn-graph: and {more} more, see {out / 'report.json'}", file=sys.stderr)
+    print(
+        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed "
+        f"({out / 'report.json'})"
+    )
+    return 1 if failures else 0
+
+
+def draw(
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    /,
+    *,
+    output: Annotated[Path, arg(aliases=["-o"])],
+    arch: Arch = None,
+    flatten: Flatten = None,
+    max_neurons: int = 16,
+) -> int:
+    """Draw the network of a checkpoint file: neurons, weights by colour, kernels.
+
+    Examples:
+      nfn-graph draw model.pt -o model.png
+      nfn-graph draw cnn.onnx -o cnn.pdf --max-neurons 24
+
+    Args:
+        file: A checkpoint file.
+        output: The picture; its suffix says the format (png, pdf, svg).
+        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
+        flatten: The order of entries between convolution and dense layer, if the file has none.
+        max_neurons: How many neurons of a layer are shown at most.
+    """
+    from nfn_graph.converters.draw import draw as draw_graph
+
+    graph: WeightGraph = load_file(file, Options(arch, flatten))
+    draw_graph(graph, max_neurons=max_neurons).savefig(output)
+    print(output)
+    return 0
+
+
+def _plain_rows(table: Summary) -> list[dict[str, Any]]:
+    """Rows for JSON, which knows no NaN."""
+    return [{k: None if v != v else v for k, v in vars(row).items()} for row in table.rows]
+
+
+def _print_summary(console: Console, path: Path, table: Summary) -> None:
+    rows = Table(title=Text(str(path)), title_justify="left", box=SIMPLE_HEAD)
+    for i, column in enumerate(COLUMNS):
+        rows.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for row in table.rows:
+        bad = bool(row.nan or row.inf)
+        rows.add_row(*(Text(cell) for cell in row.cells), style="red" if bad else "")
+    console.print(rows)
+    if table.nan or table.inf:
+        console.print(Text(f"{table.nan:,} entries are NaN and {table.inf:,} infinite", "red"))

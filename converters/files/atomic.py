@@ -1,0 +1,42 @@
+"""Files that are either written completely or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` when all went well.
+
+    It lies in the same folder, so that the last step is a rename; the data is on the disk
+    before that. A file that is still mapped into memory keeps its old content there.
+    """
+    # The suffix stays: some writers choose by it.
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    try:
+        mode = temporary.stat().st_mode
+        yield temporary
+        # A writer may have put a file of its own there.
+        temporary.chmod(mode)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

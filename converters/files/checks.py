@@ -1,0 +1,82 @@
+"""What every reader checks before it trusts a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+
+# Deflate, the compression of zip and HDF5 files, cannot do better than this.
+MAX_COMPRESSION = 1032
+
+
+def check_path(path: str | Path) -> Path:
+    """The path of a file that exists and is not empty."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"Expected a file (got '{path}', which does not exist)")
+    if not path.is_file():
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise ConversionError(f"Expected a file (got '{path}', which is {kind})")
+    if path.stat().st_size == 0:
+        raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
+    return path
+
+
+def check_declared(
+    path: Path, key: str, shape: Sequence[int], itemsize: int, available: int
+) -> None:
+    """Refuses a tensor that declares more bytes than its file can hold, before it is made."""
+    declared = math.prod(shape) * itemsize
+    if any(size < 0 for size in shape) or declared > available:
+        raise ConversionError(
+            f"Expected tensor '{key}' of '{path}' to take at most the {available} bytes that "
+            f"the file holds for it (got shape {list(shape)}, {declared} bytes). The file is "
+            f"truncated or not what it says."
+        )
+
+
+def check_unique(path: Path, keys: Sequence[str]) -> None:
+    """Refuses a file with two tensors of one name, of which readers would drop one."""
+    if len(set(keys)) != len(keys):
+        repeated = sorted({key for key in keys if keys.count(key) > 1})
+        raise ConversionError(
+            f"Expected every key once in '{path}' (got {', '.join(map(repr, repeated))} twice)"
+        )
+
+
+def check_tensors(path: Path, tensors: Mapping[Any, Any]) -> None:
+    """Refuses complex, sparse, quantised and oversized tensors, also in nested mappings."""
+    _check_tensors(path, tensors, path.stat().st_size, "", 0)
+
+
+def _check_tensors(
+    path: Path, tensors: Mapping[Any, Any], size: int, prefix: str, depth: int
+) -> None:
+    for key, value in tensors.items():
+        if isinstance(value, Tensor):
+            _check_tensor(path, f"{prefix}{key}", value, size)
+        elif isinstance(value, Mapping) and depth < 4:
+            _check_tensors(path, value, size, f"{prefix}{key}.", depth + 1)
+
+
+def _check_tensor(path: Path, key: str, tensor: Tensor, size: int) -> None:
+    if tensor.is_complex():
+        kind = f"the complex type {tensor.dtype}, whose parts are not separate weights"
+    elif tensor.layout != torch.strided:
+        kind = f"the layout {tensor.layout}; call to_dense() before saving"
+    elif tensor.is_quantized:
+        kind = f"the quantised type {tensor.dtype}; call dequantize() before saving"
+    elif tensor.device.type != "cpu":
+        kind = f"a tensor without data on the device '{tensor.device}'"
+    else:
+        if tensor.numel() * tensor.element_size() > size:
+            check_declared(path, key, tensor.shape, tensor.element_size(), size)
+        return
+    raise ConversionError(f"Expected a dense real tensor '{key}' in '{path}' (got {kind})")

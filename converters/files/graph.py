@@ -1,0 +1,193 @@
+"""One graph in one safetensors file: its stores, and its layout as JSON metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import safetensors
+from nfn_graph.layout import Layout, Placement, Shape
+
+# The metadata entry that tells a graph from other safetensors files.
+MARK = "nfn_graph.layout"
+_VERSION = 1
+_DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+
+
+def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes one graph with all that it holds.
+
+    Args:
+        path: The file, with any suffix.
+        graph: One network, not a batch.
+        metadata: Further notes for the header of the file.
+    """
+    if not isinstance(graph.get("layout"), Layout):
+        raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+    layout: Layout = graph.layout
+    tensors: dict[str, Tensor] = {}
+    document = {"version": _VERSION, "layout": _layout_to_json(layout, tensors, "carried")}
+    notes: dict[str, Any] = {}
+    stores = [(store._key or "graph", store) for store in graph.stores]
+    for key, store in stores:
+        prefix = key if isinstance(key, str) else "/".join(key)
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                tensors[f"store/{prefix}/{name}"] = value
+            elif not isinstance(value, Layout):
+                notes[f"{prefix}/{name}"] = _pack(f"{prefix}.{name}", value)
+    document["notes"] = notes
+    safetensors.write(path, tensors, {MARK: json.dumps(document), **(metadata or {})})
+
+
+def read_graph(path: Path) -> WeightGraph:
+    """The graph that :func:`write_graph` wrote."""
+    header = safetensors.read_header(path)
+    tensors = safetensors.read(path, header)
+    try:
+        document = json.loads(header["__metadata__"][MARK])
+        if document["version"] != _VERSION:
+            raise ConversionError(
+                f"Expected version {_VERSION} of the graph format (got {document['version']}). "
+                f"Update nfn-graph."
+            )
+        graph = WeightGraph()
+        graph.layout = _layout_from_json(document["layout"], tensors, "carried")
+        notes = {place: _unpack(value) for place, value in document["notes"].items()}
+        values = {**_below(tensors, "store/"), **notes}
+        for place, value in values.items():
+            *prefix, name = place.split("/")
+            store: Any = graph
+            if prefix != ["graph"]:
+                store = graph[prefix[0] if len(prefix) == 1 else tuple(prefix)]
+            store[name] = value
+        graph._check(graph.spec)
+    except Exception as error:  # whatever a wrong document leads to
+        raise ConversionError(
+            f"Expected a graph written by nfn-graph in '{path}' (got {type(error).__name__}: "
+            f"{error}). It is damaged."
+        ) from error
+    return graph
+
+
+def is_graph(header: Mapping[str, Any]) -> bool:
+    """Whether the file with this safetensors header holds a graph."""
+    return MARK in header.get("__metadata__", {})
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    return {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
+
+
+def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> dict[str, Any]:
+    """The layout without its carried tensors, which are added to `tensors`."""
+    carried: dict[str, Any] = {}
+    for key, value in layout.carried.items():
+        if isinstance(value, Tensor):
+            tensors[f"{place}/{key}"] = value
+        else:
+            carried[key] = _pack(key, value)
+    before = layout.before
+    return {
+        "spec": _spec_to_json(layout.spec),
+        "within": None if layout.within is None else _spec_to_json(layout.within),
+        "sizes": layout.shape.sizes,
+        "blocks": layout.shape.blocks,
+        "placements": [{**_fields(p), "dtype": str(p.dtype)} for p in layout.placements],
+        "keys": layout.keys,
+        "carried": carried,
+        "carried_order": list(layout.carried),
+        "channels": {
+            name: {key: str(dtype) for key, dtype in dtypes.items()}
+            for name, dtypes in layout.channels.items()
+        },
+        "before": None
+        if before is None
+        else [before[0], _layout_to_json(before[1], tensors, f"before/{place}")],
+    }
+
+
+def _layout_from_json(
+    document: dict[str, Any], tensors: Mapping[str, Tensor], place: str
+) -> Layout:
+    within, before = document["within"], document["before"]
+    packed = {key: _unpack(value) for key, value in document["carried"].items()}
+    carried = {**_below(tensors, f"{place}/"), **packed}
+    return Layout(
+        _spec_from_json(document["spec"]),
+        Shape(_tuples(document["sizes"]), _tuples(document["blocks"])),
+        tuple(
+            Placement(**{k: _tuples(v) for k, v in {**p, "dtype": _DTYPES[p["dtype"]]}.items()})
+            for p in document["placements"]
+        ),
+        within=None if within is None else _spec_from_json(within),
+        carried={key: carried[key] for key in document["carried_order"]},
+        keys=_tuples(document["keys"]),
+        channels={
+            name: {key: _DTYPES[dtype] for key, dtype in dtypes.items()}
+            for name, dtypes in document["channels"].items()
+        },
+        before=None
+        if before is None
+        else (before[0], _layout_from_json(before[1], tensors, f"before/{place}")),
+    )
+
+
+def _spec_to_json(spec: NetworkSpec) -> dict[str, Any]:
+    return {
+        "neurons": [_fields(neuron) for neuron in spec.neurons],
+        "weights": [_fields(weight) for weight in spec.weights],
+    }
+
+
+def _spec_from_json(document: dict[str, Any]) -> NetworkSpec:
+    return NetworkSpec(
+        tuple(NeuronType(**n) for n in document["neurons"]),
+        tuple(WeightType(**w) for w in document["weights"]),
+    )
+
+
+def _fields(value: Placement | NeuronType | WeightType) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _pack(name: str, value: Any) -> Any:
+    """JSON for an attribute of a graph, with tuples kept apart from lists."""
+    if isinstance(value, tuple):
+        return {"tuple": [_pack(name, v) for v in value]}
+    if isinstance(value, list):
+        return [_pack(name, v) for v in value]
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {"dict": {k: _pack(name, v) for k, v in value.items()}}
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"Expected '{name}' of the graph to be a tensor, number, text or a container of these "
+        f"to be saved (got {type(value).__name__})"
+    )
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unpack(v) for v in value]
+    if isinstance(value, dict):
+        if "tuple" in value:
+            return tuple(_unpack(v) for v in value["tuple"])
+        if "bytes" in value:
+            return bytes.fromhex(value["bytes"])
+        return {k: _unpack(v) for k, v in value["dict"].items()}
+    return value

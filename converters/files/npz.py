@@ -1,0 +1,93 @@
+"""NumPy `.npz` archives, without pickles."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.arrays import from_array, to_array
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.files.checks import (
+    MAX_COMPRESSION,
+    check_declared,
+    check_tensors,
+    check_unique,
+)
+
+# Entries get a fixed date, so that equal tensors give equal files.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The arrays in the order of the archive."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            check_unique(path, [entry.filename for entry in entries])
+            tensors = {
+                entry.filename.removesuffix(".npy"): _read_entry(path, archive, entry)
+                for entry in entries
+            }
+    except ConversionError:
+        raise
+    except Exception as error:  # zipfile and numpy raise many kinds on damaged files
+        raise ConversionError(
+            f"Expected a complete .npz file in '{path}' (got one that cannot be read: "
+            f"{type(error).__name__}: {error}). It is truncated or damaged."
+        ) from error
+    check_tensors(path, {key: x for key, x in tensors.items() if x.is_complex()})
+    return tensors
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes arrays as `numpy.savez` does, and any key."""
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for key, tensor in tensors.items():
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, to_array(key, tensor), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{key}.npy", _DATE), buffer.getbuffer())
+
+
+def _read_entry(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tensor:
+    key = entry.filename.removesuffix(".npy")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ConversionError(
+            f"Expected array '{key}' of '{path}' stored or deflated as NumPy writes it "
+            f"(got compression method {entry.compress_type})"
+        )
+    ratio = MAX_COMPRESSION if entry.compress_type == zipfile.ZIP_DEFLATED else 1
+    available = min(entry.compress_size, path.stat().st_size) * ratio
+    check_declared(path, key, [entry.file_size], 1, available)
+    with archive.open(entry) as file:
+        shape, fortran_order, dtype = _read_array_header(file)
+        if dtype.hasobject:
+            raise ConversionError(
+                f"Expected array '{key}' of '{path}' to hold numbers (got Python objects, which "
+                f"need a pickle to be run)"
+            )
+        check_declared(path, key, shape, dtype.itemsize, entry.file_size - file.tell())
+        data = bytearray(file.read())
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(data) != expected:
+        raise ConversionError(
+            f"Expected {expected} bytes of array '{key}' of '{path}' (got {len(data)}). It is "
+            f"truncated or damaged."
+        )
+    if not data:
+        return from_array(path, key, np.empty(shape, dtype))
+    array: np.ndarray[Any, Any] = np.frombuffer(data, dtype)
+    return from_array(path, key, array.reshape(shape, order="F" if fortran_order else "C"))
+
+
+def _read_array_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)

@@ -1,0 +1,119 @@
+"""Files of `torch.save`: the zip format and the one before it.
+
+The only file of the package that calls `torch.load`, always with `weights_only=True`: tensors
+and plain containers are read, nothing in the file is run.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.files.checks import (
+    MAX_COMPRESSION,
+    check_declared,
+    check_tensors,
+    check_unique,
+)
+from nfn_graph.converters.files.detect import read_entries
+
+# A process may map only some ten thousand files; small ones are read instead.
+MAP_FROM = 2**20
+
+
+def read(
+    path: Path, legacy: bool = False, entries: Sequence[zipfile.ZipInfo] | None = None
+) -> Mapping[str, Any]:
+    """The mapping that was saved, with nested mappings as they are.
+
+    Large files of the zip format stay mapped: a tensor is read when it is used.
+
+    Args:
+        path: The file.
+        legacy: Whether it is of the format before zip.
+        entries: What is in the archive, if that was read before.
+    """
+    try:
+        can_map = False
+        if legacy:
+            _check_legacy(path)
+        else:
+            can_map = _can_map(path, read_entries(path) if entries is None else entries)
+        loaded = torch.load(
+            path,
+            map_location="cpu",
+            weights_only=True,
+            mmap=can_map,
+        )
+    except ConversionError:
+        raise
+    except Exception as error:  # torch raises many kinds on damaged files
+        raise ConversionError(_explain(path, error)) from error
+    if not isinstance(loaded, Mapping):
+        raise ConversionError(
+            f"Expected a mapping of names to tensors in '{path}' (got {type(loaded).__name__}). "
+            f"Save model.state_dict()."
+        )
+    check_tensors(path, loaded)
+    return loaded
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a state dict in the zip format."""
+    with replacing(path) as temporary:
+        torch.save(dict(tensors), temporary)
+
+
+def _can_map(path: Path, entries: Sequence[zipfile.ZipInfo]) -> bool:
+    """Checks the archive, and whether its tensors lie in it as they are in memory."""
+    check_unique(path, [entry.filename for entry in entries])
+    for entry in entries:
+        available = entry.compress_size * (MAX_COMPRESSION if entry.compress_type else 1)
+        check_declared(path, entry.filename, [entry.file_size], 1, available)
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    return stored and path.stat().st_size >= MAP_FROM
+
+
+def _check_legacy(path: Path) -> None:
+    """Reads the shapes without the data: the old format makes every tensor it declares."""
+    with FakeTensorMode():
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    size = path.stat().st_size
+    for key, tensor in _tensors(loaded, ""):
+        check_declared(path, key, [tensor.untyped_storage().nbytes()], 1, size)
+
+
+def _tensors(value: Any, key: str) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(key, value)] if value.layout == torch.strided else []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    else:
+        return []
+    return [found for k, v in items for found in _tensors(v, f"{key}.{k}" if key else str(k))]
+
+
+def _explain(path: Path, error: Exception) -> str:
+    message = str(error)
+    if "Unsupported global" in message or "weights_only" in message:
+        wanted = [line.strip() for line in message.splitlines() if "GLOBAL" in line.upper()]
+        return (
+            f"Expected tensors and plain containers in '{path}' (got objects that need code to "
+            f"be run: {(wanted or [message.splitlines()[0]])[0]}). Save model.state_dict() "
+            f"instead of the model."
+        )
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return (
+        f"Expected a complete file of torch.save in '{path}' (got one that cannot be read: "
+        f"{type(error).__name__}: {first}). It is truncated or damaged."
+    )

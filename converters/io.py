@@ -1,0 +1,126 @@
+"""Files to graphs and back: `load` and `save`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZipInfo
+
+from torch import Tensor, nn
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import Format, keras, npz, onnx, pytorch, safetensors
+from nfn_graph.converters.files.detect import detect_entries
+from nfn_graph.converters.files.graph import is_graph, read_graph
+from nfn_graph.converters.keras import from_keras, to_keras
+from nfn_graph.converters.onnx import from_onnx
+from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict, to_state_dict
+
+_WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), pytorch.write),
+    ".safetensors": safetensors.write,
+    ".npz": npz.write,
+}
+_SUFFIXES = (*_WRITERS, ".h5", ".onnx")
+
+
+def load(
+    path: str | Path, *, arch: nn.Module | None = None, flatten: FlattenOrder | None = None
+) -> WeightGraph:
+    """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
+
+    The format is told by the content. Nothing in a file is run, no other file is read, and
+    large PyTorch and safetensors files stay mapped into memory.
+
+    Args:
+        path: The file.
+        arch: The network as a module, for files whose keys and shapes leave its topology open;
+            on the meta device if it is large. Keras layers are matched to its layers in order.
+            An ONNX file knows its topology.
+        flatten: The order of the entries between a convolution and a dense layer, for files
+            that do not say it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ConversionError: It holds no network that has a graph, with the reason.
+        ModuleNotFoundError: The package for its format is not installed.
+    """
+    path = Path(path)
+    format_, entries = detect_entries(path)
+    if format_ == "onnx":
+        return from_onnx(path)
+    try:
+        if format_ == "keras":
+            return from_keras(path, arch=arch, flatten=flatten)
+        if format_ == "safetensors":
+            header = safetensors.read_header(path)
+            if is_graph(header):
+                return read_graph(path)
+            tensors: Mapping[str, Any] = safetensors.read(path, header)
+        else:
+            tensors = _read(path, format_, entries)
+        return from_state_dict(tensors, arch=arch, flatten=flatten)
+    except ConversionError as error:
+        if str(path) in str(error):
+            raise
+        raise ConversionError(f"'{path}': {error}") from error
+
+
+def read_tensors(path: str | Path) -> Mapping[str, Any]:
+    """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
+    path = Path(path)
+    return _read(path, *detect_entries(path))
+
+
+def _read(path: Path, format_: Format, entries: list[ZipInfo]) -> Mapping[str, Any]:
+    if format_ == "safetensors":
+        return safetensors.read(path)
+    if format_ == "npz":
+        return npz.read(path)
+    if format_ == "keras":
+        return keras.read(path).tensors
+    if format_ == "onnx":
+        return onnx.read(path)[1]
+    return pytorch.read(path, format_ == "pytorch_legacy", entries)
+
+
+def save(graph: WeightGraph, path: str | Path, *, template: str | Path | None = None) -> None:
+    """Writes the tensors that a graph was made from, in the format of the path's suffix.
+
+    The file is written completely or not at all. A graph loaded from a file of the same format
+    gives the same tensors bit for bit; keys, order and types are kept in all formats. Into
+    Keras, kernels of a PyTorch network are written with Keras's names and axis order.
+
+    Args:
+        graph: One network.
+        path: The file; `.pt`, `.pth`, `.ckpt`, `.safetensors`, `.npz`, `.h5` or `.onnx`.
+        template: A file of the same format to take all else from: the operations of an ONNX
+            model, which needs one, or the configuration of a Keras model.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ConversionError(
+            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
+        )
+    if template is not None and suffix not in (".h5", ".onnx"):
+        raise ConversionError(
+            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
+            f"(got '{template}')"
+        )
+    model = None if template is None else Path(template)
+    values = to_state_dict(graph)
+    for key, value in values.items():
+        if not isinstance(value, Tensor) and _WRITERS.get(suffix) is not pytorch.write:
+            raise ConversionError(
+                f"Expected tensors only for a '{suffix}' file (got '{key}', which is "
+                f"{type(value).__name__}). Save to .pt."
+            )
+    if suffix == ".onnx":
+        onnx.write(path, values, model)
+    elif suffix == ".h5":
+        keras.write(path, to_keras(graph, values), model)
+    else:
+        _WRITERS[suffix](path, values)

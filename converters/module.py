@@ -1,0 +1,98 @@
+"""From a torch module to a graph: the computation says which weights share neurons."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import symmetry
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.pytorch import as_inputs, trace
+from nfn_graph.converters.state_dict import build_graph, to_state_dict
+from nfn_graph.graph import WeightGraph
+
+
+def from_module(
+    module: nn.Module,
+    example_input: Any = None,
+    verify: bool = False,
+    *,
+    channels: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> WeightGraph:
+    r"""The weight graph of a network, by following its computation in eval mode.
+
+    Linear maps, convolutions of any kind, norms, entrywise activations, pooling, residual
+    additions, branches, several heads, shared weights, flattening and concatenation are
+    followed; anything else raises :class:`ConversionError` that names the module and the
+    reason. Tensors that the computation does not use are carried along. Values are copied:
+    the graph does not change when the module is trained on.
+
+    Args:
+        module: The network; on the meta device it gives a graph without values.
+        example_input: An input, or a tuple of inputs. Needed where shapes decide: for
+            networks whose code looks at them, and for inputs with more axes than
+            `[batch, features]` that meet reshapes.
+        verify: Applies a random element :math:`\sigma` of the graph's symmetry group to
+            random weights and raises unless the network computes the same with them in
+            float64. Needs an `example_input`.
+        channels: Further values for every parameter, such as gradients or masks; see
+            :func:`from_state_dict`.
+    """
+    layout = trace(module, example_input)
+    tensors = {
+        key: value.detach().clone() if isinstance(value, Tensor) else value
+        for key, value in module.state_dict().items()
+    }
+    graph = build_graph(layout, tensors, channels)
+    if verify:
+        if example_input is None:
+            raise ValueError("Expected an example_input to verify with (got None)")
+        _verify(module, as_inputs(example_input))
+    return graph
+
+
+def _verify(module: nn.Module, example: tuple[Any, ...], tolerance: float = 1e-9) -> None:
+    if any(p.is_meta for p in module.state_dict().values()):
+        raise ValueError("Expected a module with values to verify (got one on the meta device)")
+    network = copy.deepcopy(module).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # Fresh norm layers hold ones and zeros, which no permutation would move.
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point():
+                noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+                tensor += 0.1 * noise.to(tensor.device)
+        inputs = [_random_like(x, generator) for x in example]
+        expected = _flat_outputs(network(*inputs))
+        graph = from_module(network, tuple(inputs))
+        permuted = symmetry.sample(graph, "hnp", generator).apply(graph)
+        network.load_state_dict(to_state_dict(permuted))
+        actual = _flat_outputs(network(*inputs))
+    if not torch.isfinite(expected).all():
+        raise ConversionError("Expected finite outputs to verify with (got NaN or infinity)")
+    scale = max(1.0, float(expected.abs().max()))
+    difference = float((actual - expected).abs().max())
+    if not difference <= tolerance * scale:
+        raise ConversionError(
+            f"Expected the network to compute the same with permuted neurons (got outputs that "
+            f"differ by {difference:.1e}). It depends on the order of its neurons in a way that "
+            f"its operations do not show"
+        )
+
+
+def _random_like(x: Any, generator: torch.Generator) -> Any:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        return x.double() + noise.to(x.device)
+    return x
+
+
+def _flat_outputs(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs.double().flatten()
+    items = outputs.values() if isinstance(outputs, dict) else outputs
+    return torch.cat([_flat_outputs(item) for item in items if item is not None])

@@ -1,0 +1,238 @@
+"""Torch operations on axes: reshapes, joins and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nfn_graph.converters.pytorch.registry import (
+    flat,
+    handles,
+    ints,
+    sizes_in,
+    values_in,
+)
+from nfn_graph.converters.wiring import (
+    Activation,
+    Opaque,
+    Positions,
+    Value,
+    Weight,
+    Wiring,
+    position_of,
+)
+
+
+@handles("flatten")
+def flatten(w: Wiring, input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """Several axes as one."""
+    return w.flatten(input, start_dim, end_dim)
+
+
+@handles("view", "reshape", "_unsafe_view", "_reshape_alias")
+def reshape(w: Wiring, input: Value, *shape: Any, **kwargs: Any) -> Value:
+    """Any reshape."""
+    return w.reshape(input, sizes_in([*shape, *kwargs.values()]))
+
+
+@handles("unflatten")
+def unflatten(w: Wiring, input: Value, dim: int, sizes: Any) -> Value:
+    """One axis as several."""
+    if not isinstance(input, Activation):
+        return w.opaque([input])
+    at = position_of(dim, input.rank)
+    return w.reshape(input, [*input.shape[:at], *sizes_in([sizes]), *input.shape[at + 1 :]])
+
+
+@handles("permute")
+def permute(w: Wiring, input: Value, *dims: Any, **kwargs: Any) -> Value:
+    """Axes in another order."""
+    return w.permute(input, flat([*dims, *kwargs.values()]))
+
+
+@handles("transpose", "swapaxes", "swapdims")
+def transpose(w: Wiring, input: Value, dim0: int, dim1: int) -> Value:
+    """Two axes exchanged."""
+    if isinstance(input, Opaque):
+        return w.opaque([input])
+    order = list(range(input.rank))
+    i, j = position_of(dim0, input.rank), position_of(dim1, input.rank)
+    order[i], order[j] = order[j], order[i]
+    return w.permute(input, order)
+
+
+@handles("t", "T", "numpy_T")
+def t(w: Wiring, input: Value) -> Value:
+    """All axes reversed."""
+    return w.permute(input, range(input.rank)[::-1]) if not isinstance(input, Opaque) else input
+
+
+@handles("mT", "adjoint")
+def matrix_transpose(w: Wiring, input: Value) -> Value:
+    """The last two axes exchanged."""
+    return transpose(w, input, -2, -1)
+
+
+@handles("movedim", "moveaxis")
+def movedim(w: Wiring, input: Value, source: Any, destination: Any) -> Value:
+    """Axes moved to other places."""
+    if isinstance(input, Opaque):
+        return w.opaque([input])
+    rank = input.rank
+    origin = [position_of(i, rank) for i in ints(source)]
+    places = [position_of(i, rank) for i in ints(destination)]
+    moved = dict(zip(places, origin, strict=True))
+    rest = iter(i for i in range(rank) if i not in origin)
+    return w.permute(input, [moved[i] if i in moved else next(rest) for i in range(rank)])
+
+
+@handles("unsqueeze")
+def unsqueeze(w: Wiring, input: Value, dim: int) -> Value:
+    """A new axis."""
+    return w.unsqueeze(input, dim)
+
+
+@handles("squeeze")
+def squeeze(w: Wiring, input: Value, dim: Any = None) -> Value:
+    """Axes of size 1 dropped."""
+    return w.squeeze(input, *([] if dim is None else ints(dim)))
+
+
+@handles("expand", "broadcast_to")
+def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
+    """Axes of size 1 repeated: only positions."""
+    shape = sizes_in(sizes)
+    if isinstance(input, Weight):
+        return input.broadcast(len(shape))
+    if not isinstance(input, Activation):
+        return w.opaque([input])
+    kept = [True] * (len(shape) - input.rank) + [isinstance(a, Positions) for a in input.axes]
+    return w.combine(
+        input, w.constant([n if k and n != -1 else 1 for n, k in zip(shape, kept, strict=True)])
+    )
+
+
+@handles("repeat", "tile")
+def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
+    """Positions repeated."""
+    if not isinstance(input, Activation):
+        return w.refuse("Expected an activation (got a tensor of the checkpoint)")
+    times = sizes_in(sizes)
+    times = [*[1] * (input.rank - len(times)), *times]
+    if len(times) > input.rank:
+        return w.refuse("Expected as many repeats as axes")
+    w.mixes(input, [i for i, n in enumerate(times) if n != 1])
+    stored = [
+        Positions(None) if n != 1 else axis for n, axis in zip(times, input.stored, strict=True)
+    ]
+    return Activation(tuple(stored))
+
+
+@handles("cat", "concat", "concatenate")
+def cat(w: Wiring, tensors: Sequence[Value], dim: int = 0, **kwargs: int) -> Value:
+    """Concatenation."""
+    return w.concat(list(tensors), kwargs.get("axis", dim))
+
+
+@handles("stack")
+def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """Concatenation along a new axis."""
+    rank = next(v.rank for v in tensors if isinstance(v, Activation)) + 1
+    at = position_of(dim, rank)
+    return w.concat([w.unsqueeze(v, at) for v in tensors], at)
+
+
+@handles("chunk")
+def chunk(w: Wiring, input: Activation, chunks: int, dim: int = 0) -> tuple[Value, ...]:
+    """Equal parts along an axis."""
+    size = input.shape[position_of(dim, input.rank)]
+    if size is None:
+        return w.refuse("Expected an axis of known size to chunk. Give an example_input")
+    return split(w, input, -(-size // chunks), dim)
+
+
+@handles("split", "split_with_sizes", "unsafe_split")
+def split(
+    w: Wiring, input: Activation, split_size_or_sections: Any, dim: int = 0
+) -> tuple[Value, ...]:
+    """Parts along an axis."""
+    sizes = split_size_or_sections
+    total = input.shape[position_of(dim, input.rank)]
+    if isinstance(sizes, int):
+        if total is None:
+            return w.refuse("Expected an axis of known size to split. Give an example_input")
+        sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(
+        w.slice(input, dim, start, start + n) for start, n in zip(starts, sizes, strict=True)
+    )
+
+
+@handles("unbind")
+def unbind(w: Wiring, input: Activation, dim: int = 0) -> tuple[Value, ...]:
+    """The entries of an axis one by one."""
+    size = input.shape[position_of(dim, input.rank)]
+    if size is None:
+        return w.refuse("Expected an axis of known size to unbind. Give an example_input")
+    return tuple(w.select(input, dim, i) for i in range(size))
+
+
+@handles("slice")
+def slice_(
+    w: Wiring,
+    input: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """Part of an axis."""
+    return w.slice(input, dim, start or 0, end, step)
+
+
+@handles("narrow")
+def narrow(w: Wiring, input: Value, dim: int, start: int, length: int) -> Value:
+    """Part of an axis."""
+    return w.slice(input, dim, start, start + length)
+
+
+@handles("select")
+def select(w: Wiring, input: Value, dim: int, index: int) -> Value:
+    """One entry of an axis."""
+    return w.select(input, dim, index)
+
+
+@handles("getitem")
+def getitem(w: Wiring, input: Any, index: Any) -> Any:
+    """Python's brackets: on a tuple of results, or slices, integers, None and `...`."""
+    if isinstance(input, list | tuple):
+        return input[index]
+    if isinstance(input, Opaque):
+        return w.opaque([input])
+    items = list(index) if isinstance(index, tuple) else [index]
+    used = sum(i is not None and i is not Ellipsis for i in items)
+    if Ellipsis in [i for i in items if not values_in(i)]:
+        at = items.index(Ellipsis)
+        items[at : at + 1] = [slice(None)] * (input.rank - used)
+    axis = 0
+    value: Any = input
+    for item in items:
+        if item is None:
+            value = w.unsqueeze(value, axis)
+            axis += 1
+        elif isinstance(item, int):
+            value = w.select(value, axis, item)
+        elif isinstance(item, slice):
+            if item != slice(None):
+                value = w.slice(value, axis, item.start or 0, item.stop, item.step or 1)
+            axis += 1
+        else:
+            w.refuse("Expected slices and integers as indices (got a tensor)")
+    return value
+
+
+@handles("glu")
+def glu(w: Wiring, input: Activation, dim: int = -1) -> Value:
+    """One half gates the other."""
+    first, second = chunk(w, input, 2, dim)
+    return w.combine(first, second)

@@ -1,0 +1,58 @@
+"""Operations of torch by what they do to neurons, under the names that all dialects share."""
+
+_ENTRYWISE = """
+    relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign sigmoid logsigmoid
+    log_sigmoid hardtanh hardswish hardsigmoid hardshrink softshrink tanhshrink threshold
+    rrelu tanh sin cos tan sinh cosh asin acos atan atan2 asinh acosh atanh sinc erf erfc
+    exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square abs neg sign sgn reciprocal floor
+    ceil round trunc frac clamp clip clamp_min clamp_max pow float_power add iadd radd sub
+    isub rsub mul imul rmul multiply subtract div divide truediv itruediv rtruediv
+    true_divide floordiv floor_divide mod fmod remainder maximum minimum fmax fmin hypot
+    lerp addcmul addcdiv where masked_fill eq ne lt le gt ge logical_and logical_or
+    logical_not and or invert isnan isinf isfinite nan_to_num heaviside logit xlogy
+    special_expit positive pos dropout alpha_dropout feature_dropout feature_alpha_dropout
+    dropout1d dropout2d dropout3d native_dropout clone contiguous detach detach_copy alias
+    lift_fresh_copy to _to_copy type type_as float double half bfloat16 cpu cuda
+    requires_grad zeros_like ones_like full_like rand_like randn_like empty_like bernoulli
+    identity copysign expand_as
+"""
+
+_REDUCTIONS = """
+    mean sum prod amax amin norm vector_norm linalg_vector_norm var std logsumexp any all
+    nanmean nansum count_nonzero
+"""
+
+#: Functions of single entries: any number of operands, all tied. Dropout does nothing in
+#: eval mode; casts and copies keep entries.
+ENTRYWISE = frozenset(_ENTRYWISE.split())
+
+#: Symmetric functions along axes that keep them.
+ALONG_AXES = frozenset(
+    {"softmax", "log_softmax", "softmin", "normalize", "_softmax", "_log_softmax"}
+)
+
+#: Functions that mix or move entries along axes without changing sizes.
+MIXING = frozenset({"flip", "roll", "cumsum", "cumprod", "logcumsumexp"})
+
+#: Symmetric functions along axes that drop them.
+REDUCTIONS = frozenset(_REDUCTIONS.split())
+
+#: Operations that have no graph, and why.
+REFUSED = {
+    "scaled_dot_product_attention": "attention multiplies activations with each other",
+    "multi_head_attention_forward": "attention multiplies activations with each other",
+    "_native_multi_head_attention": "attention multiplies activations with each other",
+    "bmm": "a product of two activations, as in attention, has no graph of weights",
+    "baddbmm": "a product of two activations, as in attention, has no graph of weights",
+    "einsum": "the axes that einsum contracts are not followed; use matmul or linear",
+    "lstm": "a recurrence over time has no graph of weights",
+    "gru": "a recurrence over time has no graph of weights",
+    "rnn_tanh": "a recurrence over time has no graph of weights",
+    "rnn_relu": "a recurrence over time has no graph of weights",
+    "bilinear": "a bilinear map has neurons on three axes of its weight",
+    "local_response_norm": "it mixes neighbouring channels, so their order matters",
+    "channel_shuffle": "it needs groups of channels, whose symmetry is smaller",
+    "cond": "data-dependent control flow has no fixed wiring",
+    "item": "the computation depends on the values of a tensor",
+    "_local_scalar_dense": "the computation depends on the values of a tensor",
+}

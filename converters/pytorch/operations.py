@@ -1,0 +1,54 @@
+"""The operations of torch in the words of :class:`~nfn_graph.converters.wiring.Wiring`.
+
+One table serves functions (`torch.relu`, `F.relu`), methods (`x.relu()`) and the operators of
+torch.export (`aten.relu`), by their common name. Every handler takes the wiring, then the
+arguments of the operation as torch documents them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.pytorch import axes, positions, weights
+from nfn_graph.converters.pytorch.names import ALONG_AXES, ENTRYWISE, MIXING, REDUCTIONS, REFUSED
+from nfn_graph.converters.pytorch.reductions import along, mixing, reduction
+from nfn_graph.converters.pytorch.registry import HANDLERS, QUERIES, values_in
+from nfn_graph.converters.wiring import Opaque, Wiring
+
+__all__ = ["apply", "axes", "positions", "weights"]
+
+
+def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of the operation `name`; refuses what would mix neurons unseen."""
+    name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    values = values_in([*args, *kwargs.values()])
+    if name in ENTRYWISE:
+        return reduce(w.combine, values)
+    if name == "getattr" and args[1] in HANDLERS:
+        name, args = args[1], args[:1]
+    if name in QUERIES:
+        return QUERIES[name](*args, **kwargs)
+    if all(isinstance(v, Opaque) for v in values) and name not in ("getitem", "cond"):
+        return w.opaque(values)
+    if name in REFUSED:
+        w.refuse(f"Expected an operation that keeps neurons apart (got {name}: {REFUSED[name]})")
+    if name in ALONG_AXES:
+        return along(w, *args, **kwargs)
+    if name in MIXING:
+        return mixing(w, *args, **kwargs)
+    if name in REDUCTIONS:
+        return reduction(w, *args, is_norm=name.endswith("norm"), **kwargs)
+    if name not in HANDLERS:
+        w.refuse(
+            f"Expected an operation whose effect on neurons is known (got '{name}'). Convert "
+            f"the parts of the network before and after it on their own"
+        )
+    try:
+        return HANDLERS[name](w, *args, **kwargs)
+    except (TypeError, IndexError, AttributeError, StopIteration) as error:
+        raise ConversionError(
+            f"Expected arguments of '{name}' that can be followed (got {error})"
+        ) from error

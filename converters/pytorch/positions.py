@@ -1,0 +1,100 @@
+"""Torch operations that mix or resize positions: pooling, padding, upsampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nfn_graph.converters.pytorch.registry import (
+    HANDLERS,
+    Handler,
+    handles,
+)
+from nfn_graph.converters.wiring import (
+    Activation,
+    Neurons,
+    Part,
+    Positions,
+    Value,
+    Wiring,
+)
+from nfn_graph.converters.wiring.axes import spread
+from nfn_graph.converters.wiring.values import Split
+
+
+def _pool(spatial: int) -> Handler:
+    def handler(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> Any:
+        pooled = w.pool(input, spatial)
+        returns_indices = bool(kwargs.get("return_indices"))
+        return (pooled, w.opaque([])) if returns_indices else pooled
+
+    return handler
+
+
+def _adaptive_pool(spatial: int) -> Handler:
+    def handler(w: Wiring, input: Value, output_size: Any, *_: Any, **__: Any) -> Any:
+        sizes = [output_size] * spatial if isinstance(output_size, int) else list(output_size)
+        return w.pool(input, spatial, sizes)
+
+    return handler
+
+
+for _n in (1, 2, 3):
+    for _kind in ("max", "avg", "lp", "fractional_max"):
+        HANDLERS[f"{_kind}_pool{_n}d"] = _pool(_n)
+    for _kind in ("max", "avg"):
+        HANDLERS[f"adaptive_{_kind}_pool{_n}d"] = _adaptive_pool(_n)
+    for _kind in ("reflection", "replication"):
+        HANDLERS[f"{_kind}_pad{_n}d"] = _pool(_n)
+for _kind in ("nearest", "linear", "bilinear", "trilinear", "bicubic"):
+    for _n in (1, 2, 3):
+        HANDLERS[f"upsample_{_kind}{_n}d"] = _pool(_n)
+HANDLERS["upsample_linear1d"] = _pool(1)
+HANDLERS["upsample_bilinear2d"] = HANDLERS["upsample_bicubic2d"] = _pool(2)
+HANDLERS["upsample_trilinear3d"] = _pool(3)
+
+
+@handles("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")
+def interpolate(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
+    """Resizes all axes after the channels."""
+    return w.pool(input, input.rank - 2) if isinstance(input, Activation) else w.opaque([input])
+
+
+@handles("pad", "constant_pad_nd", "zero_pad2d")
+def pad(w: Wiring, input: Value, pad: Sequence[int], *_: Any, **__: Any) -> Value:
+    """Padding of positions; padded channels are neurons of their own, all alike."""
+    if not isinstance(input, Activation):
+        return w.opaque([input])
+    stored = list(input.stored)
+    for i, (left, right) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        at = input.rank - 1 - i
+        axis = input.axes[at]
+        if isinstance(axis, Positions):
+            known = None if axis.size is None else axis.size + left + right
+            stored[at] = Positions(known)
+        elif left or right:
+            if min(left, right) < 0:
+                w.refuse("Expected padding of channels (got negative padding)")
+            ends = [Neurons(()) if not n else w.fresh(n) for n in (left, right)]
+            inner = w.neurons(input, at)
+            stored[at] = Neurons((*ends[0].segments, *inner, *ends[1].segments))
+    return Activation(tuple(stored))
+
+
+@handles("pixel_shuffle")
+def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
+    """`upscale_factor ** 2` entries of the channel axis become positions of one neuron."""
+    if not isinstance(input, Activation) or input.shape[-3] is None:
+        return w.refuse("Expected channels to shuffle (got an unknown shape)")
+    positions = upscale_factor**2
+    split = Split(w.neurons(input, -3), (input.shape[-3] // positions, positions))
+    split.choose(0)
+    return Activation((*input.stored[:-3], Part(split, 0), Positions(), Positions()))
+
+
+@handles("im2col")
+def unfold(w: Wiring, input: Activation, kernel_size: Any, *_: Any, **__: Any) -> Value:
+    """Patches: the entries of a patch are positions of each channel."""
+    sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
+    channels = spread(w.neurons(input, -3), 1, sizes[0] * sizes[1])
+    return Activation((*input.stored[:-3], Neurons(channels), Positions(None)))

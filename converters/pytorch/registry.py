@@ -1,0 +1,100 @@
+"""What the handlers of torch's operations share: their table, their arguments, unknown sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
+
+Handler = Callable[..., Any]
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Registers a handler under the names of its operation."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return register
+
+
+def values_in(args: Any) -> list[Value]:
+    """The tensors among arguments, lists of tensors included."""
+    if isinstance(args, Activation | Opaque | Weight):
+        return [args]
+    if isinstance(args, dict):
+        args = list(args.values())
+    if isinstance(args, list | tuple):
+        return [v for arg in args for v in values_in(arg)]
+    return []
+
+
+def ints(dims: Any) -> list[int]:
+    """One axis, or several, as a list."""
+    return [dims] if isinstance(dims, int) else list(dims)
+
+
+def flat(dims: Sequence[Any]) -> list[Any]:
+    """Arguments that may be given one by one or as one list."""
+    return list(dims[0]) if len(dims) == 1 and isinstance(dims[0], list | tuple) else list(dims)
+
+
+def sizes_in(shape: Sequence[Any]) -> list[int | None]:
+    """The sizes of a reshape, None where they are not known."""
+    return [None if isinstance(n, Unknown) else n for n in flat(shape)]
+
+
+class Unknown:
+    """A size that depends on inputs that were not given."""
+
+
+UNKNOWN = Unknown()
+
+
+def _known(size: int | None) -> Any:
+    return UNKNOWN if size is None else size
+
+
+def _size(input: Value, dim: int | None = None) -> Any:
+    shape = input.shape
+    if dim is not None:
+        return UNKNOWN if shape is None else _known(shape[dim])
+    return UnknownShape() if shape is None else tuple(map(_known, shape))
+
+
+class UnknownShape:
+    """The shape of an input that was not given."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self if isinstance(index, slice) else UNKNOWN
+
+
+def _rank(input: Value) -> Any:
+    return UNKNOWN if input.shape is None else len(input.shape)
+
+
+def _getattr(input: Any, name: str) -> Any:
+    if name == "shape":
+        return _size(input)
+    if name == "ndim":
+        return _rank(input)
+    if name in ("device", "dtype", "is_cuda", "requires_grad", "layout"):
+        return None
+    if name in ("data", "real"):
+        return input
+    raise ConversionError(f"Expected a known attribute of a tensor (got '{name}')")
+
+
+QUERIES: dict[str, Handler] = {
+    "size": _size,
+    "sym_size": _size,
+    "dim": _rank,
+    "ndimension": _rank,
+    "getattr": _getattr,
+    "numel": lambda input: UNKNOWN,
+    "is_floating_point": lambda input: True,
+}

@@ -1,0 +1,214 @@
+"""Torch operations with weights."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from nfn_graph.converters.pytorch.names import REFUSED
+from nfn_graph.converters.pytorch.reductions import check_whole
+from nfn_graph.converters.pytorch.registry import (
+    handles,
+    ints,
+)
+from nfn_graph.converters.wiring import (
+    Activation,
+    Opaque,
+    Positions,
+    Value,
+    Weight,
+    Wiring,
+)
+
+
+def _weight(w: Wiring, x: Any) -> Weight:
+    if not isinstance(x, Weight):
+        w.refuse(
+            "Expected a weight of the state dict (got a computed tensor). Remove "
+            "parametrisations first, or give a module whose weights are stored"
+        )
+    return x
+
+
+@handles("linear")
+def linear(w: Wiring, input: Value, weight: Any, bias: Any = None) -> Value:
+    """`input @ weight.T + bias`."""
+    return w.linear(input, _weight(w, weight), bias)
+
+
+@handles("matmul", "mm", "rmatmul")
+def matmul(w: Wiring, input: Value, other: Value) -> Value:
+    """A product with a stored matrix, or with a constant one along positions."""
+    if isinstance(other, Weight) and other.rank == 2 and not isinstance(input, Weight):
+        return w.linear(input, other, target=1, source=0)
+    if isinstance(input, Weight) and input.rank == 2 and not isinstance(other, Weight):
+        return w.linear(other, input, axis=-2)
+    if isinstance(other, Activation) and isinstance(input, Opaque) and other.rank > 1:
+        w.mixes(other, [-2])
+        return Activation((*other.stored[:-2], Positions(None), other.stored[-1]))
+    if isinstance(input, Activation) and isinstance(other, Opaque):
+        w.mixes(input, [-1])
+        return Activation((*input.stored[:-1], Positions(None)))
+    return w.refuse(f"Expected a product with a stored matrix (got matmul: {REFUSED['bmm']})")
+
+
+@handles("addmm")
+def addmm(w: Wiring, input: Value, mat1: Value, mat2: Value, **_: Any) -> Value:
+    """`input + mat1 @ mat2`."""
+    return w.combine(matmul(w, mat1, mat2), input)
+
+
+@handles("conv1d", "conv2d", "conv3d")
+def conv(
+    w: Wiring,
+    input: Value,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    """Any convolution."""
+    return w.conv(input, _weight(w, weight), bias, groups=groups)
+
+
+@handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(
+    w: Wiring,
+    input: Value,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    """Any transposed convolution."""
+    return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=True)
+
+
+@handles("convolution")
+def convolution(
+    w: Wiring,
+    input: Value,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
+    """The general operator of aten."""
+    return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=transposed)
+
+
+@handles("embedding")
+def embedding(w: Wiring, input: Value, weight: Any, *_: Any, **__: Any) -> Value:
+    """A linear map of one-hot inputs: one input neuron per row."""
+    weight = _weight(w, weight)
+    if not isinstance(input, Opaque):
+        w.refuse("Expected indices that come from the input (got computed ones)")
+    shape = (None,) if input.shape is None else input.shape
+    rows = w.opaque([input], (*shape, weight.shape[0]))
+    return w.linear(rows, weight, target=1, source=0)
+
+
+@handles("batch_norm")
+def batch_norm(
+    w: Wiring,
+    input: Value,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Value:
+    """Norm parameters and statistics along axis 1."""
+    found = [p for p in (weight, bias, running_mean, running_var) if p is not None]
+    return w.channelwise(input, found, 1) if found else input
+
+
+@handles("aten.batch_norm", "aten.instance_norm")
+def aten_batch_norm(
+    w: Wiring,
+    input: Value,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    *_: Any,
+    **__: Any,
+) -> Value:
+    """The same with aten's order of arguments."""
+    return batch_norm(w, input, running_mean, running_var, weight, bias)
+
+
+@handles("instance_norm")
+def instance_norm(
+    w: Wiring,
+    input: Value,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Value:
+    """Statistics of each channel on its own."""
+    return batch_norm(w, input, running_mean, running_var, weight, bias)
+
+
+@handles("layer_norm", "rms_norm")
+def layer_norm(
+    w: Wiring,
+    input: Value,
+    normalized_shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Value:
+    """Statistics over the last axes, parameters of their shape."""
+    check_whole(w, input, range(-len(ints(normalized_shape)), 0))
+    return reduce(w.combine, [p for p in (weight, bias) if isinstance(p, Weight)], input)
+
+
+@handles("group_norm")
+def group_norm(
+    w: Wiring,
+    input: Value,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    *_: Any,
+    **__: Any,
+) -> Value:
+    """Only one group, or one per channel: else channels of different groups differ."""
+    found = [p for p in (weight, bias) if p is not None]
+    result = w.channelwise(input, found, 1) if found else input
+    channels = result.shape[1] if isinstance(result, Activation) else None
+    if num_groups not in (1, channels):
+        w.refuse(
+            f"Expected GroupNorm with 1 group or one per channel (got {num_groups} groups of "
+            f"{channels} channels). Its symmetry is smaller: channels of different groups "
+            f"cannot be exchanged one by one"
+        )
+    return result
+
+
+@handles("prelu")
+def prelu(w: Wiring, input: Value, weight: Any) -> Value:
+    """One slope, or one per channel."""
+    weight = _weight(w, weight)
+    return w.combine(input, weight) if weight.shape == (1,) else w.channelwise(input, [weight], 1)
+
+
+@handles("_weight_norm")
+def weight_norm(w: Wiring, v: Any, g: Any, dim: int = 0) -> Value:
+    """Both tensors of a weight norm lie along the same neurons."""
+    return w.combine(_weight(w, v), _weight(w, g))

@@ -1,0 +1,116 @@
+"""A graph as a table: what each of its types holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nfn_graph import WeightGraph
+
+COLUMNS = ("type", "neurons", "weights", "taps", "mean", "std", "zeros", "NaN", "inf")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The entries of one type.
+
+    Attributes:
+        type: Its name; `a -> b` for weights.
+        neurons: The number of neurons, None for a weight type.
+        weights: The number of weights (pairs of neurons), None for a neuron type.
+        taps: Values per neuron or weight.
+        mean: Mean of the finite entries, over all channels; NaN if there are none.
+        std: Their standard deviation.
+        zeros: How many entries are exactly 0.
+        nan: How many are not a number.
+        inf: How many are infinite.
+    """
+
+    type: str
+    neurons: int | None
+    weights: int | None
+    taps: int
+    mean: float
+    std: float
+    zeros: int
+    nan: int
+    inf: int
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of `COLUMNS`."""
+        empty = self.taps == 0
+        return (
+            self.type,
+            "" if self.neurons is None else f"{self.neurons:,}",
+            "" if self.weights is None else f"{self.weights:,}",
+            str(self.taps),
+            *("" if empty else f"{x:.3g}" for x in (self.mean, self.std)),
+            *("" if empty else f"{n:,}" for n in (self.zeros, self.nan, self.inf)),
+        )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A table with one row per type; `print` it."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def nan(self) -> int:
+        """Entries that are not a number, in all types."""
+        return sum(row.nan for row in self.rows)
+
+    @property
+    def inf(self) -> int:
+        """Infinite entries, in all types."""
+        return sum(row.inf for row in self.rows)
+
+    def __str__(self) -> str:
+        table = [COLUMNS, *(row.cells for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for cells in table:
+            first, *rest = zip(cells, widths, strict=True)
+            lines.append("  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]))
+        lines.insert(1, "-" * len(lines[0]))
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def summary(graph: WeightGraph) -> Summary:
+    """What each type of a graph, or of a batch, holds."""
+    spec = graph.spec
+    rows = []
+    for neuron in spec.neurons:
+        x = graph[neuron.name].x
+        name = f"{neuron.name} (fixed)" if neuron.fixed else neuron.name
+        rows.append(_row(name, x.shape[0], None, x))
+    for weight in spec.weights:
+        x = graph[weight.key].edge_attr
+        name = f"{weight.source} -> {weight.target}"
+        if weight.name != "weight":
+            name += f" ({weight.name})"
+        rows.append(_row(name, None, x.shape[0], x))
+    return Summary(tuple(rows))
+
+
+def _row(name: str, neurons: int | None, weights: int | None, x: Tensor) -> Row:
+    finite = torch.isfinite(x)
+    nan = int(torch.isnan(x).sum())
+    values = x if bool(finite.all()) else x[finite]
+    # Sums in double precision: half precision would overflow.
+    mean = values.mean(dtype=torch.float64) if values.numel() else x.new_tensor(float("nan"))
+    std = _std(values, float(mean))
+    zeros = x.numel() - int(torch.count_nonzero(x))
+    inf = x.numel() - int(finite.sum()) - nan
+    return Row(name, neurons, weights, x.shape[1], float(mean), std, zeros, nan, inf)
+
+
+def _std(values: Tensor, mean: float) -> float:
+    """Deviation of the entries from their mean, in pieces, so that no large copy is made."""
+    total = 0.0
+    for piece in values.reshape(-1).split(2**20):
+        total += float(piece.double().sub(mean).square().sum())
+    return (total / values.numel()) ** 0.5 if values.numel() else float("nan")

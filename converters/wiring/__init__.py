@@ -1,0 +1,59 @@
+r"""A vocabulary to follow a network's computation, whatever language it is written in.
+
+A front-end (torch.fx, torch.export, ONNX) walks through the operations of a network and says
+each in the words of :class:`Wiring`. Which neurons must be permuted together, which tensor
+axis belongs to which layer and which positions are taps, follows here.
+
+.. code-block:: python
+
+    wiring = Wiring(tensors)                  # key -> tensor; only shapes and dtypes are read
+    x = wiring.input((1, 3, 32, 32))          # the shape may be left out
+    with wiring.at("conv1 (Conv)"):           # errors say where
+        x = wiring.conv(x, wiring.parameter("conv1.weight"), wiring.parameter("conv1.bias"))
+    x = wiring.channelwise(x, [wiring.parameter(k) for k in ("bn.weight", "bn.bias")], axis=1)
+    x = wiring.pointwise(x)                   # relu; dropout, clip, ...
+    x = wiring.pool(x, spatial=2)             # any pooling or resizing of the last two axes
+    x = wiring.flatten(x, 1)
+    x = wiring.linear(x, wiring.parameter("fc.weight"), wiring.parameter("fc.bias"))
+    wiring.output(x)
+    layout = wiring.layout()                  # -> WeightGraph.from_placements(layout, tensors)
+
+Values:
+
+- :class:`Activation`: one axis is made of neuron layers, all others are positions.
+- :class:`Opaque`: no neurons yet. An input becomes a layer of input neurons where a weight
+  first reads it, along the axis that is read: so a flattened input has one neuron per value.
+  A parameter-free function of inputs is opaque again (:meth:`Wiring.opaque`).
+- :class:`Weight`: a stored tensor, perhaps transposed or combined with others entry by entry.
+
+Rules: `combine` (any entrywise operation of several values) ties the neuron axes of its
+operands; `concat` joins them; `slice` splits layers; `flatten` turns positions into taps of
+the next weight's edges, in the order of the entries; `reshape` does that and the reverse; an
+`output` fixes its layers. What mixes neurons in another way has no word here and is refused
+by the front-end with :meth:`Wiring.refuse`. Sizes of positions may be unknown (None);
+`annotate` fills them in where the front-end knows the shape of a result.
+"""
+
+from nfn_graph.converters.wiring.network import Wiring
+from nfn_graph.converters.wiring.values import (
+    Activation,
+    Neurons,
+    Opaque,
+    Part,
+    Positions,
+    Value,
+    Weight,
+    position_of,
+)
+
+__all__ = [
+    "Activation",
+    "Neurons",
+    "Opaque",
+    "Part",
+    "Positions",
+    "Value",
+    "Weight",
+    "Wiring",
+    "position_of",
+]

@@ -1,0 +1,290 @@
+"""Operations without weights: what they do to the axes of an activation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring.axes import axis_size, layers_of, solve, take
+from nfn_graph.converters.wiring.combination import broadcast
+from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
+from nfn_graph.converters.wiring.sources import ValueSource
+from nfn_graph.converters.wiring.values import (
+    Activation,
+    Axis,
+    Neurons,
+    Opaque,
+    Part,
+    Positions,
+    Sizes,
+    Value,
+    Weight,
+    position_of,
+    with_axis,
+)
+
+
+class AxisOperations(ValueSource):
+    """Operations on axes: entrywise, joining, cutting, reshaping, reducing."""
+
+    def combine(self, first: Value, second: Value) -> Value:
+        """Any entrywise operation of two values, with broadcasting: ties their neurons."""
+        if isinstance(first, Opaque) and isinstance(second, Opaque):
+            scalar = [v for v in (first, second) if v.shape == () and not v.is_input]
+            if scalar:
+                return second if scalar[0] is first else first
+            return self.opaque([first, second])
+        return broadcast(self, first, second)
+
+    def pointwise(self, x: Value) -> Value:
+        """Any function of single entries, or a symmetric one along whole axes (softmax)."""
+        return x
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """Concatenation along one axis."""
+        if all(isinstance(v, Opaque) for v in values):
+            return self.opaque(values)
+        like = next((v for v in values if isinstance(v, Activation)), None)
+        if like is None:
+            self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
+        at = position_of(axis, like.rank)
+        joined: list[Axis] = []
+        result: Value = like
+        whole = [self._beside(v, like, at) for v in values]
+        for value in whole:
+            joined.append(value.axes[at])
+            if value is not like:
+                aside = Activation(with_axis(value.stored, at, Positions(1)))
+                result = self.combine(
+                    Activation(with_axis(_act(result).stored, at, Positions(1))), aside
+                )
+        if all(isinstance(a, Positions) for a in joined):
+            sizes = [a.size for a in joined]
+            total = None if None in sizes else sum(s for s in sizes if s is not None)
+            return Activation(with_axis(_act(result).stored, at, Positions(total)))
+        segments = tuple(s for value in whole for s in self.neurons(value, at))
+        return Activation(with_axis(_act(result).stored, at, Neurons(segments)), like.guessed)
+
+    def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
+        """The entries `start:stop:step` of an axis; negative bounds count from the end."""
+        if not isinstance(x, Activation):
+            return self._unneeded(x)
+        at = position_of(axis, x.rank)
+        found = x.axes[at]
+        if isinstance(found, Positions):
+            size = found.size
+            new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
+            return Activation(with_axis(x.stored, at, Positions(new)))
+        segments = self.neurons(x, at)
+        size = axis_size(segments)
+        if size is None:
+            self.refuse("Expected an axis of known size to slice. Give an example_input")
+        first, last, _ = slice(start, stop, step).indices(size)
+        if (first, last, step) == (0, size, 1):
+            return x
+        if step != 1:
+            self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
+        return Activation(with_axis(x.stored, at, Neurons(take(segments, first, last))))
+
+    def select(self, x: Value, axis: int, index: int) -> Value:
+        """One entry of an axis, which is dropped."""
+        if not isinstance(x, Activation):
+            return self._unneeded(x)
+        at = position_of(axis, x.rank)
+        self._check_certain(x, [axis])
+        if not isinstance(x.axes[at], Positions):
+            stop = None if index == -1 else index + 1
+            return self.squeeze(self.slice(x, at, index, stop), at)
+        return Activation((*x.stored[:at], *x.stored[at + 1 :]))
+
+    def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
+        """The axes from `start` to `stop`, both included, as one."""
+        if not isinstance(x, Activation):
+            return self._unneeded(x)
+        if x.guessed and position_of(start, x.rank) == 1 and stop in (-1, x.rank - 1):
+            # There may be axes between the batch and the features.
+            segments = self.neurons(x, x.rank - 1)
+            if x.rank == 2 and len(segments) == 1 and segments[0].before == 1:
+                return Activation((x.stored[0], Neurons((replace(segments[0], before=None),))))
+        first, last = position_of(start, x.rank), position_of(stop, x.rank)
+        merged = merge_axes(x.stored[first : last + 1])
+        return Activation((*x.stored[:first], merged, *x.stored[last + 1 :]))
+
+    def reshape(self, x: Value, sizes: Sizes) -> Value:
+        """Any reshape; -1 for the size that follows, None for one that is not known."""
+        if isinstance(x, Weight):
+            return x.view(_matching_axes(x.shape, sizes))
+        if isinstance(x, Opaque):
+            return self._unneeded(x)
+        return Activation(regroup(x.stored, sizes))
+
+    def permute(self, x: Value, order: Sequence[int]) -> Value:
+        """Axes in another order."""
+        if isinstance(x, Opaque):
+            return self._unneeded(x)
+        if len(order) != x.rank:
+            self.refuse(
+                f"Expected an order of the {x.rank} axes (got {list(order)}). If the network "
+                f"takes inputs with more axes, give an example_input"
+            )
+        order = [position_of(i, x.rank) for i in order]
+        if isinstance(x, Weight):
+            return x.view(order)
+        return Activation(tuple(x.stored[i] for i in order))
+
+    def unsqueeze(self, x: Value, axis: int) -> Value:
+        """A new axis of size 1."""
+        if isinstance(x, Opaque):
+            if x.shape is None:
+                return self._unneeded(x)
+            at = position_of(axis, len(x.shape) + 1)
+            return self.opaque([x], (*x.shape[:at], 1, *x.shape[at:]))
+        at = position_of(axis, x.rank + 1)
+        if isinstance(x, Weight):
+            return x.view([*range(at), None, *range(at, x.rank)])
+        return Activation((*x.stored[:at], Positions(1), *x.stored[at:]))
+
+    def squeeze(self, x: Value, *axes: int) -> Value:
+        """Drops axes of size 1: those given, where they have that size, or all."""
+        if isinstance(x, Opaque):
+            return self._unneeded(x)
+        given = [position_of(axis, x.rank) for axis in axes] or range(x.rank)
+        if isinstance(x, Weight):
+            return x.view([i for i in range(x.rank) if i not in given or x.shape[i] != 1])
+        dropped = {i for i in given if x.shape[i] == 1}
+        if not axes and None in x.shape[1:]:
+            self.refuse("Expected known sizes to squeeze all axes. Give an example_input")
+        kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
+        if any(isinstance(axis, Neurons | Part) for axis in kept):
+            return Activation(kept)
+        exposed = (
+            [
+                layer
+                for i in dropped
+                for layer in layers_of(self.neurons(x, i))
+                if isinstance(x.axes[i], Neurons)
+            ]
+            if x.neuron_axis in dropped
+            else []
+        )
+        return Opaque(
+            tuple(axis.size for axis in kept), next(self._origins), exposes=tuple(exposed)
+        )
+
+    def reduce(self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False) -> Value:
+        """A symmetric function along axes, such as a mean; all axes if None.
+
+        Along the neurons it leaves a value without neurons.
+        """
+        if isinstance(x, Opaque):
+            return self._unneeded(x)
+        gone = set(range(x.rank) if axes is None else (position_of(i, x.rank) for i in axes))
+        if isinstance(x, Weight):
+            order = [None if i in gone else i for i in range(x.rank) if keepdim or i not in gone]
+            return x.view(order)
+        self._check_certain(x, axes or [])
+        kept: list[Axis] = []
+        for i, axis in enumerate(x.stored):
+            if i not in gone:
+                kept.append(axis)
+            elif keepdim:
+                kept.append(Positions(1))
+        if any(isinstance(x.axes[i], Part) for i in gone):
+            self.refuse("Expected neurons whose axis is clear (got a reshape that splits it)")
+        if any(isinstance(axis, Neurons | Part) for axis in kept):
+            return Activation(tuple(kept))
+        return Opaque(tuple(axis.size for axis in kept), next(self._origins))
+
+    def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Activation | Opaque:
+        """Anything that mixes positions along the last `spatial` axes, and may resize them."""
+        if isinstance(x, Weight):
+            self.refuse("Expected an activation (got a tensor of the checkpoint)")
+        if isinstance(x, Opaque):
+            return replace(x, shape=None)
+        self.mixes(x, range(-spatial, 0))
+        new = [Positions(n) for n in (sizes or [None] * spatial)]
+        return Activation((*x.stored[: x.rank - spatial], *new), x.guessed)
+
+    def mixes(self, x: Value, axes: Sequence[int]) -> Value:
+        """Anything that mixes or moves entries along axes, keeping sizes: flip, cumsum."""
+        if isinstance(x, Activation):
+            for axis in axes:
+                if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
+                    self.refuse(
+                        "Expected an operation along positions (got one along the neurons, "
+                        "whose result depends on their order)"
+                    )
+        return x
+
+    def annotate(self, x: Value, shape: Sizes) -> Value:
+        """The same value, whose shape the front-end knows."""
+        if isinstance(x, Opaque):
+            return replace(x, shape=tuple(shape))
+        if isinstance(x, Weight):
+            return x
+        if len(shape) != x.rank:
+            self.refuse(f"Expected a result with {x.rank} axes (got shape {list(shape)})")
+        stored: list[Axis] = []
+        for axis, size in zip(x.stored, shape, strict=True):
+            if isinstance(axis, Positions):
+                stored.append(Positions(size))
+            elif isinstance(axis, Neurons) and size is not None:
+                stored.append(Neurons(solve(axis.segments, size)))
+            else:
+                stored.append(axis)
+        return Activation(tuple(stored))
+
+    def _check_certain(self, x: Activation, axes: Sequence[int]) -> None:
+        """Refuses to drop an axis that is the neurons' only if there are no further axes."""
+        if x.guessed and any(axis == x.neuron_axis for axis in axes):
+            self.refuse(
+                f"Expected to know whether axis {x.neuron_axis} holds neurons or positions (got "
+                f"an input of unknown shape). Give an example_input"
+            )
+
+    def _unneeded(self, x: Value) -> Value:
+        """The result of an operation without weights on a value without neurons."""
+        if isinstance(x, Weight):
+            self.refuse("Expected an activation (got a part of a tensor of the checkpoint)")
+        return self.opaque([x])
+
+    def _beside(self, x: Value, like: Activation, axis: int) -> Activation:
+        """An operand of a concatenation, as an activation."""
+        if isinstance(x, Activation):
+            return x
+        if isinstance(x, Weight):
+            self.refuse("Expected activations to concatenate (got a tensor of the checkpoint)")
+        if isinstance(like.axes[axis], Positions):
+            at = next(i for i, a in enumerate(like.axes) if not isinstance(a, Positions))
+        else:
+            at = axis
+        if x.shape is None:
+            size = self.claimed_size(x, like.rank - at)
+            x = replace(x, shape=(None,) * like.rank)
+        else:
+            size = x.shape[at]
+        if size is None:
+            self.refuse("Expected known shapes to concatenate. Give an example_input")
+        return self.claim(x, at, size)
+
+
+def _act(x: Value) -> Activation:
+    if not isinstance(x, Activation):
+        raise ConversionError("Expected an activation (got a value without neurons)")
+    return x
+
+
+def _matching_axes(old: Sequence[int], new: Sizes) -> list[int | None]:
+    """How a reshape that only adds or drops axes of size 1 moves the axes of a weight."""
+    axes = [i for i, n in enumerate(old) if n != 1]
+    sizes = [n for n in new if n != 1]
+    if len(sizes) != len(axes) or any(
+        n not in (-1, None, old[i]) for n, i in zip(sizes, axes, strict=True)
+    ):
+        raise ConversionError(
+            f"Expected a stored tensor to keep its axes (got a reshape from {list(old)} to "
+            f"{list(new)})"
+        )
+    left = iter(axes)
+    return [None if n == 1 else next(left) for n in new]

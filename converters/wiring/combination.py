@@ -1,0 +1,206 @@
+"""Entrywise operations of two values: which axes they share, and so which neurons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring.axes import Segments, axis_size, plain, solve, tie
+from nfn_graph.converters.wiring.values import (
+    Activation,
+    Axis,
+    Neurons,
+    Opaque,
+    Part,
+    Positions,
+    Value,
+    Weight,
+)
+from nfn_graph.layout import PlacementAxis
+
+if TYPE_CHECKING:
+    from nfn_graph.converters.wiring.sources import ValueSource
+
+_HINT = "Give an example_input, so that the shapes are known"
+
+
+def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:
+    """The result of an entrywise operation; neurons on a common axis are tied."""
+    if isinstance(first, Weight) and isinstance(second, Weight):
+        return _both_weights(first, second)
+    if isinstance(first, Weight):
+        first, second = second, first
+    if isinstance(first, Opaque) and isinstance(second, Activation):
+        first, second = second, first
+    if isinstance(second, Weight):
+        if isinstance(first, Opaque):
+            return _opaque_and_weight(wiring, first, second)
+        if isinstance(first, Activation):
+            return _activation_and_weight(wiring, first, second)
+    if isinstance(first, Activation) and isinstance(second, Opaque):
+        return _activation_and_opaque(wiring, first, second)
+    if isinstance(first, Activation) and isinstance(second, Activation):
+        return _both_activations(wiring, first, second)
+    raise ConversionError("Expected an activation (got values without neurons)")
+
+
+def _both_weights(first: Weight, second: Weight) -> Weight:
+    rank = max(first.rank, second.rank)
+    first, second = first.broadcast(rank), second.broadcast(rank)
+    shape = tuple(max(a, b) for a, b in zip(first.shape, second.shape, strict=True))
+    parts = []
+    for weight in (first, second):
+        for key, own in weight.parts:
+            # An axis of size 1 that is broadcast belongs to no neurons.
+            kept = tuple(
+                None if a == 1 and b != 1 else i
+                for i, a, b in zip(own, weight.shape, shape, strict=True)
+            )
+            parts.append((key, kept))
+    return Weight(shape, tuple(dict.fromkeys(parts)))
+
+
+def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
+    large = [i for i, size in enumerate(weight.shape) if size != 1]
+    if not large:
+        wiring.use(weight, [None] * weight.rank)
+        return x
+    if x.shape == ():
+        if x.is_input or x.exposes:
+            raise ConversionError("Expected no scalar input times a tensor of the checkpoint")
+        return weight
+    if not x.is_input and x.shape is not None and all(n == 1 for n in x.shape):
+        return weight
+    if not x.is_input:
+        raise ConversionError(
+            f"Expected a constant without a shape of its own beside a tensor of the checkpoint "
+            f"(got shape {x.shape} beside {list(weight.shape)})"
+        )
+    axis = large[0] - weight.rank
+    # Parameters of a norm have no axis for the batch, statistics of an input have one.
+    rank = weight.rank + (weight.shape[0] != 1)
+    claimed = wiring.claim(wiring.ranked(x, rank), axis, weight.shape[axis])
+    guess = Activation(claimed.stored, guessed=x.shape is None)
+    return _activation_and_weight(wiring, guess, weight)
+
+
+def _activation_and_weight(wiring: ValueSource, x: Activation, weight: Weight) -> Activation:
+    if weight.rank > x.rank:
+        raise ConversionError(
+            f"Expected a tensor with at most {x.rank} axes (got {list(weight.shape)}). {_HINT}"
+        )
+    weight = weight.broadcast(x.rank)
+    _choose(wiring, x, [size != 1 for size in weight.shape])
+    stored = list(x.stored)
+    roles: list[tuple[PlacementAxis, Segments] | None] = []
+    for i, (axis, size) in enumerate(zip(x.axes, weight.shape, strict=True)):
+        role: tuple[PlacementAxis, Segments] | None = None
+        if isinstance(axis, Neurons):
+            segments = wiring.neurons(x, i)
+            if size != 1 and axis_size(segments) is None:
+                segments = solve(segments, size)
+                stored[i] = Neurons(segments)
+            if size != 1 and axis_size(segments) == 1:
+                segments = plain(wiring.layer(size))
+                stored[i] = Neurons(segments)
+            if size not in (1, axis_size(segments)):
+                raise ConversionError(
+                    f"Expected a tensor with {axis.size} entries along axis {i} "
+                    f"(got {list(weight.shape)})"
+                )
+            role = ("neuron", segments)
+        elif isinstance(axis, Positions) and axis.size == 1 and size != 1:
+            stored[i] = Positions(size)
+        roles.append(role)
+    wiring.use(weight, roles)
+    return Activation(tuple(stored), x.guessed)
+
+
+def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) -> Activation:
+    if other.shape is None:
+        known = wiring.claimed(other, x)
+        if known is not None:
+            return _both_activations(wiring, x, known)
+        raise ConversionError(f"Expected known shapes where an activation meets an input. {_HINT}")
+    if len(other.shape) > x.rank:
+        extra = (Positions(n) for n in other.shape[: len(other.shape) - x.rank])
+        x = Activation((*extra, *x.stored))
+    shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
+    _choose(wiring, x, [size != 1 for size in shape])
+    at = x.neuron_axis
+    if at is not None and shape[at] != 1:
+        size = shape[at]
+        if size is None:
+            raise ConversionError(f"Expected known shapes along neurons. {_HINT}")
+        padded = Opaque(shape, other.origin, other.is_input)
+        return _both_activations(wiring, x, wiring.claim(padded, at, size))
+    stored = [
+        Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
+        for axis, n in zip(x.stored, shape, strict=True)
+    ]
+    return Activation(tuple(stored), x.guessed)
+
+
+def _both_activations(wiring: ValueSource, first: Activation, second: Activation) -> Activation:
+    rank = max(first.rank, second.rank)
+    first, second = _padded(first, rank), _padded(second, rank)
+    _choose(wiring, first, [isinstance(axis, Neurons) for axis in second.axes])
+    _choose(wiring, second, [isinstance(axis, Neurons) for axis in first.axes])
+    stored = [
+        _common_axis(i, a, b) for i, (a, b) in enumerate(zip(first.axes, second.axes, strict=True))
+    ]
+    if sum(not isinstance(axis, Positions) for axis in stored) > 1 and not _one_split(stored):
+        raise ConversionError(
+            f"Expected the neurons of both operands on the same axis (got axes "
+            f"{first.neuron_axis} and {second.neuron_axis})"
+        )
+    return Activation(tuple(stored), first.guessed and second.guessed)
+
+
+def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
+    if isinstance(a, Positions) and isinstance(b, Positions):
+        if a.size == 1:
+            return b
+        return a if b.size in (1, None) or a.size is not None else b
+    if isinstance(a, Positions):
+        a, b = b, a
+    if isinstance(b, Positions):
+        if b.size == 1:
+            return a
+        if a.size == 1 and b.size is not None and isinstance(a, Neurons):
+            return b
+        raise ConversionError(
+            f"Expected the neurons of both operands on the same axis (got neurons and "
+            f"{'?' if b.size is None else b.size} positions along axis {i}). {_HINT}"
+        )
+    if isinstance(a, Neurons) and isinstance(b, Neurons):
+        if a.size == 1 or b.size == 1:
+            return b if a.size == 1 else a
+        if a.size is None or b.size is None:
+            raise ConversionError(f"Expected known shapes along neurons. {_HINT}")
+        tie(a.segments, b.segments)
+        return a
+    if isinstance(a, Part) and isinstance(b, Part) and a.split.sizes == b.split.sizes:
+        if a.index == b.index and a.split is not b.split:
+            tie(a.split.segments, b.split.segments)
+        return a
+    raise ConversionError("Expected operands that were reshaped in the same way")
+
+
+def _choose(wiring: ValueSource, x: Activation, wanted: list[bool]) -> None:
+    """Settles which axis of a reshape holds the neurons, where the other operand says it."""
+    for i, (axis, is_wanted) in enumerate(zip(x.axes, wanted, strict=True)):
+        if isinstance(axis, Part) and is_wanted and axis.size != 1:
+            wiring.neurons(x, i)
+            return
+
+
+def _one_split(stored: list[Axis]) -> bool:
+    """Whether all axes of neurons come from one reshape."""
+    neurons = [axis for axis in stored if not isinstance(axis, Positions)]
+    splits = {id(axis.split) for axis in neurons if isinstance(axis, Part)}
+    return len(splits) == 1 and all(isinstance(axis, Part) for axis in neurons)
+
+
+def _padded(x: Activation, rank: int) -> Activation:
+    return Activation((*[Positions(1)] * (rank - x.rank), *x.stored), x.guessed)

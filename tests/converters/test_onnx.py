@@ -1,0 +1,327 @@
+"""ONNX models: which neurons their nodes tie, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import onnx
+import pytest
+import torch
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+
+from nfn_graph import WeightGraph, symmetry
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.io import load, save
+from nfn_graph.converters.module import from_module
+
+
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), outputs.split(), name=f"{kind}_1", **attributes)
+
+
+def weights(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {key: torch.rand(shape) + 0.1 for key, shape in shapes.items()}
+
+
+def write(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    tensors: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+    outputs: str = "y",
+) -> Path:
+    model = checkpoints.onnx_model(nodes, tensors, {"x": shape}, outputs.split())
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def run(path: Path, x: torch.Tensor) -> list[torch.Tensor]:
+    results = ReferenceEvaluator(str(path)).run(None, {"x": x.numpy()})
+    return [torch.as_tensor(result) for result in results]
+
+
+Case = tuple[list[onnx.NodeProto], dict[str, torch.Tensor], tuple[int, ...], str]
+
+
+def cases() -> dict[str, Case]:
+    """Networks by name: nodes, initialisers, the input's shape, the outputs."""
+    shape_of_two = {"s": torch.tensor([2, -1])}
+    return {
+        "gemm and matmul": (
+            [
+                node("Gemm", "x a b", "h", transB=1),
+                node("Tanh", "h", "i"),
+                node("Gemm", "i c d", "j", alpha=0.5),
+                node("Relu", "j", "k"),
+                node("MatMul", "k e", "l"),
+                node("Add", "f l", "y"),
+            ],
+            weights(a=(5, 3), b=(5,), c=(5, 4), d=(1, 4), e=(4, 2), f=(2,)),
+            (2, 3),
+            "y",
+        ),
+        "transposed initialiser": (
+            [
+                node("Transpose", "a", "t"),
+                node("MatMul", "x t", "h"),
+                node("Sin", "h", "i"),
+                node("MatMul", "i b", "y"),
+            ],
+            weights(a=(5, 3), b=(5, 2)),
+            (2, 3),
+            "y",
+        ),
+        "conv, norm, flatten": (
+            [
+                node("Conv", "x a b", "h", kernel_shape=[3, 2], pads=[1, 0, 1, 1]),
+                node("BatchNormalization", "h c d m v", "i"),
+                node("LeakyRelu", "i", "j"),
+                node("MaxPool", "j", "k", kernel_shape=[2, 2], strides=[2, 2]),
+                node("Flatten", "k", "l"),
+                node("Gemm", "l e f", "y"),
+            ],
+            weights(a=(4, 2, 3, 2), b=(4,), c=(4,), d=(4,), m=(4,), v=(4,), e=(36, 3), f=(3,)),
+            (2, 2, 6, 6),
+            "y",
+        ),
+        "permute and reshape": (
+            [
+                node("Conv", "x a", "h"),
+                node("Transpose", "h", "i", perm=[0, 2, 3, 1]),
+                node("Reshape", "i s", "j"),
+                node("MatMul", "j b", "y"),
+            ],
+            {**weights(a=(4, 2, 3, 3), b=(36, 3)), **shape_of_two},
+            (2, 2, 5, 5),
+            "y",
+        ),
+        "residual and self": (
+            [
+                node("Conv", "x a", "h", pads=[1, 1, 1, 1]),
+                node("Conv", "h b c", "i", pads=[1, 1, 1, 1]),
+                node("Relu", "i", "j"),
+                node("Conv", "j d", "k"),
+                node("Add", "k h", "l"),
+                node("Conv", "l e", "m"),
+                node("Sum", "m l", "n"),
+                node("GlobalAveragePool", "n", "o"),
+                node("Flatten", "o", "p"),
+                node("MatMul", "p f", "y"),
+            ],
+            weights(
+                a=(4, 2, 3, 3), b=(5, 4, 3, 3), c=(5,), d=(4, 5, 1, 1), e=(4, 4, 1, 1), f=(4, 3)
+            ),
+            (2, 2, 5, 5),
+            "y",
+        ),
+        "concat, split, two heads": (
+            [
+                node("Conv", "x a", "h"),
+                node("Conv", "x b", "i"),
+                node("Concat", "h i", "j", axis=1),
+                node("Conv", "j c", "y"),
+                node("Split", "j t", "k l", axis=1),
+                node("Conv", "l d", "z"),
+            ],
+            {
+                **weights(a=(4, 2, 1, 1), b=(3, 2, 1, 1), c=(2, 7, 1, 1), d=(2, 3, 1, 1)),
+                "t": torch.tensor([4, 3]),
+            },
+            (2, 2, 3, 3),
+            "y z",
+        ),
+        "depthwise, transposed conv, PRelu": (
+            [
+                node("Conv", "x a", "h"),
+                node("Conv", "h b c", "i", group=4),
+                node("PRelu", "i p", "j"),
+                node("ConvTranspose", "j d e", "k"),
+                node("InstanceNormalization", "k q r", "l"),
+                node("ReduceMax", "l", "m", axes=[2, 3], keepdims=0),
+                node("MatMul", "m f", "y"),
+            ],
+            weights(
+                a=(4, 2, 1, 1),
+                b=(4, 1, 2, 2),
+                c=(4,),
+                p=(4, 1, 1),
+                d=(4, 5, 2, 3),
+                e=(5,),
+                q=(5,),
+                r=(5,),
+                f=(5, 2),
+            ),
+            (2, 2, 4, 4),
+            "y",
+        ),
+        "matmul from the left, layer norm": (
+            [
+                node("MatMul", "a x", "h"),
+                node("Transpose", "h", "i"),
+                node("LayerNormalization", "i b c", "j"),
+                node("Clip", "j", "k"),
+                node("MatMul", "k d", "y"),
+            ],
+            weights(a=(5, 3), b=(5,), c=(5,), d=(5, 2)),
+            (3, 2),
+            "y",
+        ),
+        "shapes that are computed": (
+            [
+                node("Conv", "x a", "h"),
+                node("Shape", "h", "s"),
+                node("Gather", "s zero", "n"),
+                node("Concat", "n minus", "t", axis=0),
+                node("Reshape", "h t", "i"),
+                node("Gemm", "i b", "y"),
+            ],
+            {
+                **weights(a=(4, 2, 1, 1), b=(36, 3)),
+                "zero": torch.tensor([0]),
+                "minus": torch.tensor([-1]),
+            },
+            (2, 2, 3, 3),
+            "y",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_permuting_neurons_keeps_the_outputs(name: str, tmp_path: Path) -> None:
+    nodes, tensors, shape, outputs = cases()[name]
+    path = write(tmp_path / "x.onnx", nodes, tensors, shape, outputs)
+    graph = load(path)
+    moved = symmetry.sample(graph, "hnp").apply(graph)
+    save(moved, tmp_path / "moved.onnx", template=path)
+    x = torch.randn(shape)
+    before, after = run(path, x), run(tmp_path / "moved.onnx", x)
+    assert path.read_bytes() != (tmp_path / "moved.onnx").read_bytes()
+    for one, two in zip(before, after, strict=True):
+        torch.testing.assert_close(one, two)
+    save(graph, tmp_path / "same.onnx", template=path)
+    assert onnx.load(path) == onnx.load(tmp_path / "same.onnx")
+
+
+@pytest.mark.parametrize("name", cases())
+def test_all_free_layers_are_free(name: str, tmp_path: Path) -> None:
+    """Permuting one tensor without its ties changes the outputs."""
+    nodes, tensors, shape, outputs = cases()[name]
+    path = write(tmp_path / "x.onnx", nodes, tensors, shape, outputs)
+    graph = load(path)
+    x = torch.randn(shape)
+    before = run(path, x)
+    for key in graph.spec.weight:
+        if graph.spec.neuron[key[2]].fixed:
+            continue
+        rolled = graph.clone()
+        sources = graph[key[0]].x.shape[0]
+        rolled[key].edge_attr = rolled[key].edge_attr.roll(sources, 0)
+        save(rolled, tmp_path / "rolled.onnx", template=path)
+        after = run(tmp_path / "rolled.onnx", x)
+        different = [not torch.allclose(a, b) for a, b in zip(before, after, strict=True)]
+        assert any(different), key
+
+
+def refused(kind: str) -> Case:
+    hidden = node("MatMul", "x w", "h")
+    square = weights(w=(4, 4), b=(4, 1, 3, 3), v=(4,))
+    table: dict[str, Case] = {
+        "LSTM": (
+            [hidden, node("LSTM", "h r r", "y", hidden_size=4)],
+            weights(w=(4, 4), r=(1, 16, 4)),
+            (2, 3, 4),
+            "y",
+        ),
+        "MatMul": (
+            [hidden, node("Transpose", "h", "t"), node("MatMul", "h t", "y")],
+            square,
+            (4, 4),
+            "y",
+        ),
+        "Conv": ([node("Conv", "x b", "y", group=2)], weights(b=(4, 2, 3, 3)), (1, 4, 5, 5), "y"),
+        "Gather": (
+            [hidden, node("Gather", "h i", "y", axis=1)],
+            {**square, "i": torch.tensor([2, 0])},
+            (4, 4),
+            "y",
+        ),
+        "CumSum": (
+            [hidden, node("CumSum", "h i", "y")],
+            {**square, "i": torch.tensor(1)},
+            (4, 4),
+            "y",
+        ),
+        "Pad": (
+            [hidden, node("Pad", "h i", "y")],
+            {**square, "i": torch.tensor([0, 1, 0, 0])},
+            (4, 4),
+            "y",
+        ),
+        "Gemm": ([node("Gemm", "x w", "y", transA=1)], square, (4, 4), "y"),
+        "MaxPool": ([node("MaxPool", "x", "y z", kernel_shape=[1, 1])], {}, (1, 4, 5, 5), "y"),
+    }
+    return table[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["LSTM", "MatMul", "Conv", "Gather", "CumSum", "Pad", "Gemm", "MaxPool"]
+)
+def test_refusals_name_the_node_and_the_reason(kind: str, tmp_path: Path) -> None:
+    nodes, tensors, shape, outputs = refused(kind)
+    model = checkpoints.onnx_model(nodes, tensors, {"x": shape}, outputs.split())
+    (tmp_path / "x.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ConversionError, match=rf"node '{kind}_1' \({kind}\).*Expected.*got"):
+        load(tmp_path / "x.onnx")
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.block = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.side = nn.Conv2d(3, 4, 1)
+        self.head = nn.Linear(12 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.stem(x)))
+        y = torch.cat([y + self.block(y), self.side(x)], 1)
+        return self.head(nn.functional.max_pool2d(y, 2).flatten(1))
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_an_export_of_torch_is_the_module(optimize: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model = Residual().eval()
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.rand_like(tensor) + 0.1)
+    x = torch.randn(2, 3, 8, 8)
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (x,),
+                tmp_path / "x.onnx",
+                dynamo=True,
+                optimize=optimize,
+                verbose=False,
+                external_data=False,
+            )
+    finally:
+        logging.disable(logging.NOTSET)
+    graph, expected = load(tmp_path / "x.onnx"), from_module(model, x)
+    assert isinstance(graph, WeightGraph)
+    assert [n.size for n in graph.spec.neurons] == [n.size for n in expected.spec.neurons]
+    if not optimize:
+        assert graph.spec == expected.spec
+        for key in expected.spec.weight:
+            assert torch.equal(graph[key].edge_attr, expected[key].edge_attr)

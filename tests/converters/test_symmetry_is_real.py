@@ -1,0 +1,146 @@
+"""The symmetry of a converted network is that of the function it computes, and all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, Architecture
+from torch import Tensor, nn
+
+from nfn_graph import WeightGraph, symmetry
+from nfn_graph.converters import ConversionError, from_module, to_module, to_state_dict
+from nfn_graph.converters.pytorch import tracing
+
+ALL = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+
+
+@ALL
+def test_permuted_neurons_compute_the_same(architecture: Architecture) -> None:
+    module, inputs = architecture.module(), architecture.inputs()
+    graph = from_module(module, inputs)
+    expected = outputs_of(module, inputs)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    for _ in range(3):
+        permutation = moving(graph)
+        to_module(permutation.apply(graph), module)
+        assert any(not torch.equal(t, before[k]) for k, t in module.state_dict().items())
+        assert distance(outputs_of(module, inputs), expected) <= 1e-9
+
+
+@ALL
+def test_every_layer_is_free_that_can_be(architecture: Architecture) -> None:
+    graph = from_module(architecture.module(), architecture.inputs())
+    sizes = dict(zip(graph.spec.neuron, graph.layout.shape.sizes, strict=True))
+    assert tuple(sizes[n.name][0] for n in graph.spec.neurons if not n.fixed) == architecture.free
+
+
+@ALL
+def test_no_tensor_may_be_left_behind(architecture: Architecture) -> None:
+    """Each tensor alone keeps its order while the rest is permuted: the outputs move."""
+    module, inputs = architecture.module(), architecture.inputs()
+    graph = from_module(module, inputs)
+    expected = outputs_of(module, inputs)
+    original = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    tried = 0
+    for neuron in graph.spec.neurons:
+        if neuron.fixed or graph[neuron.name].x.shape[0] < 2:
+            continue
+        one = symmetry.Permutation({neuron.name: moving(graph, neuron.name).index[neuron.name]})
+        permuted = to_state_dict(one.apply(graph))
+        for placement in graph.layout.placements:
+            key = placement.keys[0]
+            if torch.equal(permuted[key], original[key]):
+                continue
+            module.load_state_dict({**permuted, **{k: original[k] for k in placement.keys}})
+            assert distance(outputs_of(module, inputs), expected) > 1e-9, (neuron.name, key)
+            tried += 1
+    assert tried >= len(architecture.free)
+
+
+@ALL
+def test_the_tensors_come_back_bit_for_bit(architecture: Architecture) -> None:
+    module = architecture.build().to(torch.float32)
+    expected = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    inputs = tuple(x.float() for x in architecture.inputs())
+    actual = to_state_dict(from_module(module, inputs))
+    assert list(actual) == list(expected)
+    for key, tensor in expected.items():
+        assert actual[key].dtype == tensor.dtype
+        assert actual[key].shape == tensor.shape
+        assert torch.equal(actual[key], tensor)
+
+
+@ALL
+def test_the_shapes_are_only_needed_where_said(architecture: Architecture) -> None:
+    module = architecture.module()
+    if architecture.needs_example:
+        with pytest.raises(ConversionError, match="example_input"):
+            from_module(module)
+        return
+    expected = from_module(module, architecture.inputs()).layout
+    assert from_module(module).layout == expected
+    assert from_module(module.to("meta")).layout == expected
+
+
+@ALL
+def test_both_ways_of_following_a_module_agree(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.fx and torch.export see the same network in different words."""
+    module, inputs = architecture.module(), architecture.inputs()
+    expected = from_module(module, inputs).layout
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(tracing, "_symbolic_trace", fail)
+    assert from_module(module, inputs).layout == expected
+
+
+@ALL
+def test_verify_agrees(architecture: Architecture) -> None:
+    from_module(architecture.module(), architecture.inputs(), verify=True)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)), "2 groups"),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2)), "2 groups"),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 3, groups=4)), "4 groups"),
+    ],
+)
+def test_groups_are_not_treated_as_free(network: nn.Module, reason: str) -> None:
+    with pytest.raises(ConversionError, match=reason) as error:
+        from_module(network, torch.randn(1, 3, 8, 8))
+    assert "1 (" in str(error.value)  # The module's name.
+
+
+def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
+    """A random element of the group that moves some neuron, or one of the given layer."""
+    for _ in range(100):
+        permutation = symmetry.sample(graph, "hnp")
+        index = permutation.index if name is None else {name: permutation.index[name]}
+        if not symmetry.Permutation(index).is_identity:
+            return permutation
+    raise AssertionError("Expected a network with a layer to permute")
+
+
+def outputs_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """All outputs of a network in a row."""
+    with torch.no_grad():
+        return torch.cat([x.flatten() for x in _tensors(module(*inputs))])
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((x - y).abs().max() / max(1.0, float(y.abs().max())))
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    items = outputs.values() if isinstance(outputs, dict) else outputs
+    return [tensor for item in items for tensor in _tensors(item)]

@@ -1,0 +1,151 @@
+"""The algebra of axes: layers that are tied, split and given positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nfn_graph.converters import ConversionError
+from nfn_graph.converters.wiring import Wiring
+from nfn_graph.converters.wiring.axes import (
+    Layer,
+    Segment,
+    Segments,
+    axis_size,
+    layer_orders,
+    layers_of,
+    plain,
+    resolve,
+    solve,
+    spread,
+    take,
+    tie,
+)
+
+orders = layer_orders()
+
+
+def layer(size: int) -> Layer:
+    """A new layer."""
+    return Layer(size, next(orders))
+
+
+def axis(*sizes: int) -> Segments:
+    """An axis of new layers."""
+    return plain(*map(layer, sizes))
+
+
+def entries(segments: Segments) -> list[tuple[int, int, int]]:
+    """For every entry of an axis: its layer, its neuron, and which of its positions it is."""
+    found: list[tuple[int, int, int]] = []
+    for s in resolve(segments):
+        for b in range(s.before or 1):
+            for n in s.layers:
+                for i in range(n.size):
+                    found += [(id(n), i, b * (s.after or 1) + a) for a in range(s.after or 1)]
+    return found
+
+
+def cut_into_parts(total: int, cuts: Sequence[int]) -> list[int]:
+    """Sizes that add up to a total."""
+    bounds = sorted({0, total, *(c % total for c in cuts)})
+    return [b - a for a, b in pairwise(bounds)]
+
+
+cuts = st.lists(st.integers(0, 23), max_size=4)
+
+
+@given(cuts, cuts)
+def test_tied_axes_have_the_same_entries(first: list[int], second: list[int]) -> None:
+    left, right = axis(*cut_into_parts(24, first)), axis(*cut_into_parts(24, second))
+    tie(left, right)
+    assert entries(left) == entries(right)
+    assert len(layers_of(left)) == len({c % 24 for c in [*first, *second]} | {0})
+
+
+@given(cuts, st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4]))
+def test_a_plain_layer_takes_the_positions_of_its_partner(
+    where: list[int], before: int, after: int
+) -> None:
+    inner = axis(*cut_into_parts(24, where))
+    left = spread(inner, before, after)
+    right = axis(24 * before * after)
+    tie(right, left)
+    assert entries(left) == entries(right)
+    assert set(layers_of(right)) == set(layers_of(inner))
+
+
+@given(cuts, st.integers(0, 23), st.integers(1, 24))
+def test_a_slice_has_the_entries_of_its_axis(where: list[int], start: int, length: int) -> None:
+    whole = axis(*cut_into_parts(24, where))
+    stop = min(start + length, 24)
+    part = take(whole, start, stop)
+    assert entries(part) == entries(whole)[start:stop]
+
+
+def test_ties_are_transitive_and_remember_what_is_fixed() -> None:
+    a, b, c = layer(4), layer(4), layer(4)
+    c.is_input = True
+    tie(plain(a), plain(b))
+    assert not a.root.fixed
+    tie(plain(b), plain(c))
+    assert a.root is b.root is c.root
+    assert a.root.fixed
+
+
+def test_parts_of_one_layer_can_be_tied_to_each_other() -> None:
+    whole = axis(6)
+    tie(take(whole, 0, 4), take(whole, 2, 6))
+    assert len(set(layers_of(whole))) == 1
+    assert axis_size(resolve(whole)) == 6
+
+
+def test_an_unknown_number_of_positions_follows_from_the_size() -> None:
+    open_ = (Segment((layer(4),), 1, None), Segment((layer(3),)))
+    assert solve(open_, 4 * 5 + 3)[0].after == 5
+    for total in (4 * 5 + 2, 3, 2):
+        with pytest.raises(ConversionError, match="example_input"):
+            solve(open_, total)
+    with pytest.raises(ConversionError, match="example_input"):
+        solve((Segment((layer(4),), None, None),), 24)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (axis(4), axis(5)),
+        (spread(axis(4), 1, 6), spread(axis(6), 4, 1)),
+        (spread(axis(4), 1, 3), spread(axis(6), 1, 2)),
+        (spread(axis(2, 4), 2, 1), spread(axis(3), 4, 1)),
+    ],
+)
+def test_axes_that_cannot_agree_are_refused(left: Segments, right: Segments) -> None:
+    with pytest.raises(ConversionError, match="Expected two axes"):
+        tie(left, right)
+
+
+def test_errors_say_where() -> None:
+    wiring = Wiring({"w": torch.randn(2, 3)})
+    with pytest.raises(ConversionError, match=r"^node 3: .*'v'"), wiring.at("node 3"):
+        wiring.parameter("v")
+
+
+def test_one_tensor_has_one_meaning() -> None:
+    """A vector that is added along neurons in one place and along positions in another."""
+    wiring = Wiring({"w": torch.randn(4, 3), "v": torch.randn(4), "u": torch.randn(4, 4)})
+    x = wiring.linear(wiring.input((2, 4, 3)), wiring.parameter("w"))
+    x = wiring.channelwise(x, [wiring.parameter("v")], -1)
+    with pytest.raises(ConversionError, match=r"axis 0 of 'v' .*positions"):
+        wiring.combine(x, wiring.unsqueeze(wiring.parameter("v"), 1))
+
+
+def test_an_output_is_needed() -> None:
+    wiring = Wiring({"w": torch.randn(2, 3)})
+    wiring.linear(wiring.input(), wiring.parameter("w"))
+    with pytest.raises(ConversionError, match="output"):
+        wiring.layout()
