@@ -102,7 +102,7 @@ def build_graph(
         },
     )
     graph = WeightGraph.from_placements(layout, tensors)
-    extra = [gather_tensors(layout.placements, values) for values in filled.values()]
+    extra = [gather_tensors(layout, values) for values in filled.values()]
     for neuron in layout.spec.neurons:
         node = graph[neuron.name]
         node.x = _with_channels(node.x, [stores.get(neuron.name) for stores in extra])

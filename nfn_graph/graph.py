@@ -69,18 +69,15 @@ class WeightGraph(HeteroData):
         missing = [p.keys[0] for p in layout.placements if p.keys[0] not in tensors]
         if missing:
             raise ValueError(f"Expected tensors {missing} (got {list(tensors)})")
-        stores = gather_tensors(layout.placements, tensors)
+        stores = gather_tensors(layout, tensors)
         like = next(iter(stores.values()))
-        graph = cls()
-        graph.layout = layout
-        for neuron in layout.spec.neurons:
-            x = stores.get(neuron.name)
-            if x is None:
-                x = like.new_empty(layout.num_rows(neuron.name), 0, 1)
-            graph[neuron.name].x = x
-        for weight in layout.spec.weights:
-            graph[weight.key].edge_attr = stores[weight.key]
-        return graph
+        mapping: dict[Any, dict[str, Any]] = {"_global_store": {"layout": layout}}
+        for name in layout.spec.neuron:
+            x = stores.get(name)
+            mapping[name] = {"x": like.new_empty(layout.num_rows(name), 0, 1) if x is None else x}
+        for key in layout.spec.weight:
+            mapping[key] = {"edge_attr": stores[key]}
+        return cls.from_dict(mapping)
 
     @property
     def layouts(self) -> list[Layout]:

@@ -103,6 +103,8 @@ class Placement:
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
                 f"(got {tuple(tensor.shape)})"
             )
+        if self._is_straight:
+            return tensor.reshape(self.count, self.taps)
         part = self._viewed(tensor).reshape(self.view)[self._slices]
         return part.permute(self._order).reshape(self.count, self.taps)
 
@@ -119,6 +121,12 @@ class Placement:
         if self.cut is None:
             return tensor
         return tensor[tuple(slice(a, b) for a, b in self.cut)]
+
+    @cached_property
+    def _is_straight(self) -> bool:
+        """Whether all of the tensor goes into the store in its own order."""
+        is_whole = self.cut is None and self.taken == self.view
+        return is_whole and self._order == list(range(len(self.axes)))
 
     @cached_property
     def taken(self) -> tuple[int, ...]:
@@ -189,10 +197,21 @@ class Layout:
 
     def noting(self, **fields: Any) -> Layout:
         """A copy with other fields than spec, shape and placements: nothing to check again."""
+        # What is derived once serves all copies: thousands of networks of one kind.
+        _ = (self._num_rows, self.fillings, self.placed)
         copy = object.__new__(Layout)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update(fields)
         return copy
+
+    @cached_property
+    def fillings(self) -> dict[Key, list[list[Placement]]]:
+        """For every store that tensors fill: by layer or block, the placements by tap."""
+        found: dict[Key, dict[int, list[Placement]]] = {}
+        for placement in sorted(self.placements, key=lambda p: (p.block, p.tap)):
+            blocks = found.setdefault(placement.store, {})
+            blocks.setdefault(placement.block, []).append(placement)
+        return {store: list(blocks.values()) for store, blocks in found.items()}
 
     def num_rows(self, store: Key) -> int:
         """The number of rows of a store of this network."""
@@ -208,24 +227,17 @@ class Layout:
         return rows
 
 
-def gather_tensors(
-    placements: Sequence[Placement], tensors: Mapping[str, Tensor]
-) -> dict[Key, Tensor]:
+def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, Tensor]:
     """The stores `[count, taps, 1]` that the placements make of named tensors."""
-    parts: dict[Key, dict[int, list[Placement]]] = {}
-    for placement in sorted(placements, key=lambda p: (p.block, p.tap)):
-        blocks = parts.setdefault(placement.store, {})
-        blocks.setdefault(placement.block, []).append(placement)
     stores = {}
-    for store, blocks in parts.items():
-        rows = [
-            torch.cat([p.take(tensors[p.keys[0]]) for p in block], 1)
-            if len(block) > 1
-            else block[0].take(tensors[block[0].keys[0]])
-            for block in blocks.values()
-        ]
+    for store, blocks in layout.fillings.items():
+        rows = [_side_by_side([p.take(tensors[p.keys[0]]) for p in block]) for block in blocks]
         stores[store] = (torch.cat(rows) if len(rows) > 1 else rows[0]).unsqueeze(-1)
     return stores
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ MAX_COMPRESSION = 1032
 def check_path(path: str | Path) -> Path:
     """The path of a file that exists and is not empty."""
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"Expected a file (got '{path}', which does not exist)")
-    if not path.is_file():
-        kind = "a directory" if path.is_dir() else "not a regular file"
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"Expected a file (got '{path}', which does not exist)") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise ConversionError(f"Expected a file (got '{path}', which is {kind})")
-    if path.stat().st_size == 0:
+    if status.st_size == 0:
         raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
     return path
 

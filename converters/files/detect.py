@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -36,9 +37,9 @@ def detect_entries(path: str | Path) -> tuple[Format, list[zipfile.ZipInfo]]:
     """The format of a file and, if it is a zip archive, what is in it."""
     path = check_path(path)
     with open(path, "rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if not is_zip:
-        return _detect_by_magic(path), []
+        head = file.read(512)
+        if not head.startswith(b"PK\x03\x04"):
+            return _detect_by_magic(path, file, head), []
     entries = read_entries(path)
     return _detect_zip(path, [entry.filename for entry in entries]), entries
 
@@ -55,25 +56,23 @@ def read_entries(path: Path) -> list[zipfile.ZipInfo]:
         ) from error
 
 
-def _detect_by_magic(path: Path) -> Format:
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        head = file.read(512)
-        if head.startswith(b"\x89HDF\r\n\x1a\n"):
-            return "keras"
-        if head[:1] == b"\x80" and _LEGACY_MAGIC in head[:32]:
-            return "pytorch_legacy"
-        if head[8:9] == b"{":
-            length = int.from_bytes(head[:8], "little")
-            if 2 <= length <= size - 8:
-                return "safetensors"
-            if head[:1] != b"\x08" and length < 2**32:
-                raise ConversionError(
-                    f"Expected a safetensors header of {length} bytes in '{path}' (got a file of "
-                    f"{size} bytes, which is truncated)"
-                )
-        if _is_onnx(file, size):
-            return "onnx"
+def _detect_by_magic(path: Path, file: BinaryIO, head: bytes) -> Format:
+    size = os.fstat(file.fileno()).st_size
+    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+        return "keras"
+    if head[:1] == b"\x80" and _LEGACY_MAGIC in head[:32]:
+        return "pytorch_legacy"
+    if head[8:9] == b"{":
+        length = int.from_bytes(head[:8], "little")
+        if 2 <= length <= size - 8:
+            return "safetensors"
+        if head[:1] != b"\x08" and length < 2**32:
+            raise ConversionError(
+                f"Expected a safetensors header of {length} bytes in '{path}' (got a file of "
+                f"{size} bytes, which is truncated)"
+            )
+    if _is_onnx(file, size):
+        return "onnx"
     if head[257:262] == b"ustar":
         raise ConversionError(
             f"Expected one of {_SUPPORTED} in '{path}' (got a tar archive, perhaps of "
