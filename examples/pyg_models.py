@@ -26,12 +26,13 @@ def network(width: int, scale: float) -> WeightGraph:
 class HomogeneousModel(nn.Module):
     """GINE on the padded graph; the edges carry the weights, the nodes biases and types."""
 
-    def __init__(self, num_types: int, node_features: int, edge_features: int) -> None:
+    def __init__(self, batch: Batch) -> None:
         super().__init__()
-        self.types = nn.Embedding(num_types, 16)
-        self.first = nn.Linear(node_features, 16)
+        data = batch.to_homogeneous()
+        self.types = nn.Embedding(len(batch.spec.neurons), 16)
+        self.first = nn.Linear(data.x.shape[1], 16)
         self.convs = nn.ModuleList(
-            GINEConv(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), edge_dim=edge_features)
+            GINEConv(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), edge_dim=data.edge_attr.shape[1])
             for _ in range(2)
         )
         self.last = nn.Linear(16, 1)
@@ -86,21 +87,13 @@ def train(model: nn.Module, batch: Batch, steps: int = 60) -> tuple[float, float
     return losses[0], losses[-1]
 
 
-def main() -> None:
-    """Trains both on networks of different widths."""
+if __name__ == "__main__":
     torch.manual_seed(0)
     batch = Batch.from_data_list([network(8 + i % 5, 0.2 + i / 16) for i in range(16)])
-    plain = batch.to_homogeneous()
     models = {
-        "GINE on to_homogeneous()": HomogeneousModel(
-            len(batch.spec.neurons), plain.x.shape[1], plain.edge_attr.shape[1]
-        ),
+        "GINE on to_homogeneous()": HomogeneousModel(batch),
         "HeteroConv on materialize()": TypedModel(batch),
     }
     for name, model in models.items():
         first, last = train(model, batch)
         print(f"{name}: loss {first:.3f} -> {last:.3f}")
-
-
-if __name__ == "__main__":
-    main()

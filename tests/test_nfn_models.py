@@ -10,9 +10,9 @@ from nfn.common import NetworkSpec as PublishedSpec
 from nfn.common import WeightSpaceFeatures, network_spec_from_wsfeat
 from torch import nn
 
-from nfn_graph import Batch, Dropout, IOEncoding
+from nfn_graph import Batch, Dropout, IOEncoding, Residual
 from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nfn
-from nfn_graph.testing import random_graph
+from nfn_graph.testing import assert_equivariant, assert_invariant, random_graph
 from published import NETWORKS, assert_same, draw, tensors
 
 
@@ -121,6 +121,40 @@ def test_dropout_of_whole_channels_of_weights_and_of_single_biases():
     kept = (out.biases[0] != 0).double().mean(-1)
     assert ((kept > 0.1) & (kept < 0.9)).all()
     assert isinstance(from_nfn(theirs.TupleOp(nn.Dropout(0.3))), Dropout)
+
+
+@pytest.mark.parametrize("build", [np_model, hnp_model])
+def test_moved_models_are_invariant(build):
+    features, spec = draw("2-3-4-2")
+    published = build(spec)
+    published(features)
+    assert_invariant(from_nfn(published), batch_from_nfn(features), "hnp", folded=False)
+
+
+def test_moved_layers_are_equivariant():
+    features, spec = draw("2-3-4-2")
+    scale = theirs.LearnedScale(spec, 0.5)
+    norm = theirs.SimpleLayerNorm(spec, 3)
+    for parameter in [*scale.parameters(), *norm.parameters()]:
+        nn.init.normal_(parameter)
+    for layer in (scale, norm, theirs.ChannelDropout(0.5).eval()):
+        assert_equivariant(from_nfn(layer), batch_from_nfn(features), "np")
+    moved = from_nfn(residual_model(spec))
+    assert_equivariant(moved, batch_from_nfn(features), "hnp", folded=False)
+
+
+def test_the_dropout_of_a_block_comes_along():
+    _, spec = draw("2-3-4-2")
+    moved = from_nfn(residual_model(spec))
+    block = next(m for m in moved.modules() if isinstance(m, Residual))
+    assert [m.p for m in block.modules() if isinstance(m, Dropout)] == [0.5]
+
+
+def test_encodings_of_a_spec_without_sizes():
+    """nfn writes -1 where a size is open; the encoding takes the sizes of the networks."""
+    features, spec = draw("2-3-4")
+    layers = [theirs.IOSinusoidalEncoding(spec), theirs.NPLinear(spec, 16, 2)]
+    assert_same(nn.Sequential(*layers), features, "graph")
 
 
 def test_activations_leave_their_input_alone():

@@ -61,8 +61,6 @@ def test_the_example_trains_a_plain_and_a_typed_model():
     example = runpy.run_path(str(EXAMPLES / "pyg_models.py"))
     torch.manual_seed(0)
     batch = Batch.from_data_list([example["network"](4 + i, 0.5 + i / 4) for i in range(4)])
-    plain = batch.to_homogeneous()
-    sizes = (len(batch.spec.neurons), plain.x.shape[1], plain.edge_attr.shape[1])
-    for model in (example["HomogeneousModel"](*sizes), example["TypedModel"](batch)):
+    for model in (example["HomogeneousModel"](batch), example["TypedModel"](batch)):
         first, last = example["train"](model, batch, 40)
         assert last < 0.5 * first
