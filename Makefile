@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint wheel types imports unit demo bench clean
+.PHONY: help setup scatter test lint wheel types imports unit exactness demo bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ $(READY): pyproject.toml setup.py constraints.txt tests/foreign.txt
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[converters,dev]'
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/foreign -r tests/foreign.txt
 	@touch $@
+
+scatter: $(READY) ## Add torch-scatter, a second backend (built from source, some 8 minutes)
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation torch-scatter
 
 test: lint types imports unit ## Run all checks: ruff, mypy, the import rule, pytest
 
@@ -45,6 +48,13 @@ imports: wheel ## Check that imports go one way: core <- converters <- tasks
 
 unit: $(READY) ## Run pytest in WORKERS processes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
+BACKEND ?= plain
+EXACT := completeness paper equivariance batch nfn transforms layers ops
+exactness: $(READY) ## Run the exactness suite on BACKEND
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)
 
 demo: $(READY) ## Run the quickstart (the full demo comes with the tasks)
 	@echo "The demo on real data comes with the tasks, which are not written yet."

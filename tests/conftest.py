@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from nfn_graph import use_backend
 
 settings.register_profile(
     "nfn_graph",
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    # The backend fixture below is the same for all examples of a test.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("nfn_graph")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--backend NAME` runs the tests on other kernels than the default ones."""
+    parser.addoption("--backend", default="torch", help="plain or torch-scatter")
+
+
 @pytest.fixture(autouse=True)
-def seed() -> None:
-    """The same random numbers in every run, whatever ran before."""
+def settled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same random numbers in every run, whatever ran before; the chosen backend."""
     torch.manual_seed(0)
+    with use_backend(request.config.getoption("--backend")):
+        yield

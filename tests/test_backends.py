@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from importlib.util import find_spec
@@ -57,6 +58,11 @@ def test_the_laws_hold_on_every_backend(symmetry, backend):
     spec = NAMED_SPECS["mlp"].fold(symmetry)
     with use_backend(backend):
         assert_complete(NFLinear(spec, 1, 1), spec)
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI must have torch-scatter")
+def test_ci_does_not_skip_torch_scatter():
+    assert find_spec("torch_scatter")
 
 
 def test_the_choice_ends_with_its_block_and_stays_in_its_thread():
