@@ -16,59 +16,23 @@ messages, and the product is added to it in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nfn_graph.kernels import bag_ends, bag_sum
-from nfn_graph.ops import with_transposed
-from nfn_graph.rows import EdgeRows, NeuronRows
-from nfn_graph.wiring import Wiring
-
-
-@dataclass(frozen=True, eq=False)
-class Batched:
-    """What the layer needs to know of a batch.
-
-    Attributes:
-        wiring: The layout of the summaries.
-        edges: The edges of every bundle.
-        neurons: The neurons of every type.
-        mean: Whether the summaries are means, not sums.
-        scales: For every neuron type and then for the network, `[rows, taps, 1]`, what turns
-            the sums of a summary into means; none for sums.
-    """
-
-    wiring: Wiring
-    edges: tuple[EdgeRows, ...]
-    neurons: tuple[NeuronRows, ...]
-    mean: bool
-    scales: tuple[Tensor, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The number of bundles and of neuron types."""
-        return len(self.edges), len(self.neurons)
-
-
-class Values(NamedTuple):
-    """One tensor `[rows, taps * channels]` for every type of each level."""
-
-    weights: Sequence[Tensor]
-    neurons: Sequence[Tensor]
-    network: Tensor
-
-
-class Maps(NamedTuple):
-    """The matrices `[out, in]` of the three levels; none for a neuron without taps."""
-
-    weights: Sequence[Tensor]
-    neurons: Sequence[Tensor | None]
-    network: Tensor
-    bias: Tensor | None
-
+from nfn_graph.steps import (
+    Batched,
+    Maps,
+    Values,
+    collect,
+    edge_sums,
+    map_summaries,
+    read_edges,
+    spread,
+    spread_network,
+    tapped,
+)
 
 Plain = Callable[[Batched, Values, Maps], Values]
 
@@ -94,19 +58,10 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     def forward(plain: Plain, batch: Batched, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, maps = _values(batch, tensors), _maps(batch, tensors)
-        sums, summary = _collect(batch, values)
-        if batch.scales:
-            for x, scale in zip((*sums, summary), batch.scales, strict=True):
-                _taps(x, scale).mul_(scale)
-        if maps.bias is None:
-            message = summary @ maps.network.t()
-        else:
-            message = torch.addmm(maps.bias, summary, maps.network.t())
-        mapped = _spread_network(batch, message)
-        for x, read, matrix in zip(mapped, sums, maps.neurons, strict=True):
-            if matrix is not None:
-                x.addmm_(read, matrix.t())
-        return (*_spread(batch, values, maps.weights, mapped, message), *sums, summary)
+        sums = edge_sums(batch, values.weights)
+        neurons, summary = collect(batch, sums, values.neurons, values.network)
+        mapped, message = map_summaries(batch, neurons, summary, maps)
+        return (*spread(batch, values, maps.weights, mapped, message), *neurons, summary)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -155,12 +110,13 @@ class _FusedGradient(torch.autograd.Function):
         grads, inputs = _values(batch, tensors), tensors[count:]
         values, maps = _values(batch, inputs), _maps(batch, inputs)
         *reads, summary = inputs[-len(batch.neurons) - 1 :]
-        sums, total = _collect(batch, grads)
+        ends = edge_sums(batch, grads.weights)
+        sums, total = collect(batch, ends, grads.neurons, grads.network)
         found: list[Tensor] = []
         if wanted[0]:
             found += _values_gradient(batch, grads, maps, sums, total)
         if wanted[1]:
-            rows = [_read(x, batch, i) for i, x in enumerate(values.weights)]
+            rows = [read_edges(x, batch, i) for i, x in enumerate(values.weights)]
             found += [g.t() @ x for g, x in zip(grads.weights, rows, strict=True)]
             for g, x, matrix in zip(sums, reads, maps.neurons, strict=True):
                 if matrix is not None:
@@ -203,7 +159,7 @@ class _FusedGradient(torch.autograd.Function):
                 flat = (*inputs[:count], *filled)
                 return _flat(plain(batch, _values(batch, flat), _maps(batch, flat)))
 
-            _, pull = torch.func.vjp(function, *values, *present)
+            pull: Callable[..., Any] = torch.func.vjp(function, *values, *present)[1]
             found = pull(tuple(grads))
             return (*found[: count * wanted[0]], *(found[count:] if wanted[1] else ()))
 
@@ -216,82 +172,21 @@ def _values_gradient(
 ) -> tuple[Tensor, ...]:
     message = total @ maps.network
     if batch.scales:
-        _taps(message, batch.scales[-1]).mul_(batch.scales[-1])
-    mapped = _spread_network(batch, message)
+        tapped(message, batch.scales[-1]).mul_(batch.scales[-1])
+    mapped = spread_network(batch, message)
     for i, (x, read, matrix) in enumerate(zip(mapped, sums, maps.neurons, strict=True)):
         if matrix is None:
             continue
         if batch.scales:
             scale = batch.scales[i]
-            _taps(x, scale).addcmul_(_taps(read @ matrix, scale), scale)
+            tapped(x, scale).addcmul_(tapped(read @ matrix, scale), scale)
         else:
             x.addmm_(read, matrix)
     adjoint = [
         _adjoint(matrix, wires.is_self)
         for matrix, wires in zip(maps.weights, batch.wiring.bundles, strict=True)
     ]
-    return _spread(batch, grads, adjoint, mapped, message)
-
-
-def _collect(batch: Batched, values: Values) -> tuple[list[Tensor], Tensor]:
-    """Every neuron's own values beside the sums over its edges; their sums per network."""
-    wiring = batch.wiring
-    sums = {
-        "target": [bag_sum(x, e.targets) for x, e in zip(values.weights, batch.edges, strict=True)],
-        "source": [bag_sum(x, e.sources) for x, e in zip(values.weights, batch.edges, strict=True)],
-    }
-    neurons, totals = [], []
-    for wires, own, rows in zip(wiring.neurons, values.neurons, batch.neurons, strict=True):
-        neuron = torch.cat([own, *(sums[end][i] for i, end in wires.incident)], 1)
-        neurons.append(neuron)
-        totals.append(_parts(bag_sum(neuron, rows.graphs), wires.taps))
-    # A sum over all edges is one over the sums at their targets.
-    whole = [totals[b.target.neuron][b.target.part] for b in wiring.bundles]
-    return neurons, torch.cat([*whole, *(parts[0] for parts in totals), values.network], 1)
-
-
-def _spread_network(batch: Batched, message: Tensor) -> list[Tensor]:
-    """What the network says to each neuron: to its own taps and, as every edge has one
-    target, to its edges as a target."""
-    wiring = batch.wiring
-    said = _parts(message, wiring.summary)
-    silence = torch.zeros_like(message)
-    own = said[len(wiring.bundles) :]
-    spread = []
-    for i, (wires, rows) in enumerate(zip(wiring.neurons, batch.neurons, strict=True)):
-        row = [own[i]]
-        for bundle, end in wires.incident:
-            to_edges = said[bundle]
-            if end == "source":
-                to_edges = silence.narrow(1, 0, to_edges.shape[1])
-            row.append(to_edges)
-        spread.append(torch.cat(row, 1).index_select(0, rows.graphs.index))
-    return spread
-
-
-def _spread(
-    batch: Batched,
-    values: Values,
-    maps: Sequence[Tensor],
-    mapped: Sequence[Tensor],
-    message: Tensor,
-) -> tuple[Tensor, ...]:
-    """Every level's part of what was mapped; to the edges also their own map."""
-    wiring = batch.wiring
-    parts = [_parts(x, wires.taps) for x, wires in zip(mapped, wiring.neurons, strict=True)]
-    weights = []
-    for i, (x, matrix, wires) in enumerate(zip(values.weights, maps, wiring.bundles, strict=True)):
-        ends = [parts[place.neuron][place.part] for place in (wires.target, wires.source)]
-        new = bag_ends(torch.cat(ends), batch.edges[i])
-        weights.append(new.addmm_(_read(x, batch, i), matrix.t()))
-    # Not views: users may change what they get in place.
-    neurons = [neuron[0].clone() for neuron in parts]
-    return (*weights, *neurons, _parts(message, wiring.summary)[-1].clone())
-
-
-def _read(x: Tensor, batch: Batched, bundle: int) -> Tensor:
-    """What an edge reads: itself, and in a self weight its transposed edge."""
-    return with_transposed(x, batch.edges[bundle]) if batch.wiring.bundles[bundle].is_self else x
+    return spread(batch, grads, adjoint, mapped, message)
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
@@ -299,16 +194,6 @@ def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
     if not is_self:
         return matrix.t()
     return matrix.reshape(matrix.shape[0], 2, -1).permute(2, 1, 0).flatten(1)
-
-
-def _parts(x: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
-    """The parts of a summary, side by side."""
-    channels = x.shape[1] // max(sum(taps), 1)
-    return x.split([count * channels for count in taps], 1)
-
-
-def _taps(x: Tensor, like: Tensor) -> Tensor:
-    return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))
 
 
 def _num_values(batch: Batched) -> int:

@@ -27,15 +27,16 @@ def plain_expand(x: Tensor, segments: Segments) -> Tensor:
 
 def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     """:func:`plain_segment_sum` by `embedding_bag`, outside of autograd."""
-    return _bags(x, segments.order, segments.pointers)
+    return bag_rows(x, segments.order, segments.pointers)
 
 
 def bag_ends(table: Tensor, edges: EdgeRows) -> Tensor:
     """For every edge, the sum of its target's and its source's row of a table of both."""
-    return _bags(table, edges.ends, edges.pairs)
+    return bag_rows(table, edges.ends, edges.pairs)
 
 
-def _bags(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
+def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
+    """Sums rows `rows[pointers[i]:pointers[i + 1]]` of a tensor, for every `i`."""
     if not x.shape[1]:
         return x.new_zeros(pointers.shape[0] - 1, 0)
     # Of a tensor with gradients it would prepare its own backward as well.

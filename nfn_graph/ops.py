@@ -7,6 +7,7 @@ the paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Literal
 
 import torch
@@ -27,11 +28,10 @@ def segment_sum(x: Tensor, segments: Segments) -> Tensor:
     # torch-scatter does not know tensors without columns.
     if backend == "plain" or not x.shape[1]:
         return plain_segment_sum(x, segments)
-    import torch_scatter
-
+    scatter = import_module("torch_scatter")
     if segments.contiguous:
-        return torch_scatter.segment_csr(x, segments.pointers.long(), reduce="sum")
-    return torch_scatter.scatter(x, segments.index.long(), 0, dim_size=segments.count)
+        return scatter.segment_csr(x, segments.pointers.long(), reduce="sum")
+    return scatter.scatter(x, segments.index.long(), 0, dim_size=segments.count)
 
 
 def expand(x: Tensor, segments: Segments) -> Tensor:
@@ -41,9 +41,7 @@ def expand(x: Tensor, segments: Segments) -> Tensor:
         return Expand.apply(x, segments)
     if backend == "plain" or not segments.contiguous or not x.shape[1]:
         return plain_expand(x, segments)
-    import torch_scatter
-
-    return torch_scatter.gather_csr(x, segments.pointers.long())
+    return import_module("torch_scatter").gather_csr(x, segments.pointers.long())
 
 
 def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:

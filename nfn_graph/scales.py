@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from nfn_graph.folded import FoldedSpec
-from nfn_graph.fused import Batched
 from nfn_graph.incidence import Incidence
 from nfn_graph.ops import Reduce
 from nfn_graph.rows import is_lasting
+from nfn_graph.steps import Batched
 from nfn_graph.wiring import Wiring
 
 
@@ -60,7 +60,7 @@ def _scales(
         counts = [rows.graph.new_ones(rows.count), *ends]
         parts = [column(n, taps) for n, taps in zip(counts, wires.taps, strict=True)]
         scales.append(torch.cat(parts, 1).unsqueeze(-1))
-    counts = [rows.per_graph for rows in (*batch.edges, *batch.neurons)]
+    counts = [e.per_graph for e in batch.edges] + [n.per_graph for n in batch.neurons]
     counts.append(torch.ones(num_graphs, dtype=torch.long, device=device))
     parts = [column(n, taps) for n, taps in zip(counts, batch.wiring.summary, strict=True)]
     scales.append(torch.cat(parts, 1).unsqueeze(-1))

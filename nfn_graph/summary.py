@@ -6,11 +6,13 @@ entries that are means of others. The network level of the NF-Layer reads the sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from nfn_graph.features import WeightFeatures
-from nfn_graph.folded import NETWORK, FoldedSpec
+from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
 
 
@@ -18,6 +20,7 @@ def network_summary(
     features: WeightFeatures,
     spec: FoldedSpec,
     reduce: Reduce,
+    totals: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Weights, then neurons, then the network's own taps: `[graphs, G * channels]`.
 
@@ -25,18 +28,14 @@ def network_summary(
         features: Features of that spec.
         spec: The folded spec, whose order the entries have.
         reduce: The aggregate.
+        totals: For every bundle, the sums over its edges (or the largest), where they are
+            known already.
     """
     incidence, graphs = features.incidence, features.num_graphs
     parts = []
-    for bundle in spec.bundles:
-        x = features.weights[bundle.key].flatten(1)
-        edges, neurons = incidence.edges(bundle), incidence.neurons[bundle.target]
-        if reduce == "max":
-            graph = neurons.graph.index_select(0, edges.target)
-            parts.append(segment_max(x, graph, graphs))
-            continue
-        # Through the target neurons: many short sums, which run in parallel.
-        total = segment_sum(segment_sum(x, edges.targets), neurons.graphs)
+    for i, bundle in enumerate(spec.bundles):
+        edges = incidence.edges(bundle)
+        total = _total(features, bundle, reduce) if totals is None else totals[i]
         parts.append(divide_by_count(total, edges.per_graph) if reduce == "mean" else total)
     for neuron in spec.neurons:
         x = features.neurons[neuron.name].flatten(1)
@@ -48,3 +47,13 @@ def network_summary(
         parts.append(divide_by_count(total, rows.per_graph) if reduce == "mean" else total)
     parts.append(features.network[NETWORK].flatten(1))
     return torch.cat(parts, 1)
+
+
+def _total(features: WeightFeatures, bundle: Bundle, reduce: Reduce) -> Tensor:
+    x, edges = features.weights[bundle.key].flatten(1), features.incidence.edges(bundle)
+    neurons = features.incidence.neurons[bundle.target]
+    if reduce == "max":
+        graph = neurons.graph.index_select(0, edges.target)
+        return segment_max(x, graph, features.num_graphs)
+    # Through the target neurons: many short sums, which run in parallel.
+    return segment_sum(segment_sum(x, edges.targets), neurons.graphs)

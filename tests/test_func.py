@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jacrev, stack_module_state, vjp, vmap
 
-from networks import NAMED_SPECS
+from networks import NAMED_SPECS, chain
 from nfn_graph import NFN, Batch, NFLinear, Pool, WeightFeatures, use_backend
+from nfn_graph.incidence import Incidence
+from nfn_graph.rows import is_lasting
 from test_ops import batch_of
 
 SYMMETRIES = ["np", "hnp"]
@@ -157,3 +159,19 @@ def test_pools_have_second_derivatives_on_every_backend():
     value = features.weights[key].clone().requires_grad_()
     assert torch.autograd.gradcheck(run, (value,), fast_mode=True)
     assert torch.autograd.gradgradcheck(run, (value,), fast_mode=True)
+
+
+def test_nothing_made_inside_a_transform_outlives_it():
+    features, layer = setting("mlp", "np")
+    fresh = Incidence(features.incidence.spec, features.incidence.shapes, features.device)
+    inside = WeightFeatures(features._levels, features.spec, fresh)
+    grad(lambda p: flat(functional_call(layer, p, (inside,))).sum())(parameters_of(layer))
+    assert not fresh.scales
+    layer(inside)
+    assert all(is_lasting(x) for scales in fresh.scales.values() for x in scales)
+    # An incidence made inside a transform is not kept either.
+    widths = chain((2, 29, 31, 2))
+    model = NFN(widths.spec, (2,), out_features=1, head=(4,)).double()
+    grad(lambda p: functional_call(model, p, (widths,)).sum())(parameters_of(model))
+    assert widths.features().incidence.is_lasting
+    assert model(widths).shape == (1, 1)

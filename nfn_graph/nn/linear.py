@@ -13,11 +13,13 @@ from nfn_graph.backends import current_backend
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
-from nfn_graph.fused import Batched, Maps, Values, fused_layer
+from nfn_graph.fused import fused_layer
+from nfn_graph.incidence import Incidence
 from nfn_graph.nn.checks import check_choice, check_features, check_folded
 from nfn_graph.ops import Reduce, divide_by_count, expand, segment_sum, with_transposed
 from nfn_graph.scales import batched
 from nfn_graph.spec import module_name
+from nfn_graph.steps import Batched, Maps, Values, cast_all
 from nfn_graph.wiring import Wiring
 
 
@@ -131,16 +133,15 @@ class NFLinear(nn.Module):
             [features.neurons[n.name].flatten(1) for n in self.spec.neurons],
             features.network[NETWORK].flatten(1),
         )
-        maps = self._maps()
+        maps = self.maps()
         device = values.network.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            values, maps = _autocast(values, maps)
+            # Autocast does not look into the fused layer.
+            values, maps = cast_all(values, maps, torch.get_autocast_dtype(device))
         if self.pointwise:
             return self._output(features, self._pointwise(values, maps))
         fused = current_backend() == "torch"
-        batch = batched(
-            features.incidence, self.spec, self._wiring, self.reduce, values.network.dtype, fused
-        )
+        batch = self.batched(features.incidence, values.network.dtype, fused)
         if fused:
             return self._output(features, fused_layer(message_passing, batch, values, maps))
         return self._output(features, message_passing(batch, values, maps))
@@ -150,7 +151,8 @@ class NFLinear(nn.Module):
         kind = "pointwise, " if self.pointwise else ""
         return f"{self.in_channels} -> {self.out_channels}, {kind}{self.spec}"
 
-    def _maps(self) -> Maps:
+    def maps(self) -> Maps:
+        """The parameters, in the order of the spec's types."""
         return Maps(
             [self.weights[name] for name in self._names],
             [self.neurons.get(n.name) for n in self.spec.neurons],
@@ -158,13 +160,21 @@ class NFLinear(nn.Module):
             self.bias,
         )
 
-    def _pointwise(self, values: Values, maps: Maps) -> Values:
+    def constants(self) -> Sequence[Tensor | None]:
+        """The constant term of every type, in the order of the spec's taps."""
         taps = self.spec.taps
-        constants: Sequence[Tensor | None] = [None] * len(taps)
-        if maps.bias is not None:
-            constants = maps.bias.split([count * self.out_channels for count in taps.values()])
+        if self.bias is None:
+            return [None] * len(taps)
+        return self.bias.split([count * self.out_channels for count in taps.values()])
+
+    def batched(self, incidence: Incidence, dtype: torch.dtype, fused: bool) -> Batched:
+        """What the layer reads of a batch; see :func:`nfn_graph.scales.batched`."""
+        return batched(incidence, self.spec, self._wiring, self.reduce, dtype, fused)
+
+    def _pointwise(self, values: Values, maps: Maps) -> Values:
         tensors = (*values.weights, *values.neurons, values.network)
         matrices = (*maps.weights, *maps.neurons, maps.network)
+        constants = [None if b is None else b.to(values.network.dtype) for b in self.constants()]
         new = [
             x if matrix is None else linear(x, matrix, constant)
             for x, matrix, constant in zip(tensors, matrices, constants, strict=True)
@@ -246,7 +256,7 @@ def message_passing(batch: Batched, values: Values, maps: Maps) -> Values:
     if batch.mean:
         rows = [divide_by_count(x, e.per_target) for x, e in zip(rows, edges, strict=True)]
         columns = [divide_by_count(x, e.per_source) for x, e in zip(columns, edges, strict=True)]
-        counts = [part.per_graph for part in (*edges, *neurons)]
+        counts = [e.per_graph for e in edges] + [n.per_graph for n in neurons]
         sums = [divide_by_count(x, n) for x, n in zip(sums, counts, strict=True)]
     # The network: one map of everything, split into what it says to each type.
     message = linear(torch.cat([*sums, values.network], 1), maps.network, maps.bias)
@@ -269,29 +279,11 @@ def message_passing(batch: Batched, values: Values, maps: Maps) -> Values:
             messages[bundle, end] = part + along
     # The weights: each one's own map, and the messages of its two neurons.
     new_weights = []
-    for i, (x, rows_, wires) in enumerate(zip(values.weights, edges, wiring.bundles, strict=True)):
-        read = with_transposed(x, rows_) if wires.is_self else x
+    for i, (x, rows_) in enumerate(zip(values.weights, edges, strict=True)):
+        read = with_transposed(x, rows_) if wiring.bundles[i].is_self else x
         new_weights.append(
             linear(read, maps.weights[i])
             + expand(messages[i, "target"], rows_.targets)
             + expand(messages[i, "source"], rows_.sources)
         )
     return Values(new_weights, new_neurons, network)
-
-
-def _autocast(values: Values, maps: Maps) -> tuple[Values, Maps]:
-    """All tensors in the dtype of autocast, which does not look into the fused layer."""
-    dtype = torch.get_autocast_dtype(values.network.device.type)
-    return (
-        Values(
-            [x.to(dtype) for x in values.weights],
-            [x.to(dtype) for x in values.neurons],
-            values.network.to(dtype),
-        ),
-        Maps(
-            [x.to(dtype) for x in maps.weights],
-            [None if x is None else x.to(dtype) for x in maps.neurons],
-            maps.network.to(dtype),
-            None if maps.bias is None else maps.bias.to(dtype),
-        ),
-    )

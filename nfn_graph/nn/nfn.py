@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn.checks import check_features
+from nfn_graph.nn.chunked import ChunkedFeatures
 from nfn_graph.nn.elementwise import Dropout, Residual, activation
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
@@ -62,6 +64,8 @@ class NFN(nn.Module):
         residual: Whether layers that keep the number of channels add their input.
         act: Name of the activation in `torch.nn`.
         reduce: Aggregate of the NF-Layers.
+        recompute: Whether to keep only the input of every layer for the backward pass and to
+            compute the rest of it again: less memory, more time.
         edit_scale: For an equivariant model that edits its input:
             :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
             here.
@@ -90,6 +94,7 @@ class NFN(nn.Module):
         residual: bool = False,
         act: str = "ReLU",
         reduce: Reduce = "mean",
+        recompute: bool = False,
         edit_scale: float | None = None,
         max_parameters: int = 2**28,
     ) -> None:
@@ -112,6 +117,7 @@ class NFN(nn.Module):
         self.spec = spec
         self.symmetry: Symmetry = symmetry
         self.folded = folded = spec.fold(symmetry)
+        self.recompute = recompute
         self.standardize = Standardize(spec, in_channels) if standardize else None
         width = in_channels
         before: list[nn.Module] = []
@@ -150,9 +156,19 @@ class NFN(nn.Module):
             self.head = mlp(sizes, out_features, head_dropout)
 
     def forward(
-        self, graph: WeightGraph | WeightFeatures, return_graph: bool = False
+        self,
+        graph: WeightGraph | WeightFeatures,
+        return_graph: bool = False,
+        max_edges: int | None = None,
     ) -> Tensor | WeightFeatures | WeightGraph:
-        """Applies the model to a graph, a batch, or features before the fold."""
+        """Applies the model to a graph, a batch, or features before the fold.
+
+        Args:
+            graph: The input.
+            return_graph: Whether an equivariant model returns a graph.
+            max_edges: Without gradients, how many edges of one type to hold at a time, for
+                networks whose features do not fit into memory; the result is the same.
+        """
         features = graph if isinstance(graph, WeightFeatures) else graph.features(spec=self.spec)
         if self.pool is not None and return_graph:
             raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
@@ -160,12 +176,25 @@ class NFN(nn.Module):
         given = features
         if self.standardize is not None:
             features = self.standardize(features)
-        features = self.layers(self.before(features).fold(self.folded))
+        features = self.before(features).fold(self.folded)
+        if max_edges is not None:
+            chunked = ChunkedFeatures(features, max_edges).apply(self.layers)
+            if self.pool is not None and self.head is not None:
+                return self.head(chunked.summary(self.pool.reduce))
+            features = chunked.features()
+        else:
+            for layer in self.layers:
+                features = self._run(layer, features)
         if self.pool is not None and self.head is not None:
             return self.head(self.pool(features).flatten(1))
         if self.edit_scale is not None:
             features = given.fold(self.folded) + features * self.edit_scale
         return features.to_graph() if return_graph else features
+
+    def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(layer, features, use_reentrant=False)
+        return layer(features)
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:

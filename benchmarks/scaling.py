@@ -1,0 +1,95 @@
+"""How time and memory grow with edges, channels, and the number of networks.
+
+The slope is that of a line through log time against log edges, from 1e5 edges on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from statistics import linear_regression, median
+
+import torch
+from harness.cases import Case, graph_features
+from harness.products import products
+from harness.report import arguments, show
+from harness.timing import alternate
+from torch import Tensor
+
+from nfn_graph import NFLinear, WeightFeatures
+
+CHANNELS = 16
+
+
+def main() -> None:
+    """Measures all three."""
+    args = arguments(__doc__)
+    most = 6 if args.quick else 7
+    rows = []
+    # Three square layers, four networks.
+    for power in (4, 4.5, 5, 5.5, 6, 6.5, 7):
+        if power <= most:
+            width = round(math.sqrt(10**power / 12))
+            rows.append(measure("edges", Case((width,) * 4, 4, CHANNELS), args))
+    for channels in (8, 16, 32, 64, 128, 256):
+        rows.append(measure("channels", Case((64,) * 4, 8, channels), args))
+    for networks in (1, 4, 16, 64, 256):
+        width = round(math.sqrt(1e5 / 3 / networks))
+        rows.append(measure("networks", Case((width,) * 4, networks, CHANNELS), args))
+    show(rows, "Scaling, NP, forward+backward", args.json)
+    large = [row for row in rows if row["against"] == "edges" and row["edges"] >= 9e4]
+    for name in ("ours ms", "products ms"):
+        logs = [[math.log(float(row[key])) for row in large] for key in ("edges", name)]
+        print(f"slope of {name} against edges from 1e5: {linear_regression(*logs).slope:.3f}")
+
+
+def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, object]:
+    """One row of the table."""
+    features = graph_features(case, "np", args.device)
+    layer = NFLinear(features.spec, case.channels, case.channels).to(args.device)
+    inputs = [*our_tensors(features), *layer.parameters()]
+    grads = [torch.randn_like(x) for x in our_tensors(layer(features))]
+
+    def ours() -> object:
+        return torch.autograd.grad(our_tensors(layer(features)), inputs, grads)
+
+    functions = {"ours": ours, "products": products(layer, features, True)}
+    times = alternate(functions, 1.0 if args.quick else 3.0, args.device)
+    edges = sum(x.shape[0] for x in features.weights.values())
+    ms = {name: median(values) for name, values in times.items()}
+    print(".", end="", flush=True)
+    return {
+        "against": against,
+        "networks": case.batch,
+        "width": case.sizes[0],
+        "channels": case.channels,
+        "edges": edges,
+        "ours ms": ms["ours"],
+        "products ms": ms["products"],
+        "ours / products": ms["ours"] / ms["products"],
+        "bytes per edge and channel": saved_bytes(layer, features) / edges / case.channels,
+    }
+
+
+def saved_bytes(layer: NFLinear, features: WeightFeatures) -> int:
+    """Bytes that the forward pass allocates and keeps for the backward pass, once each."""
+    storages: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = layer(features)
+    for x in our_tensors(out):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def our_tensors(features: WeightFeatures) -> list[Tensor]:
+    """All tensors of our features that are not empty."""
+    return [x for _, x in features.tensors() if x.numel()]
+
+
+if __name__ == "__main__":
+    main()

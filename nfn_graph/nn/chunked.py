@@ -1,0 +1,220 @@
+"""Inference in chunks of edges, for networks whose features do not fit into memory.
+
+Between two layers only the neurons' messages are kept. An edge's features follow from its own
+entries and from the messages of its two neurons, so they are computed again, chunk by chunk,
+whenever a layer needs their sums: exact, in the memory of one chunk, at the price of computing
+a layer again for every layer behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
+from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
+from nfn_graph.kernels import bag_rows
+from nfn_graph.nn.elementwise import Dropout, Residual
+from nfn_graph.nn.linear import NFLinear
+from nfn_graph.ops import Reduce
+from nfn_graph.steps import Sums, collect, map_summaries, split_taps
+from nfn_graph.summary import network_summary
+
+
+class Block(NamedTuple):
+    """An NF-Layer with what acts on every entry before and behind it.
+
+    Attributes:
+        said: For every bundle, what its edges hear: the messages of all target and then all
+            source neurons; in a pointwise layer the constant.
+    """
+
+    before: Sequence[nn.Module]
+    layer: NFLinear
+    behind: Sequence[nn.Module]
+    residual: bool
+    said: list[Tensor | None]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Block:
+        """Takes one block of a model apart."""
+        residual = isinstance(module, Residual)
+        inner = module.layer if isinstance(module, Residual) else module
+        parts: list[nn.Module] = list(inner) if isinstance(inner, nn.Sequential) else [inner]
+        if any(isinstance(part, Dropout) and part.training and part.p for part in parts):
+            raise ValueError("Expected a model in eval() for max_edges (got one in train())")
+        layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, NFLinear)]
+        if len(layers) != 1:
+            raise ValueError(f"Expected one NFLinear in a block (got {len(layers)})")
+        place, layer = layers[0]
+        return cls(parts[:place], layer, parts[place + 1 :], residual, [])
+
+
+class ChunkedFeatures:
+    """Features of which the edges exist only in chunks.
+
+    Args:
+        features: The input, folded.
+        max_edges: How many edges of one type to hold at a time.
+    """
+
+    def __init__(self, features: WeightFeatures, max_edges: int) -> None:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "Expected torch.no_grad() or torch.inference_mode() for max_edges (got "
+                "gradients enabled). For training use recompute=True."
+            )
+        if max_edges < 1:
+            raise ValueError(f"Expected max_edges of at least 1 (got {max_edges})")
+        if not isinstance(features.spec, FoldedSpec):
+            raise TypeError("Expected features after the fold (got features before it)")
+        self.input = features
+        self.spec = features.spec
+        self.max_edges = max_edges
+        self.blocks: list[Block] = []
+        # Neurons and network are held as they are.
+        self.small = features.replace(Levels({}, features.neurons, features.network))
+
+    def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
+        """Applies blocks of a model, one after the other."""
+        for module in modules:
+            block = Block.of(module)
+            read = _run(block.before, self.small).owned()
+            step = self._pointwise if block.layer.pointwise else self._full
+            new = _run(block.behind, step(block, read))
+            self.small = self.small + new if block.residual else new
+            self.blocks.append(block)
+        return self
+
+    def features(self) -> WeightFeatures:
+        """All features, the edges in one tensor again."""
+        weights = {}
+        for bundle in self.spec.bundles:
+            count, channels = self.input.weights[bundle.key].shape[0], self.small.channels
+            out = self.small.network[NETWORK].new_empty(count, bundle.taps, channels)
+            for start, x in self._chunks(bundle):
+                out.narrow(0, start, len(x)).copy_(x)
+            weights[bundle.key] = out
+        return self.small.replace(Levels(weights, self.small.neurons, self.small.network))
+
+    def summary(self, reduce: Reduce) -> Tensor:
+        """The network summary of all features."""
+        incidence, like, totals = self.input.incidence, self.small.network[NETWORK], []
+        for bundle in self.spec.bundles:
+            edges, graph = incidence.edges(bundle), incidence.neurons[bundle.target].graph
+            shape = (incidence.num_graphs, bundle.taps * self.small.channels)
+            total = like.new_full(shape, -torch.inf if reduce == "max" else 0.0)
+            for start, x in self._chunks(bundle):
+                rows = graph.index_select(0, edges.targets.index.narrow(0, start, len(x)))
+                if reduce == "max":
+                    where = rows.unsqueeze(1).expand(len(x), shape[1])
+                    total = total.scatter_reduce(0, where, x.flatten(1), "amax")
+                else:
+                    total = total.index_add(0, rows, x.flatten(1))
+            totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
+        return network_summary(self.small.owned(), self.spec, reduce, totals)
+
+    def _full(self, block: Block, read: WeightFeatures) -> WeightFeatures:
+        layer, sums = block.layer, Sums([], [])
+        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
+        network = read.network[NETWORK].flatten(1)
+        batch = layer.batched(self.input.incidence, network.dtype, fused=True)
+        for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
+            parts, width = (edges.targets, edges.sources), bundle.taps * layer.in_channels
+            totals = [network.new_zeros(part.count, width) for part in parts]
+            for start, x in self._chunks(bundle, block.before):
+                for total, part in zip(totals, parts, strict=True):
+                    total.index_add_(0, part.index.narrow(0, start, len(x)), x.flatten(1))
+            sums.target.append(totals[0])
+            sums.source.append(totals[1])
+        neurons, summary = collect(batch, sums, own, network)
+        mapped, message = map_summaries(batch, neurons, summary, layer.maps())
+        wires = batch.wiring
+        split = [split_taps(x, n.taps) for x, n in zip(mapped, wires.neurons, strict=True)]
+        for bundle_wires in wires.bundles:
+            ends = (bundle_wires.target, bundle_wires.source)
+            block.said.append(torch.cat([split[end.neuron][end.part] for end in ends]))
+        new = [*(parts[0] for parts in split), split_taps(message, wires.summary)[-1]]
+        return self._levels(new, layer.out_channels)
+
+    def _pointwise(self, block: Block, read: WeightFeatures) -> WeightFeatures:
+        layer, maps, count = block.layer, block.layer.maps(), len(self.spec.bundles)
+        constants = layer.constants()
+        block.said.extend(constants[:count])
+        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
+        new = [
+            x if matrix is None else linear(x, matrix, constant)
+            for x, matrix, constant in zip(
+                [*own, read.network[NETWORK].flatten(1)],
+                [*maps.neurons, maps.network],
+                constants[count:],
+                strict=True,
+            )
+        ]
+        return self._levels(new, layer.out_channels)
+
+    def _levels(self, tensors: Sequence[Tensor], channels: int) -> WeightFeatures:
+        names = [*(neuron.name for neuron in self.spec.neurons), NETWORK]
+        tapped = {
+            name: x.reshape(x.shape[0], self.spec.taps[name], channels)
+            for name, x in zip(names, tensors, strict=True)
+        }
+        network = {NETWORK: tapped.pop(NETWORK)}
+        return self.small.replace(Levels({}, tapped, network))
+
+    def _chunks(
+        self, bundle: Bundle, before: Sequence[nn.Module] = ()
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The first row of every chunk of edges, and the edges `[size, taps, channels]`, as
+        they are after all blocks and some modules more."""
+        count = self.input.weights[bundle.key].shape[0]
+        for start in range(0, count, self.max_edges):
+            x = self._chunk(bundle, start, min(self.max_edges, count - start), before)
+            yield start, x
+
+    def _chunk(self, bundle: Bundle, start: int, size: int, before: Sequence[nn.Module]) -> Tensor:
+        edges = self.input.incidence.edges(bundle)
+        rows = torch.arange(start, start + size, device=self.input.device)
+        if bundle.is_self:
+            # An edge reads its transposed one, and that one reads it: both go along.
+            rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
+        ends = edges.ends.view(-1, 2).index_select(0, rows).flatten()
+        pairs = torch.arange(0, 2 * len(rows) + 1, 2, device=ends.device, dtype=ends.dtype)
+        x = self.input.weights[bundle.key].index_select(0, rows)
+        number = self.spec.bundles.index(bundle)
+        for block in self.blocks:
+            x = self._edge_step(block, bundle, number, x, ends, pairs)
+        return self._entries(before, bundle, x).narrow(0, 0, size)
+
+    def _edge_step(
+        self, block: Block, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
+    ) -> Tensor:
+        layer, said, matrix = block.layer, block.said[number], block.layer.maps().weights[number]
+        read = self._entries(block.before, bundle, x).flatten(1)
+        if layer.pointwise or said is None:
+            new = linear(read, matrix, said)
+        else:
+            if bundle.is_self:
+                read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
+            new = bag_rows(said, ends, pairs).addmm_(read, matrix.t())
+        new = new.view(len(x), bundle.taps, layer.out_channels)
+        new = self._entries(block.behind, bundle, new)
+        return x + new if block.residual else new
+
+    def _entries(self, modules: Sequence[nn.Module], bundle: Bundle, x: Tensor) -> Tensor:
+        """Applies modules that act on every entry by itself."""
+        if not modules:
+            return x
+        entries = self.input.replace(Levels({bundle.key: x}, {}, {}))
+        return _run(modules, entries).weights[bundle.key]
+
+
+def _run(modules: Sequence[nn.Module], features: WeightFeatures) -> WeightFeatures:
+    for module in modules:
+        features = module(features)
+    return features
