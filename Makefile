@@ -21,7 +21,7 @@ $(READY): pyproject.toml setup.py constraints.txt tests/foreign.txt
 	@echo "Installing into $(VENV), which takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[converters,dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[tasks,dev]'
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/foreign -r tests/foreign.txt
 	@touch $@
 

@@ -1,0 +1,193 @@
+"""Augmentations of weight graphs, as PyG transforms: each call draws anew.
+
+All of them return a new graph and leave their input alone. Random numbers come from torch's
+global generator, which data loaders seed for every worker, unless a generator is given.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch_geometric.transforms import BaseTransform
+
+from nfn_graph import WeightGraph
+from nfn_graph.layout import Layout
+from nfn_graph.spec import Symmetry, WeightKey
+from nfn_graph.symmetry import sample
+
+
+class PermuteNeurons(BaseTransform):
+    """A random element of the network's permutation group: the same function, other weights.
+
+    Args:
+        symmetry: `"hnp"` permutes hidden neurons, which leaves the function as it is; `"np"`
+            also inputs and outputs.
+        generator: For the draws.
+    """
+
+    def __init__(
+        self, symmetry: Symmetry = "hnp", generator: torch.Generator | None = None
+    ) -> None:
+        self.symmetry: Symmetry = symmetry
+        self.generator = generator
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """A permuted copy of a graph or batch."""
+        return sample(data, self.symmetry, self.generator).apply(data)
+
+
+class WeightNoise(BaseTransform):
+    """Adds normal noise to weights and biases, drawn anew for every entry and every call.
+
+    Args:
+        std: The standard deviation of the noise, as a multiple of that of the entries of the
+            same type.
+        generator: For the draws.
+    """
+
+    def __init__(self, std: float = 0.05, generator: torch.Generator | None = None) -> None:
+        if not std >= 0:
+            raise ValueError(f"Expected a standard deviation of at least 0 (got {std})")
+        self.std = std
+        self.generator = generator
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """A noisy copy of a graph or batch."""
+        raw = data.features()
+        return data.with_features(
+            {key: self._noisy(x) for key, x in raw.weights.items()},
+            {key: self._noisy(x) for key, x in raw.neurons.items()},
+        )
+
+    def _noisy(self, x: Tensor) -> Tensor:
+        if x.numel() < 2:
+            return x
+        scale = self.std * x.std(dim=(0, 1), correction=0)
+        noise = torch.randn(x.shape, dtype=x.dtype, generator=self.generator)
+        return x + noise.to(x.device) * scale
+
+
+class WeightDrop(BaseTransform):
+    """Sets random weights to zero; biases stay.
+
+    Args:
+        probability: For every entry of a weight tensor to be dropped.
+        generator: For the draws.
+    """
+
+    def __init__(self, probability: float = 0.05, generator: torch.Generator | None = None) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError(f"Expected a probability within 0 and 1 (got {probability})")
+        self.probability = probability
+        self.generator = generator
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """A thinned copy of a graph or batch."""
+        raw = data.features()
+        weights = {}
+        for key, x in raw.weights.items():
+            # All channels of an entry go together.
+            drawn = torch.rand(*x.shape[:2], 1, generator=self.generator).to(x.device)
+            weights[key] = x * (drawn >= self.probability)
+        return data.with_features(weights, raw.neurons)
+
+
+class MoveCoordinates(BaseTransform):
+    r"""Rotates, scales and shifts what an INR shows, through its first layer, exactly.
+
+    The new network computes :math:`f'(x) = f(A^{-1} (x - t))`: what was at `x` is at
+    :math:`A x + t`. With :math:`B = A^{-1}`, its first layer is :math:`W B` and
+    :math:`b - W B t`.
+
+    Args:
+        degrees: Rotations are uniform within this angle in either direction; in three
+            dimensions about a random axis.
+        scale: Factors of the size are drawn log-uniformly from this interval.
+        shift: Shifts along each axis are uniform within this distance in either direction.
+        generator: For the draws.
+    """
+
+    def __init__(
+        self,
+        degrees: float = 0.0,
+        scale: tuple[float, float] = (1.0, 1.0),
+        shift: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not (degrees >= 0 and shift >= 0 and 0 < scale[0] <= scale[1]):
+            raise ValueError(
+                f"Expected degrees and shift of at least 0 and a scale interval above 0 (got "
+                f"{degrees}, {shift} and {scale})"
+            )
+        self.degrees, self.scale, self.shift = degrees, scale, shift
+        self.generator = generator
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """A moved copy of one network."""
+        key = first_weight(data)
+        inputs = data.spec.neuron[key[0]].size
+        matrix, shift = self.draw(0 if inputs is None else inputs)
+        return move_coordinates(data, matrix, shift)
+
+    def draw(self, inputs: int) -> tuple[Tensor, Tensor]:
+        """A random matrix `A` and shift `t`, in double precision."""
+        if inputs not in (2, 3):
+            raise ValueError(f"Expected an INR with two or three inputs (got {inputs})")
+        angle = math.radians(self.degrees) * self._uniform(1)
+        rotation = _rotation(angle, self._axis()) if inputs == 3 else _rotation(angle, None)
+        low, high = map(math.log, self.scale)
+        size = torch.exp((self._uniform(1) + 1) / 2 * (high - low) + low)
+        return rotation * size, self.shift * self._uniform(inputs)
+
+    def _uniform(self, count: int) -> Tensor:
+        return torch.rand(count, dtype=torch.float64, generator=self.generator) * 2 - 1
+
+    def _axis(self) -> Tensor:
+        axis = torch.randn(3, dtype=torch.float64, generator=self.generator)
+        return axis / axis.norm()
+
+
+def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> WeightGraph:
+    """The network that shows at `matrix @ x + shift` what the given one shows at `x`."""
+    key = first_weight(graph)
+    weight, bias = graph[key].edge_attr, graph[key[2]].x
+    inputs = len(shift)
+    back = torch.linalg.inv(matrix.to(torch.float64)).to(weight.device, weight.dtype)
+    rows = weight.view(-1, inputs, weight.shape[-1])
+    moved = torch.einsum("nic,ij->njc", rows, back)
+    offset = torch.einsum("njc,j->nc", moved, shift.to(weight.device, weight.dtype))
+    raw = graph.features()
+    return graph.with_features(
+        {**raw.weights, key: moved.reshape(weight.shape)},
+        {**raw.neurons, key[2]: bias - offset.unsqueeze(1)},
+    )
+
+
+def first_weight(graph: WeightGraph) -> WeightKey:
+    """The weight type that reads the inputs of one INR, whose neurons have a bias each."""
+    if not isinstance(graph, WeightGraph) or not isinstance(graph.layout, Layout):
+        raise TypeError(
+            f"Expected one WeightGraph (got {type(graph).__name__}). Transform networks before "
+            f"they are batched."
+        )
+    spec = graph.spec
+    targets = {w.target for w in spec.weights}
+    first = [w for w in spec.weights if w.source not in targets]
+    if len(first) != 1 or first[0].taps != 1 or spec.neuron[first[0].target].taps != 1:
+        raise ValueError(
+            f"Expected an INR: one dense layer with biases that reads the inputs (got {spec})"
+        )
+    return first[0].key
+
+
+def _rotation(angle: Tensor, axis: Tensor | None) -> Tensor:
+    """The rotation of the plane by an angle, or of space about an axis."""
+    c, s = torch.cos(angle), torch.sin(angle)
+    if axis is None:
+        return torch.stack([torch.cat([c, -s]), torch.cat([s, c])])
+    x, y, z = axis
+    o = torch.zeros((), dtype=axis.dtype)
+    cross = torch.stack([o, -z, y, z, o, -x, -y, x, o]).view(3, 3)
+    return torch.eye(3, dtype=axis.dtype) + s * cross + (1 - c) * (cross @ cross)

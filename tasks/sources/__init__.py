@@ -1,0 +1,20 @@
+"""What networks are trained on: images and point clouds, read from local files.
+
+Nothing is downloaded, and nothing in a file is run. :func:`open_images` and
+:func:`open_clouds` recognise the format by what is there.
+"""
+
+from nfn_graph.tasks.sources.clouds import Clouds, open_clouds
+from nfn_graph.tasks.sources.distance import DistanceSamples, sample_distances
+from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.open import open_images
+
+__all__ = [
+    "Clouds",
+    "DistanceSamples",
+    "Images",
+    "SourceError",
+    "open_clouds",
+    "open_images",
+    "sample_distances",
+]

@@ -1,0 +1,164 @@
+"""Point clouds of labelled shapes, centred and scaled into the unit ball.
+
+Sources: an `.npz` file with the arrays `points` `[shapes, points, 3]` and `label` or `labels`
+(and, for the split, a bool array `train` or `is_test`), or a folder of `.off` or `.ply` files:
+`class/file`, or `class/train/file` and `class/test/file` as in ModelNet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nfn_graph.tasks.sources.images import SourceError
+from nfn_graph.tasks.sources.meshes import Mesh, read_off, read_ply
+from nfn_graph.tasks.sources.npz import read_arrays
+
+_READERS = {".off": read_off, ".ply": read_ply}
+_TEST_EVERY = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Clouds:
+    """Point clouds with labels and a split.
+
+    Args:
+        name: Where they came from.
+        points: `[shapes, points, 3]`, float32, each shape within the unit ball.
+        labels: `[shapes]`, int64.
+        is_test: `[shapes]`, bool.
+        classes: The names of the classes.
+    """
+
+    name: str
+    points: Tensor
+    labels: Tensor
+    is_test: Tensor
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @cached_property
+    def train_index(self) -> Tensor:
+        """The shapes of the training split."""
+        return (~self.is_test).nonzero().squeeze(1)
+
+    @cached_property
+    def test_index(self) -> Tensor:
+        """The shapes of the test split."""
+        return self.is_test.nonzero().squeeze(1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of everything, to notice that a resumed run reads other data."""
+        digest = hashlib.blake2b(repr(tuple(self.points.shape)).encode(), digest_size=16)
+        for tensor in (self.points, self.labels, self.is_test):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
+    """Point clouds from local files; nothing is downloaded.
+
+    Args:
+        source: An `.npz` file, or a folder with a subfolder of `.off` or `.ply` files for each
+            class.
+        num_points: How many points to draw of a mesh's surface, or at most of a cloud.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _read_folder(path, num_points)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Expected point clouds in '{source}': an .npz file with 'points' and 'labels', or "
+            f"a folder with a subfolder of .off or .ply files for each class (got nothing "
+            f"there). Nothing is downloaded: put the files of the dataset there."
+        )
+    if path.suffix.lower() != ".npz":
+        raise SourceError(
+            f"Expected an .npz file or a folder of .off or .ply files (got '{source}')"
+        )
+    return _read_npz(path, num_points)
+
+
+def sample_surface(mesh: Mesh, num_points: int, seed: int) -> np.ndarray:
+    """Points drawn uniformly from the triangles; of a mesh without any, vertices."""
+    vertices, triangles = mesh
+    draws = np.random.default_rng(seed)
+    if not len(triangles):
+        return vertices[draws.choice(len(vertices), num_points, len(vertices) < num_points)]
+    a, b, c = (vertices[triangles[:, i]] for i in range(3))
+    areas = np.linalg.norm(np.cross(b - a, c - a), axis=1)
+    if not areas.sum() > 0:
+        return vertices[draws.choice(len(vertices), num_points)]
+    chosen = draws.choice(len(triangles), num_points, p=areas / areas.sum())
+    u, v = draws.random((2, num_points, 1))
+    u, v = np.where(u + v > 1, 1 - u, u), np.where(u + v > 1, 1 - v, v)
+    points: np.ndarray = a[chosen] + u * (b - a)[chosen] + v * (c - a)[chosen]
+    return points
+
+
+def normalise(points: Tensor) -> Tensor:
+    """Clouds `[..., points, 3]` centred at their mean, the farthest point at distance 1."""
+    centred = points - points.mean(-2, keepdim=True)
+    radius = centred.norm(dim=-1).amax(-1)[..., None, None]
+    return centred / radius.clamp(min=torch.finfo(points.dtype).tiny)
+
+
+def _read_npz(path: Path, num_points: int) -> Clouds:
+    arrays = read_arrays(path)
+    labels = arrays.get("labels", arrays.get("label"))
+    points = arrays.get("points")
+    if points is None or labels is None:
+        raise SourceError(
+            f"Expected the arrays 'points' and 'labels' in '{path}' (got {sorted(arrays)})"
+        )
+    if points.ndim != 3 or points.shape[2] != 3 or points.dtype.kind != "f":
+        raise SourceError(
+            f"Expected 'points' of '{path}' as numbers [shapes, points, 3] (got "
+            f"{list(points.shape)} of {points.dtype})"
+        )
+    if labels.shape != (len(points),):
+        raise SourceError(
+            f"Expected {len(points)} labels in '{path}' (got shape {list(labels.shape)})"
+        )
+    if "is_test" in arrays:
+        is_test = arrays["is_test"].astype(bool)
+    elif "train" in arrays:
+        is_test = ~arrays["train"].astype(bool)
+    else:
+        is_test = np.arange(len(points)) % _TEST_EVERY == _TEST_EVERY - 1
+    cloud = torch.from_numpy(points[:, :num_points].astype(np.float32))
+    classes = tuple(str(i) for i in range(int(labels.max()) + 1))
+    return Clouds(
+        str(path),
+        normalise(cloud),
+        torch.from_numpy(labels.astype(np.int64)),
+        torch.from_numpy(is_test),
+        classes,
+    )
+
+
+def _read_folder(folder: Path, num_points: int) -> Clouds:
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _READERS)
+    if not paths:
+        raise SourceError(f"Expected .off or .ply files in '{folder}' (got none)")
+    classes = sorted({p.relative_to(folder).parts[0] for p in paths})
+    points, labels, is_test = [], [], []
+    for number, path in enumerate(paths):
+        parts = path.relative_to(folder).parts
+        points.append(sample_surface(_READERS[path.suffix.lower()](path), num_points, number))
+        labels.append(classes.index(parts[0]))
+        split = parts[1] if len(parts) > 2 else None
+        is_test.append(split == "test" if split else number % _TEST_EVERY == _TEST_EVERY - 1)
+    cloud = torch.from_numpy(np.stack(points).astype(np.float32))
+    return Clouds(
+        str(folder), normalise(cloud), torch.tensor(labels), torch.tensor(is_test), tuple(classes)
+    )

@@ -1,0 +1,98 @@
+"""A folder of pictures: one subfolder per class, or `train/` and `test/` with such subfolders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nfn_graph.tasks.sources.images import Images, SourceError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".webp", ".tif", ".tiff")
+
+
+def read_image_folder(folder: Path, size: int | None = None) -> Images:
+    """The pictures of a folder.
+
+    Args:
+        folder: The folder.
+        size: Height and width to scale all of them to; without it they must agree.
+    """
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        classes = _classes(folder / "train")
+        train = _read_split(folder / "train", classes, size)
+        test = _read_split(folder / "test", classes, size)
+        channels = max(train[0].shape[1], test[0].shape[1])
+        parts = [(_with_channels(x, channels), y) for x, y in (train, test)]
+        return Images.joined(str(folder), parts[0], parts[1], classes)
+    classes = _classes(folder)
+    return Images.joined(str(folder), _read_split(folder, classes, size), None, classes)
+
+
+def _classes(folder: Path) -> list[str]:
+    classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not classes:
+        raise SourceError(
+            f"Expected images in '{folder}': a subfolder of pictures for each class, or idx "
+            f"files, or CIFAR batches (got nothing of the kind)"
+        )
+    return classes
+
+
+def _read_split(folder: Path, classes: list[str], size: int | None) -> tuple[Tensor, Tensor]:
+    """Pictures of all classes in turn, so that any stretch of them holds every class."""
+    unknown = sorted({p.name for p in folder.iterdir() if p.is_dir()} - set(classes))
+    if unknown:
+        raise SourceError(f"Expected the classes {classes} in '{folder}' (got {unknown[:5]})")
+    by_class = [_pictures(folder / name) for name in classes]
+    paths = [
+        (label, found[k])
+        for k in range(max(map(len, by_class)))
+        for label, found in enumerate(by_class)
+        if k < len(found)
+    ]
+    if not paths:
+        raise SourceError(f"Expected pictures ({', '.join(SUFFIXES)}) in '{folder}' (got none)")
+    pictures = [_read(path, size) for _, path in paths]
+    channels = max(p.shape[0] for p in pictures)
+    first = pictures[0].shape[1:]
+    for (_, path), picture in zip(paths, pictures, strict=True):
+        if picture.shape[1:] != first:
+            raise SourceError(
+                f"Expected pictures of {list(first)} pixels as '{paths[0][1]}' (got "
+                f"{list(picture.shape[1:])} in '{path}'). Give a size to scale them to."
+            )
+    stacked = torch.stack([_with_channels(p[None], channels)[0] for p in pictures])
+    return stacked, torch.tensor([i for i, _ in paths])
+
+
+def _pictures(folder: Path) -> list[Path]:
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(p for p in found if p.suffix.lower() in SUFFIXES)
+
+
+def _read(path: Path, size: int | None) -> Tensor:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"Expected the package 'pillow' to read pictures (got: {error}). Install it with: "
+            f"pip install 'nfn-graph[tasks]'"
+        ) from error
+    try:
+        with Image.open(path) as image:
+            grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
+            converted = image.convert("L" if grey else "RGB")
+            if size is not None:
+                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+            array = np.array(converted)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise SourceError(f"Expected a picture in '{path}' (got: {error})") from error
+    return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
+
+
+def _with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Grey pictures among coloured ones get three equal channels."""
+    return pixels.expand(-1, channels, -1, -1) if pixels.shape[1] != channels else pixels

@@ -1,0 +1,127 @@
+"""Labelled images with their split, whatever file they came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class SourceError(ValueError):
+    """A data source that cannot be read, with the reason and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images with labels and a split.
+
+    Args:
+        name: Where they came from, for metadata and messages.
+        pixels: `[count, channels, height, width]`, uint8, or float32 within [0, 1].
+        labels: `[count]`, int64, the class of each.
+        is_test: `[count]`, bool, whether each belongs to the test split.
+        classes: The names of the classes.
+    """
+
+    name: str
+    pixels: Tensor
+    labels: Tensor
+    is_test: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.pixels)
+        if self.pixels.dim() != 4 or self.pixels.dtype not in (torch.uint8, torch.float32):
+            raise SourceError(
+                f"Expected images [count, channels, height, width] of uint8 or float32 in "
+                f"'{self.name}' (got {list(self.pixels.shape)} of {self.pixels.dtype})"
+            )
+        if 0 in self.pixels.shape:
+            raise SourceError(
+                f"Expected images in '{self.name}' (got shape {list(self.pixels.shape)})"
+            )
+        for what, values in (("labels", self.labels), ("split flags", self.is_test)):
+            if tuple(values.shape) != (count,):
+                raise SourceError(
+                    f"Expected {count} {what} in '{self.name}', one for each image "
+                    f"(got shape {list(values.shape)})"
+                )
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise SourceError(
+                f"Expected labels from 0 to {len(self.classes) - 1} in '{self.name}' "
+                f"(got {low} to {high})"
+            )
+        if self.pixels.dtype == torch.float32 and not (
+            bool((self.pixels >= 0).all()) and bool((self.pixels <= 1).all())
+        ):
+            raise SourceError(
+                f"Expected pixels within [0, 1] in '{self.name}' (got "
+                f"{float(self.pixels.min())} to {float(self.pixels.max())}). Scale them first."
+            )
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
+    def values(self, index: Tensor | slice) -> Tensor:
+        """The pixels of some images as float32 within [0, 1]."""
+        chosen = self.pixels[index]
+        return chosen if chosen.is_floating_point() else chosen.to(torch.float32) / 255
+
+    @cached_property
+    def train_index(self) -> Tensor:
+        """The images of the training split."""
+        return (~self.is_test).nonzero().squeeze(1)
+
+    @cached_property
+    def test_index(self) -> Tensor:
+        """The images of the test split."""
+        return self.is_test.nonzero().squeeze(1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of everything, to notice that a resumed run reads other data."""
+        digest = hashlib.blake2b(repr(tuple(self.pixels.shape)).encode(), digest_size=16)
+        for tensor in (self.pixels, self.labels, self.is_test):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def joined(
+        cls,
+        name: str,
+        train: tuple[Tensor, Tensor],
+        test: tuple[Tensor, Tensor] | None,
+        classes: Sequence[str] | None = None,
+    ) -> Images:
+        """Images and labels of both splits; without a test split, every fifth image is one."""
+        pixels, labels = train
+        if test is None:
+            is_test = torch.arange(len(pixels)) % 5 == 4
+        else:
+            if pixels.shape[1:] != test[0].shape[1:]:
+                raise SourceError(
+                    f"Expected test images of shape {list(pixels.shape[1:])} in '{name}', as in "
+                    f"the training split (got {list(test[0].shape[1:])})"
+                )
+            is_test = torch.cat(
+                [
+                    torch.zeros(len(pixels), dtype=torch.bool),
+                    torch.ones(len(test[0]), dtype=torch.bool),
+                ]
+            )
+            pixels, labels = torch.cat([pixels, test[0]]), torch.cat([labels, test[1]])
+        labels = labels.to(torch.int64)
+        if classes is None:
+            classes = [str(i) for i in range(int(labels.max()) + 1 if len(labels) else 0)]
+        return cls(name, pixels, labels, is_test, tuple(classes))

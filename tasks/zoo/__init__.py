@@ -1,0 +1,24 @@
+"""Zoos: many small networks, trained at once and written as checkpoints with a table.
+
+path = build_cnn_zoo(CnnZooOptions(out=Path("zoo"), networks=500, widths=(8, 16, 32)))
+zoo = open_zoo_folder(path)
+zoo.table            # a pyarrow table, one row per checkpoint
+zoo[0]               # a WeightGraph
+"""
+
+from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
+from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
+from nfn_graph.tasks.zoo.inr import build_inr_zoo
+from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
+from nfn_graph.tasks.zoo.render import render_networks, render_zoo
+
+__all__ = [
+    "CnnZooOptions",
+    "InrZooOptions",
+    "ZooFolder",
+    "build_cnn_zoo",
+    "build_inr_zoo",
+    "open_zoo_folder",
+    "render_networks",
+    "render_zoo",
+]

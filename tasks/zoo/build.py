@@ -1,0 +1,119 @@
+"""What all zoo builders share: shards in turn, progress, networks in groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from nfn_graph.tasks.zoo.options import BuildOptions
+from nfn_graph.tasks.zoo.store import Row, ZooWriter
+
+Item = TypeVar("Item")
+OnSteps = Callable[[int], None]
+BuiltNetwork = tuple[Row, str, Mapping[str, Tensor]]
+# Numbers that the largest activation of one training step should hold: they stay in the cache.
+_MOST_ENTRIES = 2**20
+
+
+def build_shards(
+    options: BuildOptions,
+    writer: ZooWriter,
+    items: Sequence[Item],
+    steps_of: Callable[[Item], int],
+    train: Callable[[Sequence[Item], OnSteps], list[BuiltNetwork]],
+    *,
+    progress: bool,
+) -> Path:
+    """Trains the networks of every missing shard of this machine's part and publishes it."""
+    part, parts = options.part()
+    size = options.shard_size
+    shards = [s for s in range(math.ceil(len(items) / size)) if s % parts == part]
+    missing = [s for s in shards if not writer.is_done(s)]
+    work = {s: items[s * size : (s + 1) * size] for s in missing}
+    total = sum(steps_of(item) for chosen in work.values() for item in chosen)
+    with progress_bar(f"{options.out}", total, progress) as on_steps:
+        for shard in missing:
+            writer.publish(shard, train(work[shard], on_steps))
+    return Path(options.out)
+
+
+def grouped(
+    items: Sequence[Item],
+    key: Callable[[Item], Hashable],
+    order: Callable[[Item], Any],
+    together: Callable[[Item], int],
+) -> Iterator[list[Item]]:
+    """Items of one key, sorted, in groups that are trained together."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in sorted(items, key=order):
+        groups.setdefault(key(item), []).append(item)
+    for found in groups.values():
+        pieces = math.ceil(len(found) / together(found[0]))
+        size = math.ceil(len(found) / pieces)
+        yield from (found[i : i + size] for i in range(0, len(found), size))
+
+
+def networks_together(options: BuildOptions, entries: int) -> int:
+    """How many networks to train at once, if the largest activation of one has so many."""
+    if options.together:
+        return options.together
+    # On a GPU, launches cost more than memory.
+    most = _MOST_ENTRIES if options.device == "cpu" else _MOST_ENTRIES * 64
+    return max(8, min(1024, most // entries))
+
+
+def plain_options(options: BuildOptions) -> dict[str, Any]:
+    """The options as plain values."""
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
+def device_of(options: BuildOptions) -> torch.device:
+    """The device, if it is there."""
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there[options.device]:
+        raise ValueError(f"Expected --device to be available (got '{options.device}'). Use cpu.")
+    return torch.device(options.device)
+
+
+def dtype_of(options: BuildOptions) -> torch.dtype:
+    """The precision of training."""
+    return torch.float64 if options.dtype == "float64" else torch.float32
+
+
+@contextmanager
+def progress_bar(name: str, total: int, shown: bool) -> Iterator[OnSteps]:
+    """A bar on the error stream that counts training steps, summed over networks."""
+    if not shown or total == 0:
+        yield lambda steps: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda steps: bar.advance(task, steps)

@@ -1,0 +1,87 @@
+"""The commands `nfn-graph zoo ...`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
+from nfn_graph.tasks.zoo.folder import open_zoo_folder
+from nfn_graph.tasks.zoo.inr import build_inr_zoo
+from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
+from nfn_graph.tasks.zoo.render import render_zoo
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """Draw the networks of an INR zoo back, as one sheet.
+
+    Attributes:
+        zoo: The zoo's folder.
+        output: The picture, a PNG.
+        count: How many networks, the first of the table.
+        zoom: How many pixels wide each pixel is drawn.
+        split: Only networks of this part: train, validation or test.
+    """
+
+    zoo: Positional[Path]
+    output: Annotated[Path, arg(aliases=("-o",))] = Path("zoo.png")
+    count: int = 64
+    zoom: int = 3
+    split: str | None = None
+
+
+Command = (
+    Annotated[CnnZooOptions, subcommand("cnn")]
+    | Annotated[InrZooOptions, subcommand("inr")]
+    | Annotated[RenderOptions, subcommand("render")]
+)
+
+
+def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
+    """Build collections of trained networks, and look at them.
+
+    A build that was stopped goes on where it was when the same command is given again.
+
+    Examples:
+      nfn-graph zoo cnn --out zoos/digits --networks 1000
+      nfn-graph zoo cnn --out zoos/mixed --widths 8 16 32 --depths 2 3
+      nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
+      nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
+      nfn-graph zoo render zoos/fashion -o fashion.png
+
+    Args:
+        command: What to do.
+    """
+    if isinstance(command, RenderOptions):
+        return _render(command)
+    if isinstance(command, CnnZooOptions):
+        path = build_cnn_zoo(command, progress=True)
+        built = open_zoo_folder(path)
+        accuracies = sorted(row["test_accuracy"] for row in built.rows)
+        middle = accuracies[len(accuracies) // 2]
+        print(
+            f"{path}: {len(built)} checkpoints, test accuracy {accuracies[0]:.3f} to "
+            f"{accuracies[-1]:.3f}, median {middle:.3f}"
+        )
+        return 0
+    path = build_inr_zoo(command, progress=True)
+    built = open_zoo_folder(path)
+    values = [row["psnr"] for row in built.rows]
+    print(f"{path}: {len(built)} networks, mean PSNR {sum(values) / len(values):.1f} dB")
+    return 0
+
+
+def _render(options: RenderOptions) -> int:
+    found = open_zoo_folder(options.zoo)
+    if options.split is not None:
+        found = found.where(split=options.split)
+        if not len(found):
+            raise ValueError(
+                f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
+            )
+    print(render_zoo(found, options.output, count=options.count, zoom=options.zoom))
+    return 0

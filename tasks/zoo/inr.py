@@ -1,0 +1,179 @@
+"""Zoos of SIRENs fitted to images or shapes: `build_inr_zoo`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
+from nfn_graph.tasks.zoo.build import (
+    BuiltNetwork,
+    OnSteps,
+    build_shards,
+    device_of,
+    dtype_of,
+    grouped,
+    networks_together,
+    plain_options,
+)
+from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
+from nfn_graph.tasks.zoo.options import InrZooOptions
+from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
+from nfn_graph.tasks.zoo.siren import SirenShape, pixel_grid
+from nfn_graph.tasks.zoo.store import ZooWriter
+
+_CLOUD_POINTS = 1024
+_MAX_DISTANCE = 1.0
+
+
+class InrFit(NamedTuple):
+    """One network of a zoo: which image or shape it is fitted to, and its shape and seed."""
+
+    network: int
+    seed: int
+    image: int
+    fit: int
+    label: int
+    split: str
+    shape: SirenShape
+
+
+def build_inr_zoo(
+    options: InrZooOptions,
+    *,
+    source: Images | Clouds | None = None,
+    progress: bool = False,
+) -> Path:
+    """Fits a zoo of SIRENs, or what is missing of it.
+
+    Args:
+        options: What to build, and where.
+        source: The data, if not to be read from `options.data`.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The zoo's folder, for `open_zoo_folder` and `render_zoo`.
+    """
+    options.check()
+    device, dtype = device_of(options), dtype_of(options)
+    if source is None:
+        opener = open_images if options.kind == "image" else open_clouds
+        source = opener(options.data)
+    fits = list_fits(options, source)
+    is_image = isinstance(source, Images)
+    offset = 0.5 if is_image else 0.0
+    points = options.points or (0 if is_image else _CLOUD_POINTS)
+    settings = FitSettings(
+        options.w0, offset, options.steps, options.learning_rate, points, options.seed
+    )
+    writer = ZooWriter(
+        Path(options.out),
+        "inr",
+        plain_options(options),
+        {
+            "fingerprint": source.fingerprint,
+            "classes": list(source.classes),
+            "signal": "image" if is_image else "unsigned distance",
+            "image_shape": list(source.shape) if isinstance(source, Images) else None,
+            "convention": "hidden layers sin(w0 * (W x + b)), output W x + b + output_offset; "
+            "coordinates (row, column) or (x, y, z) within [-1, 1], both ends included",
+            "output_offset": offset,
+        },
+    )
+
+    def train(chosen: Sequence[InrFit], on_steps: OnSteps) -> list[BuiltNetwork]:
+        built: list[BuiltNetwork] = []
+        for group in grouped(
+            chosen,
+            key=lambda fit: fit.shape,
+            order=lambda fit: fit.network,
+            together=lambda fit: networks_together(options, _entries(fit, source, points)),
+        ):
+            targets = FitTargets(
+                *(x.to(device, dtype) for x in targets_of(source, group, options.samples))
+            )
+            shape = group[0].shape
+            found = fit_sirens(shape, [f.seed for f in group], targets, settings, on_steps)
+            errors = found.errors.tolist()
+            for i, (fit, error) in enumerate(zip(group, errors, strict=True)):
+                row = {
+                    **fit._asdict(),
+                    "shape": "-".join(map(str, (shape.inputs, *shape.hidden, shape.outputs))),
+                    "width": shape.hidden[0],
+                    "depth": len(shape.hidden),
+                    "w0": options.w0,
+                    "output_offset": offset,
+                    "steps": options.steps,
+                    "learning_rate": options.learning_rate,
+                    "points": points,
+                    "mse": error,
+                    "psnr": -10 * math.log10(error) if error > 0 else math.inf,
+                }
+                built.append(
+                    (row, shape.name, {k: x[i].cpu() for k, x in found.parameters.items()})
+                )
+        built.sort(key=lambda network: network[0]["network"])
+        return built
+
+    return build_shards(options, writer, fits, lambda fit: options.steps, train, progress=progress)
+
+
+def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:
+    """The networks of a zoo: training images in a drawn order, then validation, then test."""
+    chosen: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    for image in _drawn(source.train_index, options.images, options, "images", source.name):
+        draw = Draws(options.seed, image, "split").uniform(0, 1)
+        chosen["validation" if draw < options.validation_share else "train"].append(image)
+    chosen["test"] = _drawn(
+        source.test_index, options.test_images, options, "test-images", source.name
+    )
+    is_image = isinstance(source, Images)
+    inputs, outputs = (2, source.shape[0]) if isinstance(source, Images) else (3, 1)
+    widths = options.widths or ((32,) if is_image else (128,))
+    depths = options.depths or ((2,) if is_image else (1,))
+    fits: list[InrFit] = []
+    for split, images in chosen.items():
+        copies = options.fits if split == "train" else options.test_fits
+        for image, fit in ((i, f) for i in images for f in range(copies)):
+            network = len(fits)
+            draws = Draws(options.seed, network, "architecture")
+            shape = SirenShape(inputs, (draws.choice(widths),) * draws.choice(depths), outputs)
+            seed = seed_of(options.seed, network)
+            label = int(source.labels[image])
+            fits.append(InrFit(network, seed, image, fit, label, split, shape))
+    return fits
+
+
+def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) -> FitTargets:
+    """What some networks are fitted to."""
+    index = torch.tensor([fit.image for fit in fits])
+    if isinstance(source, Images):
+        _, height, width = source.shape
+        return FitTargets(pixel_grid(height, width), source.values(index).flatten(2))
+    # All fits of a shape see the same points.
+    seeds = [seed_of(fit.image, "distance") for fit in fits]
+    points, distances = sample_distances(source.points[index], samples, seeds)
+    return FitTargets(
+        points.transpose(1, 2).contiguous(), distances.clamp(max=_MAX_DISTANCE).transpose(1, 2)
+    )
+
+
+def _entries(fit: InrFit, source: Images | Clouds, points: int) -> int:
+    if isinstance(source, Images) and not points:
+        points = source.shape[1] * source.shape[2]
+    return points * max(fit.shape.hidden)
+
+
+def _drawn(index: Tensor, count: int, options: InrZooOptions, option: str, name: str) -> list[int]:
+    """The first `count` images in an order that the seed decides; all of them for 0."""
+    if count > len(index):
+        raise ValueError(
+            f"Expected at most {len(index)} for --{option}, as many as '{name}' has (got {count})"
+        )
+    order = torch.randperm(len(index), generator=generator_of(options.seed, option))
+    return index[order][: count or None].tolist()

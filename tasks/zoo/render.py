@@ -1,0 +1,82 @@
+"""Drawing SIRENs back: pictures of images, and of shapes seen along an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
+
+_VOXELS = 48
+_GAP = 2
+
+
+@torch.no_grad()
+def render_networks(
+    zoo: ZooFolder, indices: Sequence[int], size: tuple[int, int] | None = None
+) -> Tensor:
+    """The pictures `[networks, channels, height, width]` that networks of an INR zoo hold.
+
+    Args:
+        zoo: A zoo of INRs; widths and depths may differ.
+        indices: The networks.
+        size: Height and width; by default those of the images that they were fitted to. A
+            shape is drawn as the smallest distance along each line of sight.
+    """
+    if zoo.description["kind"] != "inr":
+        raise ValueError(f"Expected a zoo of INRs (got '{zoo.folder}', a zoo of classifiers)")
+    is_image = zoo.description["signal"] == "image"
+    pictures = []
+    for i in indices:
+        row = zoo.rows[i]
+        parameters = {key: x.unsqueeze(0) for key, x in zoo.state_dict(i).items()}
+        dtype = parameters["layers.0.weight"].dtype
+        if is_image:
+            height, width = size or zoo.description["image_shape"][1:]
+            grid = pixel_grid(height, width, dtype)
+            found = siren_forward(parameters, grid, row["w0"], row["output_offset"])
+            pictures.append(found.unflatten(-1, (height, width))[0])
+        else:
+            grid = voxel_grid(_VOXELS, dtype)
+            found = siren_forward(parameters, grid, row["w0"], row["output_offset"])
+            nearest = found.unflatten(-1, (_VOXELS,) * 3)[0].amin(2)
+            # Seen from the side, upright, dark where the shape is.
+            pictures.append((nearest * 4).clamp(0, 1).transpose(1, 2).flip(1))
+    return torch.stack(pictures)
+
+
+def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: int = 1) -> None:
+    """Writes pictures `[count, channels, height, width]` within [0, 1] as one PNG."""
+    from PIL import Image
+
+    count, channels, height, width = pictures.shape
+    if channels not in (1, 3):
+        raise ValueError(f"Expected pictures of one or three channels (got {channels})")
+    columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    shown = (pictures.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+    shown = shown.repeat_interleave(zoom, 2).repeat_interleave(zoom, 3)
+    height, width = height * zoom + _GAP, width * zoom + _GAP
+    sheet = torch.full((channels, rows * height + _GAP, columns * width + _GAP), 255).byte()
+    for i, picture in enumerate(shown):
+        top, left = i // columns * height + _GAP, i % columns * width + _GAP
+        sheet[:, top : top + height - _GAP, left : left + width - _GAP] = picture
+    array = sheet.permute(1, 2, 0).numpy()
+    image = Image.fromarray(array.squeeze(2) if channels == 1 else array)
+    with replacing(Path(path)) as temporary:
+        image.save(temporary, format="PNG")
+
+
+def render_zoo(zoo: ZooFolder, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
+    """Draws the first networks of a zoo as one PNG."""
+    if count < 1 or zoom < 1:
+        raise ValueError(f"Expected a count and a zoom of at least 1 (got {count} and {zoom})")
+    pictures = render_networks(zoo, range(min(count, len(zoo))))
+    draw_sheet(pictures, Path(path), zoom=zoom)
+    return Path(path)

@@ -1,0 +1,105 @@
+r"""SIRENs, many of one shape at once: initialisation, outputs, coordinates.
+
+.. math:: h_{i+1} = \sin(\omega_0 (W_i h_i + b_i)), \quad f(x) = W_L h_L + b_L + \text{offset}
+
+Coordinates are (row, column), or (x, y, z), within [-1, 1]; of an image, the centres of the
+outermost pixels lie at -1 and 1. Parameters are stacked along a first axis of `N` networks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SirenShape:
+    """The widths of a SIREN: inputs, hidden layers, outputs."""
+
+    inputs: int
+    hidden: tuple[int, ...]
+    outputs: int
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return "-".join(map(str, ("siren", self.inputs, *self.hidden, self.outputs)))
+
+    @property
+    def num_layers(self) -> int:
+        """The number of weight matrices."""
+        return len(self.hidden) + 1
+
+
+def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -> Parameters:
+    r"""Fresh parameters of one network, as Sitzmann et al. draw them.
+
+    Weights are uniform within :math:`\pm 1/n` in the first layer and within
+    :math:`\pm\sqrt{6/n}/\omega_0` in the others, biases within :math:`\pm 1/\sqrt{n}`, where
+    `n` is the number of inputs of a layer.
+    """
+    widths = (shape.inputs, *shape.hidden, shape.outputs)
+    parameters = {}
+    for i, (n, m) in enumerate(itertools.pairwise(widths)):
+        bound = math.sqrt(6 / n) / w0 if i else 1 / n
+        weight = torch.rand(m, n, generator=generator) * 2 - 1
+        bias = torch.rand(m, generator=generator) * 2 - 1
+        parameters[f"layers.{i}.weight"] = weight * bound
+        parameters[f"layers.{i}.bias"] = bias / math.sqrt(n)
+    return parameters
+
+
+def siren_forward(
+    parameters: Mapping[str, Tensor], coordinates: Tensor, w0: float, offset: float = 0.0
+) -> Tensor:
+    """The outputs of stacked networks.
+
+    Args:
+        parameters: `layers.{i}.weight` as `[N, out, in]` and `layers.{i}.bias` as `[N, out]`.
+        coordinates: `[inputs, points]` for all networks, or `[N, inputs, points]`.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+
+    Returns:
+        `[N, outputs, points]`.
+    """
+    depth = len(parameters) // 2
+    num = parameters["layers.0.weight"].shape[0]
+    x = coordinates.expand(num, -1, -1)
+    for i in range(depth):
+        last = i == depth - 1
+        # Scaling the weights is cheaper than scaling the activations.
+        scale = 1.0 if last else w0
+        weight = parameters[f"layers.{i}.weight"] * scale
+        bias = parameters[f"layers.{i}.bias"] * scale + (offset if last else 0.0)
+        x = torch.baddbmm(bias.unsqueeze(-1), weight, x)
+        if not last:
+            x = torch.sin(x)
+    return x
+
+
+def pixel_grid(
+    height: int, width: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Tensor:
+    """The coordinates of an image's pixels, row by row: `[2, height * width]`."""
+    rows = torch.linspace(-1, 1, height, dtype=dtype, device=device)
+    columns = torch.linspace(-1, 1, width, dtype=dtype, device=device)
+    return torch.stack(torch.meshgrid(rows, columns, indexing="ij")).flatten(1)
+
+
+def voxel_grid(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The coordinates of a cube of `size` points along each axis: `[3, size ** 3]`."""
+    axis = torch.linspace(-1, 1, size, dtype=dtype)
+    return torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")).flatten(1)
+
+
+def stack(networks: Sequence[Mapping[str, Tensor]]) -> Parameters:
+    """The parameters of networks of one shape along a first axis."""
+    return {key: torch.stack([n[key] for n in networks]) for key in networks[0]}

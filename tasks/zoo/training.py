@@ -1,0 +1,199 @@
+"""Training many classifiers as one batched computation, each exactly as if it were alone.
+
+Every network has its own initial weights, its own images in its own order, and its own
+dropout, drawn from its own seed; so what it becomes does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nfn_graph.tasks.zoo.architecture import Parameters, forward, initialise
+from nfn_graph.tasks.zoo.metrics import Metrics, TrainingData, measure
+from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser
+from nfn_graph.tasks.zoo.runs import KEPT_OF, ClassifierRun
+from nfn_graph.tasks.zoo.seeds import generator_of, random_bytes, seed_of
+
+# Steps whose random numbers are drawn together. It decides what is drawn: a run with another
+# number gives another zoo.
+BLOCK = 8
+
+
+class TrainedCheckpoint(NamedTuple):
+    """A network at some step of its training."""
+
+    run: ClassifierRun
+    step: int
+    parameters: Parameters
+    metrics: Metrics
+
+
+class ImageOrder:
+    """The images of one network in the order in which it sees them.
+
+    Its share of the images is shuffled for every epoch; the epochs are strung together, so
+    that every batch is full.
+    """
+
+    def __init__(self, run: ClassifierRun, num_images: int) -> None:
+        self._generator = generator_of(run.seed, "order")
+        self.images = torch.randperm(num_images, generator=self._generator)[: run.num_images]
+        self._left = self.images[:0]
+
+    def take(self, count: int) -> Tensor:
+        """The next images."""
+        parts, missing = [self._left], count - len(self._left)
+        while missing > 0:
+            order = torch.randperm(len(self.images), generator=self._generator)
+            parts.append(self.images[order])
+            missing -= len(order)
+        joined = torch.cat(parts)
+        self._left = joined[count:]
+        return joined[:count]
+
+
+def train_classifiers(
+    runs: Sequence[ClassifierRun],
+    data: TrainingData,
+    batch_size: int,
+    *,
+    initial: Parameters | None = None,
+    masks: Mapping[str, Tensor] | None = None,
+    on_steps: Callable[[int], None] = lambda steps: None,
+) -> Iterator[TrainedCheckpoint]:
+    """Trains networks of one architecture and activation together.
+
+    Args:
+        runs: The networks, with those of one optimiser next to each other.
+        data: What they are trained and tested on.
+        batch_size: Images per step.
+        initial: Stacked parameters to start from, instead of fresh ones.
+        masks: Stacked masks of 0 and 1, by key: where weights are kept at zero.
+        on_steps: Called with the number of steps made, summed over networks.
+
+    Yields:
+        Every checkpoint as soon as it is reached.
+    """
+    _check_alike(runs)
+    state = _State(list(runs), data, initial, masks)
+    longest = max(run.num_steps for run in runs)
+    for start in range(0, longest + 1, BLOCK):
+        state.keep_unfinished(start)
+        if not state.runs:
+            return
+        batches = state.draw_batches(batch_size)
+        dropped = state.draw_dropout(batch_size)
+        for step in range(start, min(start + BLOCK, longest + 1)):
+            yield from state.checkpoints(step)
+            if step < longest:
+                at = step - start
+                state.step(batches[at], None if dropped is None else [d[at] for d in dropped])
+        done = [min(max(run.num_steps - start, 0), BLOCK) for run in state.runs]
+        on_steps(sum(done))
+
+
+class _State:
+    """The networks that are still in training, and what belongs to each."""
+
+    def __init__(
+        self,
+        runs: list[ClassifierRun],
+        data: TrainingData,
+        initial: Parameters | None,
+        masks: Mapping[str, Tensor] | None,
+    ) -> None:
+        like = data.train_images
+        self.runs, self.data = runs, data
+        self.architecture, self.activation = runs[0].architecture, runs[0].activation
+        if initial is None:
+            fresh = [
+                initialise(r.architecture, r.init, r.init_scale, generator_of(r.seed, "initial"))
+                for r in runs
+            ]
+            initial = {key: torch.stack([f[key] for f in fresh]) for key in fresh[0]}
+        stacked = {key: x.to(like.device, like.dtype) for key, x in initial.items()}
+        self.optimiser = BatchedOptimiser(
+            stacked,
+            [r.optimiser for r in runs],
+            like.new_tensor([r.learning_rate for r in runs]),
+            like.new_tensor([r.l2 for r in runs]),
+            masks,
+        )
+        self.orders = [ImageOrder(r, len(like)) for r in runs]
+        self.dropout = [np.random.SFC64(seed_of(r.seed, "dropout")) for r in runs]
+
+    def keep_unfinished(self, start: int) -> None:
+        """Drops the networks whose last checkpoint has been taken."""
+        rows = [i for i, run in enumerate(self.runs) if run.num_steps >= start]
+        if len(rows) == len(self.runs):
+            return
+        self.runs = [self.runs[i] for i in rows]
+        self.orders = [self.orders[i] for i in rows]
+        self.dropout = [self.dropout[i] for i in rows]
+        index = torch.tensor(rows, device=self.data.train_images.device)
+        self.optimiser.keep(index, [r.optimiser for r in self.runs])
+
+    def draw_batches(self, batch_size: int) -> Tensor:
+        """Images `[BLOCK, batch, N]` for the next steps."""
+        taken = torch.stack([order.take(BLOCK * batch_size) for order in self.orders], -1)
+        return taken.view(BLOCK, batch_size, -1).to(self.data.train_images.device)
+
+    def draw_dropout(self, batch_size: int) -> list[Tensor] | None:
+        """For every hidden layer, factors `[BLOCK, N, *units, batch]`; None without dropout."""
+        if not any(run.dropout for run in self.runs):
+            return None
+        like = self.data.train_images
+        kept = [KEPT_OF - round(run.dropout * KEPT_OF) for run in self.runs]
+        layers = []
+        for units in self.architecture.units:
+            shape = (BLOCK, *units, batch_size)
+            # The largest byte that stays, so that 256 of 256 fit into a byte.
+            last = torch.tensor([k - 1 for k in kept], dtype=torch.uint8, device=like.device)
+            scale = like.new_tensor([KEPT_OF / k for k in kept])
+            drawn = torch.stack([random_bytes(g, shape) for g in self.dropout]).to(like.device)
+            each = (-1, *[1] * len(shape))
+            factors = (drawn <= last.view(each)) * scale.view(each)
+            layers.append(factors.transpose(0, 1))
+        return layers
+
+    def step(self, batch: Tensor, dropped: list[Tensor] | None) -> None:
+        """One gradient step of every network."""
+        images = self.data.train_images.index_select(0, batch.flatten())
+        labels = self.data.train_labels[batch.t()]
+        images = images.view(*batch.shape, *images.shape[1:])
+        parameters = self.optimiser.parameters
+        outputs = forward(self.architecture, parameters, self.activation, images, dropped)
+        loss = F.cross_entropy(outputs, labels, reduction="sum") / len(batch)
+        self.optimiser.step(torch.autograd.grad(loss, list(parameters.values())))
+
+    @torch.no_grad()
+    def checkpoints(self, step: int) -> Iterator[TrainedCheckpoint]:
+        """The networks that are to be written down after so many steps."""
+        rows = [i for i, run in enumerate(self.runs) if step in run.checkpoints]
+        if not rows:
+            return
+        index = torch.tensor(rows, device=self.data.train_images.device)
+        chosen = {key: x.detach()[index] for key, x in self.optimiser.parameters.items()}
+        runs = [self.runs[i] for i in rows]
+        orders = [self.orders[i].images for i in rows]
+        results = measure(self.architecture, chosen, self.activation, self.data, orders)
+        for i, (run, metrics) in enumerate(zip(runs, results, strict=True)):
+            yield TrainedCheckpoint(
+                run, step, {key: x[i].cpu() for key, x in chosen.items()}, metrics
+            )
+
+
+def _check_alike(runs: Sequence[ClassifierRun]) -> None:
+    if not runs:
+        raise ValueError("Expected at least one network to train (got none)")
+    kinds = {(run.architecture, run.activation) for run in runs}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
+        )

@@ -1,0 +1,222 @@
+"""Zoos end to end: files, tables, graphs, shards, resuming, the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors import safe_open
+from zoo_data import tiny_images
+
+from nfn_graph import Batch
+from nfn_graph.cli import main
+from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo.architecture import Architecture, build_module
+
+IMAGES = tiny_images()
+
+
+def small(out: Path, **options: object) -> CnnZooOptions:
+    chosen = CnnZooOptions(
+        out, networks=10, widths=(3, 5), depths=(1, 2), epochs=(1, 3), batch_size=16, shard_size=4
+    )
+    return replace(chosen, **options)  # type: ignore[arg-type]
+
+
+def same_networks(first: ZooFolder, second: ZooFolder) -> bool:
+    """Whether two zoos hold the same networks to the last bit, wherever they are stored."""
+    drop = ("shard", "row")
+    rows = [
+        [{k: v for k, v in r.items() if k not in drop} for r in z.rows] for z in (first, second)
+    ]
+    if rows[0] != rows[1]:
+        return False
+    return all(
+        first.state_dict(i).keys() == second.state_dict(i).keys()
+        and all(torch.equal(v, second.state_dict(i)[k]) for k, v in first.state_dict(i).items())
+        for i in range(len(first))
+    )
+
+
+def test_table_and_checkpoints(tmp_path: Path) -> None:
+    options = small(tmp_path / "zoo", checkpoints=(0.0, 1.0))
+    zoo = open_zoo_folder(build_cnn_zoo(options, images=IMAGES))
+    assert len(zoo) == 20
+    assert [row["network"] for row in zoo.rows] == [i // 2 for i in range(20)]
+    assert [row["is_last"] for row in zoo.rows] == [False, True] * 10
+    wanted = {"activation", "init", "init_scale", "learning_rate", "l2", "dropout", "optimiser"}
+    wanted |= {"train_fraction", "epochs", "seed", "split", "step", "width", "depth", "arch"}
+    wanted |= {"train_loss", "train_accuracy", "test_loss", "test_accuracy"}
+    assert wanted <= set(zoo.table.column_names)
+    assert {(row["width"], row["depth"]) for row in zoo.rows} == {(3, 1), (3, 2), (5, 1), (5, 2)}
+    # Any reader of Parquet and safetensors can open the files.
+    assert pq.read_table(tmp_path / "zoo" / "metadata").num_rows == 20
+    with safe_open(tmp_path / "zoo" / "weights" / "00000.safetensors", "pt") as file:
+        assert all(key.count("/") == 1 for key in file.keys())  # noqa: SIM118
+
+
+def test_stored_networks_have_the_stated_accuracy(tmp_path: Path) -> None:
+    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo", epochs=(4, 6)), images=IMAGES))
+    x, y = IMAGES.values(IMAGES.test_index) * 2 - 1, IMAGES.labels[IMAGES.test_index]
+    for i, row in enumerate(zoo.rows):
+        shape = Architecture((1, 8, 8), (row["width"],) * row["depth"], (), 3, row["padding"])
+        module = build_module(shape, row["activation"])
+        module.load_state_dict(zoo.state_dict(i))
+        accuracy = (module(x).argmax(1) == y).float().mean().item()
+        assert accuracy == pytest.approx(row["test_accuracy"])
+    assert len({row["test_accuracy"] for row in zoo.rows}) > 2
+
+
+def test_graphs(tmp_path: Path) -> None:
+    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES))
+    graph = zoo[3]
+    for key, value in zoo.state_dict(3).items():
+        assert torch.equal(graph.to_tensors()[key], value)
+    assert graph.row["network"] == 3
+    batch = Batch.from_data_list(list(zoo))
+    assert batch.num_graphs == 10
+    assert batch[3].row == graph.row
+    part = zoo.where(width=3)
+    assert 0 < len(part) < 10 and {row["width"] for row in part.rows} == {3}
+    assert torch.equal(part[0].to_tensors()["layers.0.bias"], part.state_dict(0)["layers.0.bias"])
+    assert len(zoo[2:5]) == 3
+    with pytest.raises(ValueError, match="column"):
+        zoo.where(colour=3)
+
+
+def test_seed_decides_everything(tmp_path: Path) -> None:
+    zoos = [
+        open_zoo_folder(build_cnn_zoo(small(tmp_path / n, seed=s), images=IMAGES))
+        for n, s in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert same_networks(zoos[0], zoos[1])
+    assert not same_networks(zoos[0], zoos[2])
+
+
+def test_sharding_does_not_matter(tmp_path: Path) -> None:
+    chosen = {"dtype": "float64", "checkpoints": (0.5, 1.0)}
+    one = open_zoo_folder(
+        build_cnn_zoo(small(tmp_path / "a", shard_size=100, **chosen), images=IMAGES)
+    )
+    for part in ("2/3", "3/3", "1/3"):
+        build_cnn_zoo(small(tmp_path / "b", shard_size=2, shard=part, **chosen), images=IMAGES)
+    many = open_zoo_folder(tmp_path / "b")
+    assert len({row["shard"] for row in many.rows}) == 5
+    assert [r["network"] for r in one.rows] == [r["network"] for r in many.rows]
+    for i in range(len(one)):
+        for key, value in one.state_dict(i).items():
+            torch.testing.assert_close(value, many.state_dict(i)[key], atol=1e-10, rtol=1e-10)
+        assert one.rows[i]["seed"] == many.rows[i]["seed"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_zoo_build import IMAGES, small
+from nfn_graph.tasks.zoo import build_cnn_zoo
+import time
+from nfn_graph.tasks.zoo import cnn
+train = cnn.train_classifiers
+def slow(*args, **options):
+    time.sleep(0.05)
+    for checkpoint in train(*args, **options):
+        time.sleep(0.01)
+        yield checkpoint
+cnn.train_classifiers = slow
+build_cnn_zoo(small(Path(sys.argv[1]), networks=24, shard_size=2), images=IMAGES)
+"""
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    whole = open_zoo_folder(
+        build_cnn_zoo(small(tmp_path / "whole", networks=24, shard_size=2), images=IMAGES)
+    )
+    folder = tmp_path / "killed"
+    for shards in (2, 5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parent)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        limit = time.monotonic() + 120
+        while len(list(folder.glob("metadata/0*.parquet"))) < shards:
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = len(list(folder.glob("metadata/0*.parquet")))
+        assert shards <= done < 12
+        # What a killed process has published can be read.
+        assert len(open_zoo_folder(folder)) == 2 * done
+    before = {p: p.stat().st_mtime_ns for p in folder.glob("*/0*")}
+    build_cnn_zoo(small(folder, networks=24, shard_size=2), images=IMAGES)
+    resumed = open_zoo_folder(folder)
+    assert [row["network"] for row in resumed.rows] == list(range(24))
+    assert same_networks(whole, resumed)
+    published = [p for p in before if p.suffix == ".parquet"]
+    assert all(p.stat().st_mtime_ns == before[p] for p in published)
+    assert not list(folder.rglob(".*")), "a killed process's temporary files are removed"
+
+
+def test_half_a_shard_does_not_count(tmp_path: Path) -> None:
+    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES))
+    (tmp_path / "zoo" / "metadata" / "00001.parquet").unlink()
+    (tmp_path / "zoo" / "weights" / "00001.safetensors").write_bytes(b"half")
+    (tmp_path / "zoo" / "metadata" / ".00001.0123.parquet").write_bytes(b"half")
+    assert len(open_zoo_folder(tmp_path / "zoo")) == 6
+    build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES)
+    assert same_networks(zoo, open_zoo_folder(tmp_path / "zoo"))
+    assert not list((tmp_path / "zoo").rglob(".*"))
+
+
+def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
+    build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES)
+    with pytest.raises(ValueError, match=r"learning-rate = .* \(got \[0\.1, 0\.2\]\)"):
+        build_cnn_zoo(small(tmp_path / "zoo", learning_rate=(0.1, 0.2)), images=IMAGES)
+    with pytest.raises(ValueError, match="fingerprint"):
+        build_cnn_zoo(small(tmp_path / "zoo"), images=tiny_images(55))
+    build_cnn_zoo(small(tmp_path / "zoo", together=3, data="elsewhere"), images=IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--epochs", "4", "2"], "--epochs"),
+        (["--widths", "0"], "--widths"),
+        (["--shard", "3/2"], "--shard"),
+        (["--dropout", "0.5", "1"], "--dropout"),
+        (["--test-share", "0.9"], "--test-share"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--learning-rate", "0", "1"], "--learning-rate"),
+        (["--depths", "3", "--padding", "0"], "padding of 1"),
+    ],
+)
+def test_bad_options_get_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["zoo", "cnn", "--out", str(tmp_path / "zoo"), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nfn-graph: Expected") and error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "zoo")
+    arguments = ["--networks", "4", "--arch", "mlp", "--depths", "1", "--epochs", "1", "1"]
+    assert main(["zoo", "cnn", "--out", out, *arguments]) == 0
+    assert "4 checkpoints, test accuracy" in capsys.readouterr().out
+    zoo = open_zoo_folder(out)
+    assert zoo[0].layout.shape.sizes == ((64,), (16,), (10,))
+    assert main(["zoo", "render", out, "-o", str(tmp_path / "a.png")]) == 2
+    assert "zoo of INRs" in capsys.readouterr().err
+    assert main(["zoo", "render", str(tmp_path), "-o", str(tmp_path / "a.png")]) == 2
+    assert "zoo.json" in capsys.readouterr().err
