@@ -160,10 +160,22 @@ def _is_done(path: Path, target: Path, options: Options) -> bool:
         return False
 
 
+def _is_ours(target: Path) -> bool:
+    try:
+        return _SOURCE in safetensors.read_header(target).get("__metadata__", {})
+    except (OSError, ConversionError):
+        return False
+
+
 def _convert(path: Path, target: Path, options: Options) -> str | None:
     """Converts one file; returns why it failed."""
     try:
         graph = load_file(path, options)
+        if target.exists() and not _is_ours(target):
+            raise ConversionError(
+                f"Expected '{target}' to be free for the graph of '{path}' (got a file that "
+                f"convert did not write). Choose another --out."
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         write_graph(target, graph, {_SOURCE: _source(path, options)})
     except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:

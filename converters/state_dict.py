@@ -66,7 +66,7 @@ def from_state_dict(
     if arch is None:
         known, name = _chains, (signature, flatten)
     else:
-        known, name = _archs.setdefault(arch, {}), signature
+        known, name = _archs.setdefault(arch, {}), (signature, _shapes(example_input))
     layout = known.get(name)
     if arch is None:
         _check_apart(found)
@@ -81,6 +81,15 @@ def from_state_dict(
             known.clear()
         known[name] = layout
     return build_graph(layout, found, channels)
+
+
+def _shapes(example: Any) -> Any:
+    """What a layout depends on of an example input."""
+    if isinstance(example, Tensor):
+        return tuple(example.shape)
+    if isinstance(example, (list, tuple)):
+        return tuple(_shapes(item) for item in example)
+    return repr(example)
 
 
 def build_graph(

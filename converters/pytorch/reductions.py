@@ -41,8 +41,11 @@ def reduction(
 
 
 @handles("max", "min", "aminmax", "median", "mode")
-def extremum(w: Wiring, input: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
+def extremum(
+    w: Wiring, input: Value, dim: Any = None, keepdim: bool = False, axis: Any = None, **_: Any
+) -> Any:
     """The largest entries along an axis and where they are, or of two values."""
+    dim = axis if dim is None else dim
     if isinstance(dim, Activation | Opaque | Weight):
         return w.combine(input, dim)
     if dim is None:
@@ -67,15 +70,22 @@ def along(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
 @handles("sort")
 def sort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> tuple[Value, Value]:
     """Entries along positions in another order, and where they were."""
+    _check_no_weight(w, input)
     return w.mixes(input, [dim]), w.opaque([])
 
 
 def mixing(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> Value:
     """An operation that moves entries along axes."""
+    _check_no_weight(w, input)
     dims = kwargs.get("dims", kwargs.get("dim", args[-1] if args else None))
     if dims is None:
         w.refuse("Expected the axes along which entries move")
     return w.mixes(input, flat([dims]) if isinstance(dims, list | tuple) else [dims])
+
+
+def _check_no_weight(w: Wiring, input: Value) -> None:
+    if isinstance(input, Weight):
+        w.refuse("Expected a weight whose entries stay in place (got one that is sorted or moved)")
 
 
 def check_whole(w: Wiring, x: Value, axes: Sequence[int]) -> None:

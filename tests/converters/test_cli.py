@@ -217,3 +217,14 @@ def test_a_file_that_kills_its_process_is_reported(
     assert report.converted == 5
     assert list(report.failed) == [str(paths[3])]
     assert "kills the process" in report.failed[str(paths[3])]
+
+
+def test_convert_never_overwrites_a_file_of_the_user(tmp_path: Path) -> None:
+    write(tmp_path / "x.pt")
+    mine = tmp_path / "x.pt.safetensors"
+    mine.write_bytes((tmp_path / "x.pt").read_bytes())
+    before = mine.read_bytes()
+    assert cli.main(["convert", str(tmp_path / "x.pt"), "--out", str(tmp_path)]) == 1
+    assert mine.read_bytes() == before
+    reason = next(iter(json.loads((tmp_path / "report.json").read_text())["failed"].values()))
+    assert "convert did not write" in reason

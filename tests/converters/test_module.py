@@ -313,3 +313,37 @@ def test_verify_needs_an_example_and_values() -> None:
 
 def _old_weight_norm(module: nn.Module) -> nn.Module:
     return nn.utils.weight_norm(module)
+
+
+class Moved(nn.Module):
+    """A layer whose weight's rows are moved before they are used."""
+
+    def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.move = nn.Linear(3, 4), nn.Linear(4, 2), move
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(x, self.move(self.first.weight)).relu())
+
+
+@pytest.mark.parametrize(
+    "move", [lambda w: w.cumsum(0), lambda w: w.flip(0), lambda w: w.sort(0)[0]]
+)
+def test_weights_whose_rows_are_moved_are_refused(move: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ConversionError, match="whose entries stay in place"):
+        from_module(Moved(move), torch.randn(1, 3))
+
+
+def test_a_maximum_along_a_named_axis_ties_the_neurons() -> None:
+    """`max(axis=2)` reduces positions only: the convolution's channels are the linear's."""
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv1d(2, 5, 3), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.conv(x).max(axis=2)[0])
+
+    graph = from_module(Pooled(), torch.randn(1, 2, 7), verify=True)
+    assert graph.spec.weights[1].source == graph.spec.weights[0].target
