@@ -297,7 +297,6 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("optimize", [False, True])
 def test_an_export_of_torch_is_the_module(optimize: bool, tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
     model = Residual().eval()
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
