@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch import as_inputs, trace
+from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.graph import WeightGraph
 
@@ -34,8 +35,10 @@ def from_module(
     Args:
         module: The network; on the meta device it gives a graph without values.
         example_input: An input, or a tuple of inputs. Needed where shapes decide: for
-            networks whose code looks at them, and for inputs with more axes than
-            `[batch, features]` that meet reshapes.
+            networks whose code looks at them, and where axes are counted from the front of
+            values that may be `[batch, features]` or have more axes. Without it, a norm of
+            channels (`BatchNorm1d`, `PReLU`) after a linear layer is taken to meet features,
+            and a convolution to meet a batch.
         verify: Applies a random element :math:`\sigma` of the graph's symmetry group to
             random weights and raises unless the network computes the same with them in
             float64. Needs an `example_input`.
@@ -66,12 +69,12 @@ def _verify(module: nn.Module, example: tuple[Any, ...], tolerance: float = 1e-9
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
                 tensor += 0.1 * noise.to(tensor.device)
-        inputs = [_random_like(x, generator) for x in example]
-        expected = _flat_outputs(network(*inputs))
-        graph = from_module(network, tuple(inputs))
+        inputs = map_tensors(lambda x: _random_like(x, generator), example)
+        expected = _outputs(network, inputs)
+        graph = from_module(network, inputs)
         permuted = symmetry.sample(graph, "hnp", generator).apply(graph)
         network.load_state_dict(to_state_dict(permuted))
-        actual = _flat_outputs(network(*inputs))
+        actual = _outputs(network, inputs)
     if not torch.isfinite(expected).all():
         raise ConversionError("Expected finite outputs to verify with (got NaN or infinity)")
     scale = max(1.0, float(expected.abs().max()))
@@ -84,15 +87,46 @@ def _verify(module: nn.Module, example: tuple[Any, ...], tolerance: float = 1e-9
         )
 
 
-def _random_like(x: Any, generator: torch.Generator) -> Any:
-    if isinstance(x, Tensor) and x.is_floating_point():
-        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-        return x.double() + noise.to(x.device)
-    return x
+def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return x.double() + noise.to(x.device)
 
 
-def _flat_outputs(outputs: Any) -> Tensor:
+def _outputs(network: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
+    """All outputs of a network in a row."""
+    try:
+        outputs = network(*inputs)
+    except Exception as error:  # Whatever the network's own code raises.
+        raise ConversionError(
+            f"Expected a network that runs in float64 to verify it (got "
+            f"{type(network).__name__}: {error}). It may cast values to another type"
+        ) from error
+    found = list(_tensors(outputs))
+    if not found:
+        raise ConversionError("Expected tensors as outputs to verify (got none)")
+    for tensor in found:
+        if tensor.is_floating_point() and tensor.dtype != torch.float64:
+            raise ConversionError(
+                f"Expected outputs in float64 to verify (got {tensor.dtype} from "
+                f"{type(network).__name__}, which casts values to another type)"
+            )
+    return torch.cat([tensor.double().flatten() for tensor in found])
+
+
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    """The tensors among outputs of any kind; numbers and None are no part of the check."""
     if isinstance(outputs, Tensor):
-        return outputs.double().flatten()
-    items = outputs.values() if isinstance(outputs, dict) else outputs
-    return torch.cat([_flat_outputs(item) for item in items if item is not None])
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        yield from _tensors(list(outputs.values()))
+    elif isinstance(outputs, list | tuple):
+        for item in outputs:
+            yield from _tensors(item)
+    elif is_dataclass(outputs):
+        yield from _tensors([getattr(outputs, f.name) for f in fields(outputs)])
+    elif not isinstance(outputs, bool | int | float | str | None):
+        raise ConversionError(
+            f"Expected tensors as outputs to verify (got {type(outputs).__name__})"
+        )

@@ -1,5 +1,6 @@
 """The torch front-end: modules and their computations in the words of `wiring`."""
 
-from nfn_graph.converters.pytorch.tracing import as_inputs, trace
+from nfn_graph.converters.pytorch.shapes import as_inputs, map_tensors
+from nfn_graph.converters.pytorch.tracing import trace
 
-__all__ = ["as_inputs", "trace"]
+__all__ = ["as_inputs", "map_tensors", "trace"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nfn_graph.converters.pytorch.registry import (
@@ -53,12 +54,7 @@ def permute(w: Wiring, input: Value, *dims: Any, **kwargs: Any) -> Value:
 @handles("transpose", "swapaxes", "swapdims")
 def transpose(w: Wiring, input: Value, dim0: int, dim1: int) -> Value:
     """Two axes exchanged."""
-    if isinstance(input, Opaque):
-        return w.opaque([input])
-    order = list(range(input.rank))
-    i, j = position_of(dim0, input.rank), position_of(dim1, input.rank)
-    order[i], order[j] = order[j], order[i]
-    return w.permute(input, order)
+    return w.move(input, [dim0, dim1], [dim1, dim0])
 
 
 @handles("t", "T", "numpy_T")
@@ -76,14 +72,7 @@ def matrix_transpose(w: Wiring, input: Value) -> Value:
 @handles("movedim", "moveaxis")
 def movedim(w: Wiring, input: Value, source: Any, destination: Any) -> Value:
     """Axes moved to other places."""
-    if isinstance(input, Opaque):
-        return w.opaque([input])
-    rank = input.rank
-    origin = [position_of(i, rank) for i in ints(source)]
-    places = [position_of(i, rank) for i in ints(destination)]
-    moved = dict(zip(places, origin, strict=True))
-    rest = iter(i for i in range(rank) if i not in origin)
-    return w.permute(input, [moved[i] if i in moved else next(rest) for i in range(rank)])
+    return w.move(input, ints(source), ints(destination))
 
 
 @handles("unsqueeze")
@@ -125,7 +114,7 @@ def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
     stored = [
         Positions(None) if n != 1 else axis for n, axis in zip(times, input.stored, strict=True)
     ]
-    return Activation(tuple(stored))
+    return replace(input, stored=tuple(stored))
 
 
 @handles("cat", "concat", "concatenate")
@@ -208,7 +197,7 @@ def getitem(w: Wiring, input: Any, index: Any) -> Any:
     if isinstance(input, list | tuple):
         return input[index]
     if isinstance(input, Opaque):
-        return w.opaque([input])
+        return w.opaque(values_in([input, index]))
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(i is not None and i is not Ellipsis for i in items)
     if Ellipsis in [i for i in items if not values_in(i)]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nfn_graph.converters.pytorch.names import REFUSED
 from nfn_graph.converters.pytorch.operations import apply
-from nfn_graph.converters.wiring import Wiring
+from nfn_graph.converters.wiring import Opaque, Wiring
 
 Fetch = Callable[[Tensor | None], Any]
 
@@ -35,19 +35,24 @@ _PADDINGS = tuple(
     for n in (1, 2, 3)
     for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular")
 )
+_CONSTANT_PADDINGS = tuple(
+    getattr(nn, f"{kind}Pad{n}d") for n in (1, 2, 3) for kind in ("Constant", "Zero")
+)
 
 
 def apply_module(
     w: Wiring, module: nn.Module, fetch: Fetch, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """The result of a module of torch.nn; `fetch` gives its tensors as weights."""
+    # Whatever comes after the input, such as an output size, says only sizes of positions.
+    first = next(iter([*args, *kwargs.values()]), None)
     if isinstance(module, _ENTRYWISE):
-        return args[0]
-    if isinstance(module, _KNOWN_RANKS):
+        return first
+    if isinstance(module, _KNOWN_RANKS) and isinstance(first, Opaque):
         # The kind of norm says how many axes an input has of which nothing else is known.
-        args = [w.ranked(args[0], int(type(module).__name__[-2]) + 2), *args[1:]]
+        first = w.ranked(first, int(type(module).__name__[-2]) + 2)
     name, rest = _as_operation(w, module, fetch)
-    return apply(w, name, [*args, *rest], kwargs)
+    return apply(w, name, [first, *rest], {})
 
 
 def _as_operation(w: Wiring, module: nn.Module, fetch: Fetch) -> tuple[str, list[Any]]:
@@ -93,7 +98,7 @@ def _without_tensors(w: Wiring, m: Any, kind: str) -> tuple[str, list[Any]]:
     if isinstance(m, nn.Upsample):
         return "interpolate", []
     if isinstance(m, _PADDINGS):
-        return "pad", [tuple(m.padding)]
+        return "pad", [tuple(m.padding), "constant" if isinstance(m, _CONSTANT_PADDINGS) else kind]
     if isinstance(m, nn.PixelShuffle):
         return "pixel_shuffle", [m.upscale_factor]
     if isinstance(m, nn.Softmax | nn.LogSoftmax | nn.Softmin):

@@ -11,28 +11,27 @@ _ENTRYWISE = """
     lerp addcmul addcdiv where masked_fill eq ne lt le gt ge logical_and logical_or
     logical_not and or invert isnan isinf isfinite nan_to_num heaviside logit xlogy
     special_expit positive pos dropout alpha_dropout feature_dropout feature_alpha_dropout
-    dropout1d dropout2d dropout3d native_dropout clone contiguous detach detach_copy alias
-    lift_fresh_copy to _to_copy type type_as float double half bfloat16 cpu cuda
-    requires_grad zeros_like ones_like full_like rand_like randn_like empty_like bernoulli
-    identity copysign expand_as
+    dropout1d dropout2d dropout3d clone contiguous detach detach_copy alias
+    lift_fresh_copy float double half bfloat16 cpu cuda requires_grad zeros_like ones_like
+    full_like rand_like randn_like empty_like bernoulli identity copysign expand_as
 """
 
 _REDUCTIONS = """
-    mean sum prod amax amin norm vector_norm linalg_vector_norm var std logsumexp any all
-    nanmean nansum count_nonzero
+    mean sum prod amax amin norm vector_norm linalg_norm linalg_vector_norm
+    var std logsumexp any all nanmean nansum count_nonzero
 """
 
 #: Functions of single entries: any number of operands, all tied. Dropout does nothing in
-#: eval mode; casts and copies keep entries.
+#: eval mode; copies keep entries.
 ENTRYWISE = frozenset(_ENTRYWISE.split())
+
+#: Casts: whatever else they are given says only a type or a device.
+CASTS = frozenset({"to", "_to_copy", "type", "type_as"})
 
 #: Symmetric functions along axes that keep them.
 ALONG_AXES = frozenset(
     {"softmax", "log_softmax", "softmin", "normalize", "_softmax", "_log_softmax"}
 )
-
-#: Functions that mix or move entries along axes without changing sizes.
-MIXING = frozenset({"flip", "roll", "cumsum", "cumprod", "logcumsumexp"})
 
 #: Symmetric functions along axes that drop them.
 REDUCTIONS = frozenset(_REDUCTIONS.split())
@@ -52,6 +51,7 @@ REFUSED = {
     "bilinear": "a bilinear map has neurons on three axes of its weight",
     "local_response_norm": "it mixes neighbouring channels, so their order matters",
     "channel_shuffle": "it needs groups of channels, whose symmetry is smaller",
+    "unfold": "its entries move to other axes; use nn.Unfold, or a convolution of the same patches",
     "cond": "data-dependent control flow has no fixed wiring",
     "item": "the computation depends on the values of a tensor",
     "_local_scalar_dense": "the computation depends on the values of a tensor",

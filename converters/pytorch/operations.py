@@ -13,8 +13,8 @@ from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.pytorch import axes, positions, weights
-from nfn_graph.converters.pytorch.names import ALONG_AXES, ENTRYWISE, MIXING, REDUCTIONS, REFUSED
-from nfn_graph.converters.pytorch.reductions import along, mixing, reduction
+from nfn_graph.converters.pytorch.names import ALONG_AXES, CASTS, ENTRYWISE, REDUCTIONS, REFUSED
+from nfn_graph.converters.pytorch.reductions import reduction
 from nfn_graph.converters.pytorch.registry import HANDLERS, QUERIES, values_in
 from nfn_graph.converters.wiring import Opaque, Wiring
 
@@ -24,10 +24,25 @@ __all__ = ["apply", "axes", "positions", "weights"]
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of the operation `name`; refuses what would mix neurons unseen."""
     name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    try:
+        return _apply(w, name, args, kwargs)
+    except ConversionError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, StopIteration) as error:
+        raise ConversionError(
+            f"Expected arguments of '{name}' that can be followed (got {error})"
+        ) from error
+
+
+def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     values = values_in([*args, *kwargs.values()])
+    if name.startswith("_assert"):
+        return None
     if name in ENTRYWISE:
         return reduce(w.combine, values)
-    if name == "getattr" and args[1] in HANDLERS:
+    if name in CASTS:
+        return values[0]
+    if name == "getattr" and args[1] in HANDLERS and values == [args[0]]:
         name, args = args[1], args[:1]
     if name in QUERIES:
         return QUERIES[name](*args, **kwargs)
@@ -36,19 +51,12 @@ def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if name in REFUSED:
         w.refuse(f"Expected an operation that keeps neurons apart (got {name}: {REFUSED[name]})")
     if name in ALONG_AXES:
-        return along(w, *args, **kwargs)
-    if name in MIXING:
-        return mixing(w, *args, **kwargs)
+        return w.statistics(values[0])
     if name in REDUCTIONS:
-        return reduction(w, *args, is_norm=name.endswith("norm"), **kwargs)
+        return reduction(w, name, *args, **kwargs)
     if name not in HANDLERS:
         w.refuse(
             f"Expected an operation whose effect on neurons is known (got '{name}'). Convert "
             f"the parts of the network before and after it on their own"
         )
-    try:
-        return HANDLERS[name](w, *args, **kwargs)
-    except (TypeError, IndexError, AttributeError, StopIteration) as error:
-        raise ConversionError(
-            f"Expected arguments of '{name}' that can be followed (got {error})"
-        ) from error
+    return HANDLERS[name](w, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nfn_graph.converters.pytorch.registry import (
@@ -22,19 +23,20 @@ from nfn_graph.converters.wiring.axes import spread
 from nfn_graph.converters.wiring.values import Split
 
 
-def _pool(spatial: int) -> Handler:
+def _pool(spatial: int, with_indices: bool = False) -> Handler:
     def handler(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> Any:
         pooled = w.pool(input, spatial)
-        returns_indices = bool(kwargs.get("return_indices"))
-        return (pooled, w.opaque([])) if returns_indices else pooled
+        # Every neuron has places of its own.
+        return (pooled, pooled) if kwargs.get("return_indices") or with_indices else pooled
 
     return handler
 
 
-def _adaptive_pool(spatial: int) -> Handler:
+def _adaptive_pool(spatial: int, with_indices: bool = False) -> Handler:
     def handler(w: Wiring, input: Value, output_size: Any, *_: Any, **__: Any) -> Any:
         sizes = [output_size] * spatial if isinstance(output_size, int) else list(output_size)
-        return w.pool(input, spatial, sizes)
+        pooled = w.pool(input, spatial, sizes)
+        return (pooled, pooled) if with_indices else pooled
 
     return handler
 
@@ -42,8 +44,10 @@ def _adaptive_pool(spatial: int) -> Handler:
 for _n in (1, 2, 3):
     for _kind in ("max", "avg", "lp", "fractional_max"):
         HANDLERS[f"{_kind}_pool{_n}d"] = _pool(_n)
+        HANDLERS[f"{_kind}_pool{_n}d_with_indices"] = _pool(_n, with_indices=True)
     for _kind in ("max", "avg"):
         HANDLERS[f"adaptive_{_kind}_pool{_n}d"] = _adaptive_pool(_n)
+        HANDLERS[f"aten.adaptive_{_kind}_pool{_n}d"] = _adaptive_pool(_n, with_indices=True)
     for _kind in ("reflection", "replication"):
         HANDLERS[f"{_kind}_pad{_n}d"] = _pool(_n)
 for _kind in ("nearest", "linear", "bilinear", "trilinear", "bicubic"):
@@ -60,8 +64,10 @@ def interpolate(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
     return w.pool(input, input.rank - 2) if isinstance(input, Activation) else w.opaque([input])
 
 
-@handles("pad", "constant_pad_nd", "zero_pad2d")
-def pad(w: Wiring, input: Value, pad: Sequence[int], *_: Any, **__: Any) -> Value:
+@handles("pad")
+def pad(
+    w: Wiring, input: Value, pad: Sequence[int], mode: str = "constant", *_: Any, **__: Any
+) -> Value:
     """Padding of positions; padded channels are neurons of their own, all alike."""
     if not isinstance(input, Activation):
         return w.opaque([input])
@@ -69,6 +75,8 @@ def pad(w: Wiring, input: Value, pad: Sequence[int], *_: Any, **__: Any) -> Valu
     for i, (left, right) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         at = input.rank - 1 - i
         axis = input.axes[at]
+        if mode != "constant" and (left or right):
+            w.mixes(input, [at])
         if isinstance(axis, Positions):
             known = None if axis.size is None else axis.size + left + right
             stored[at] = Positions(known)
@@ -78,7 +86,13 @@ def pad(w: Wiring, input: Value, pad: Sequence[int], *_: Any, **__: Any) -> Valu
             ends = [Neurons(()) if not n else w.fresh(n) for n in (left, right)]
             inner = w.neurons(input, at)
             stored[at] = Neurons((*ends[0].segments, *inner, *ends[1].segments))
-    return Activation(tuple(stored))
+    return replace(input, stored=tuple(stored))
+
+
+@handles("constant_pad_nd", "zero_pad2d")
+def constant_pad(w: Wiring, input: Value, padding: Sequence[int], *_: Any, **__: Any) -> Value:
+    """Padding with one number."""
+    return pad(w, input, padding)
 
 
 @handles("pixel_shuffle")
@@ -89,7 +103,7 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
     positions = upscale_factor**2
     split = Split(w.neurons(input, -3), (input.shape[-3] // positions, positions))
     split.choose(0)
-    return Activation((*input.stored[:-3], Part(split, 0), Positions(), Positions()))
+    return replace(input, stored=(*input.stored[:-3], Part(split, 0), Positions(), Positions()))
 
 
 @handles("im2col")

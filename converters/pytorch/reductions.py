@@ -1,9 +1,8 @@
-"""Torch operations along axes: reductions, softmax, what moves entries."""
+"""Torch operations along axes: reductions, maxima and their places, what moves entries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nfn_graph.converters.pytorch.registry import (
     flat,
@@ -13,7 +12,6 @@ from nfn_graph.converters.pytorch.registry import (
 from nfn_graph.converters.wiring import (
     Activation,
     Opaque,
-    Part,
     Value,
     Weight,
     Wiring,
@@ -21,76 +19,127 @@ from nfn_graph.converters.wiring import (
 )
 
 
+class Extremum(NamedTuple):
+    """Entries along an axis and their places, as torch returns them."""
+
+    values: Value
+    indices: Value
+
+
 def reduction(
     w: Wiring,
+    name: str,
     input: Value,
     *args: Any,
     dim: Any = None,
     keepdim: bool = False,
     axis: Any = None,
-    is_norm: bool = False,
+    keepdims: bool = False,
     **_: Any,
 ) -> Value:
     """A symmetric function along axes; a norm takes its order before them."""
-    rest = list(args[1:] if is_norm else args)
+    rest = list(args[1:] if name.endswith("norm") else args)
     dims = axis if dim is None else dim
     if dims is None and rest and not isinstance(rest[0], bool):
         dims = rest.pop(0)
     flags = [flag for flag in rest if isinstance(flag, bool)]
-    return w.reduce(input, None if dims is None else ints(dims), keepdim or any(flags))
+    if name in ("var", "std"):
+        # The first flag says whether the estimate is unbiased.
+        flags = flags[1:]
+    axes = None if dims is None else ints(dims)
+    return w.reduce(input, axes or None, keepdim or keepdims or any(flags))
 
 
-@handles("max", "min", "aminmax", "median", "mode")
+@handles("max", "min", "median", "nanmedian")
 def extremum(
-    w: Wiring, input: Value, dim: Any = None, keepdim: bool = False, axis: Any = None, **_: Any
+    w: Wiring,
+    input: Value,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    other: Any = None,
+    axis: Any = None,
+    keepdims: bool = False,
+    **_: Any,
 ) -> Any:
     """The largest entries along an axis and where they are, or of two values."""
-    dim = axis if dim is None else dim
+    dim = other if other is not None else axis if dim is None else dim
     if isinstance(dim, Activation | Opaque | Weight):
         return w.combine(input, dim)
     if dim is None:
         return w.reduce(input)
-    return w.reduce(input, [dim], keepdim), argmax(w, input, dim)
+    keepdim = keepdim or keepdims
+    return Extremum(w.reduce(input, [dim], keepdim), w.places(input, [dim], keepdim))
 
 
-@handles("argmax", "argmin", "argsort", "topk", "kthvalue")
-def argmax(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
-    """Places of entries: the order of the neurons shows, as in an output."""
-    w.output(input)
-    return w.opaque([])
+@handles("mode")
+def mode(w: Wiring, input: Value, dim: int = -1, keepdim: bool = False) -> Any:
+    """The commonest entries along an axis."""
+    return extremum(w, input, dim, keepdim)
 
 
-def along(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
-    """A symmetric function along an axis that keeps it."""
-    if isinstance(input, Activation):
-        check_whole(w, input, range(input.rank))
-    return input
+@handles("kthvalue")
+def kthvalue(w: Wiring, input: Value, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th smallest entries along an axis."""
+    return extremum(w, input, dim, keepdim)
+
+
+@handles("aminmax")
+def aminmax(
+    w: Wiring, input: Value, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    """The smallest and the largest entries."""
+    axes = None if dim is None else [dim]
+    return w.reduce(input, axes, keepdim), w.reduce(input, axes, keepdim)
+
+
+@handles("argmax", "argmin")
+def argmax(
+    w: Wiring, input: Value, dim: int | None = None, keepdim: bool = False, **_: Any
+) -> Value:
+    """Where the largest entries are."""
+    return w.places(input, None if dim is None else [dim], keepdim)
+
+
+@handles("topk")
+def topk(w: Wiring, input: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> Any:
+    """The largest entries along an axis in their order, and where they are."""
+    return Extremum(*w.largest(input, dim, k))
 
 
 @handles("sort")
-def sort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> tuple[Value, Value]:
-    """Entries along positions in another order, and where they were."""
-    _check_no_weight(w, input)
-    return w.mixes(input, [dim]), w.opaque([])
+def sort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> Any:
+    """All entries along an axis in their order, and where they were."""
+    size = input.shape[position_of(dim, input.rank)] if isinstance(input, Activation) else None
+    return Extremum(*w.largest(input, dim, size))
 
 
-def mixing(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> Value:
-    """An operation that moves entries along axes."""
-    _check_no_weight(w, input)
-    dims = kwargs.get("dims", kwargs.get("dim", args[-1] if args else None))
-    if dims is None:
-        w.refuse("Expected the axes along which entries move")
-    return w.mixes(input, flat([dims]) if isinstance(dims, list | tuple) else [dims])
+@handles("argsort")
+def argsort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> Value:
+    """Where the entries along an axis are in their order."""
+    places: Value = sort(w, input, dim)[1]
+    return places
 
 
-def _check_no_weight(w: Wiring, input: Value) -> None:
-    if isinstance(input, Weight):
-        w.refuse("Expected a weight whose entries stay in place (got one that is sorted or moved)")
+@handles("flip")
+def flip(w: Wiring, input: Value, *dims: Any, **kwargs: Any) -> Value:
+    """Entries along axes in reverse."""
+    return w.mixes(input, flat([*dims, *kwargs.values()]))
 
 
-def check_whole(w: Wiring, x: Value, axes: Sequence[int]) -> None:
-    """Refuses statistics along an axis that a reshape has split."""
-    if isinstance(x, Activation) and any(
-        isinstance(x.axes[position_of(i, x.rank)], Part) for i in axes
-    ):
-        w.refuse("Expected statistics over whole layers (got a reshape that splits the neurons)")
+@handles("fliplr")
+def fliplr(w: Wiring, input: Value) -> Value:
+    """Entries along axis 1 in reverse."""
+    return w.mixes(input, [1])
+
+
+@handles("roll")
+def roll(w: Wiring, input: Value, shifts: Any, dims: Any = ()) -> Value:
+    """Entries moved along axes, or through the whole tensor if none are given."""
+    return w.mixes(input, ints(dims) if dims not in (None, (), []) else None)
+
+
+@handles("cumsum", "cumprod", "logcumsumexp")
+def cumulate(w: Wiring, input: Value, dim: Any = None, *, axis: Any = None, **_: Any) -> Value:
+    """Sums of all entries up to each."""
+    return w.mixes(input, [axis if dim is None else dim])

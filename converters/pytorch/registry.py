@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
@@ -28,9 +29,16 @@ def values_in(args: Any) -> list[Value]:
         return [args]
     if isinstance(args, dict):
         args = list(args.values())
+    if is_record(type(args)) and is_dataclass(args):
+        args = [getattr(args, f.name) for f in fields(args)]
     if isinstance(args, list | tuple):
         return [v for arg in args for v in values_in(arg)]
     return []
+
+
+def is_record(kind: type) -> bool:
+    """Whether a class is a named tuple or a dataclass, in which networks return several values."""
+    return is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def ints(dims: Any) -> list[int]:
@@ -60,24 +68,39 @@ def _known(size: int | None) -> Any:
 
 
 def _size(input: Value, dim: int | None = None) -> Any:
+    return _shape(input) if dim is None else _shape(input)[dim]
+
+
+def _shape(input: Value) -> Any:
     shape = input.shape
-    if dim is not None:
-        return UNKNOWN if shape is None else _known(shape[dim])
-    return UnknownShape() if shape is None else tuple(map(_known, shape))
+    if shape is None:
+        return UnknownShape()
+    if isinstance(input, Activation) and input.guessed:
+        return UnknownShape(shape)
+    return tuple(map(_known, shape))
 
 
 class UnknownShape:
-    """The shape of an input that was not given."""
+    """A shape with an unknown number of axes, of which the last may be known."""
+
+    def __init__(self, last: Sequence[int | None] = ()) -> None:
+        self.last = last
 
     def __getitem__(self, index: Any) -> Any:
-        return self if isinstance(index, slice) else UNKNOWN
+        if isinstance(index, slice):
+            return self if index.stop is None and index.step is None else UnknownShape()
+        is_last = isinstance(index, int) and -len(self.last) <= index < 0
+        return _known(self.last[index]) if is_last else UNKNOWN
 
 
 def _rank(input: Value) -> Any:
-    return UNKNOWN if input.shape is None else len(input.shape)
+    shape = _shape(input)
+    return UNKNOWN if isinstance(shape, UnknownShape) else len(shape)
 
 
 def _getattr(input: Any, name: str) -> Any:
+    if is_record(type(input)) and not isinstance(input, Activation | Opaque | Weight):
+        return getattr(input, name)
     if name == "shape":
         return _size(input)
     if name == "ndim":
@@ -85,6 +108,8 @@ def _getattr(input: Any, name: str) -> Any:
     if name in ("device", "dtype", "is_cuda", "requires_grad", "layout"):
         return None
     if name in ("data", "real"):
+        return input
+    if name in ("values", "indices") and isinstance(input, Opaque):
         return input
     raise ConversionError(f"Expected a known attribute of a tensor (got '{name}')")
 

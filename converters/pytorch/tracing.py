@@ -13,55 +13,38 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.utils import stateless
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch.modules import Fetch, apply_module
+from nfn_graph.converters.pytorch.modules import apply_module
 from nfn_graph.converters.pytorch.operations import apply
-from nfn_graph.converters.pytorch.registry import UNKNOWN, Unknown, UnknownShape, values_in
+from nfn_graph.converters.pytorch.registry import (
+    UNKNOWN,
+    Unknown,
+    UnknownShape,
+    is_record,
+    values_in,
+)
+from nfn_graph.converters.pytorch.shapes import Shapes, as_inputs, shape_of, shapes_in, to_meta
+from nfn_graph.converters.pytorch.tensors import StoredTensors, check_as_written, unchanged
 from nfn_graph.converters.wiring import Activation, Opaque, Weight, Wiring
 from nfn_graph.layout import Layout
 
-Shapes = Mapping[fx.Node, Any]
 Example = tuple[Any, ...] | None
-
-
-def as_inputs(example_input: Any) -> tuple[Any, ...]:
-    """An example input as the arguments of a network."""
-    return example_input if isinstance(example_input, tuple) else (example_input,)
 
 
 def trace(module: nn.Module, example_input: Any = None) -> Layout:
     """The layout of a module's state dict, in eval mode."""
     example = None if example_input is None else as_inputs(example_input)
-    tensors = module.state_dict(keep_vars=True)
-    if example is not None and any(tensor.is_meta for tensor in tensors.values()):
-        example = tuple(x.to("meta") if isinstance(x, Tensor) else x for x in example)
-    keys: dict[int, str] = {}
-    tied: dict[str, list[str]] = {}
-    for key, tensor in tensors.items():
-        first = keys.setdefault(id(tensor), key)
-        if first != key:
-            tied.setdefault(first, []).append(key)
-    wiring = Wiring(tensors, tied)
-
-    def fetch(tensor: Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        key = keys.get(id(tensor))
-        return wiring.constant(tuple(tensor.shape)) if key is None else wiring.parameter(key)
-
-    modes = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        _follow(wiring, module, example, fetch)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-    return wiring.layout()
+    stored = StoredTensors(module)
+    check_as_written(module)
+    if stored.on_meta:
+        example = to_meta(example)
+    with unchanged(module):
+        _follow(stored, module, example)
+    return stored.wiring.layout()
 
 
-def _follow(wiring: Wiring, module: nn.Module, example: Example, fetch: Fetch) -> None:
+def _follow(stored: StoredTensors, module: nn.Module, example: Example) -> None:
     try:
         graph_module = _symbolic_trace(module, example)
     except Exception as error:  # Whatever the module's own code does with a symbolic input.
@@ -71,10 +54,10 @@ def _follow(wiring: Wiring, module: nn.Module, example: Example, fetch: Fetch) -
                 f"(got {type(module).__name__}, which torch.fx cannot follow: {error}). Give "
                 f"an example_input"
             ) from error
-        _follow_export(wiring, module, example, fetch)
+        _follow_export(stored, module, example)
     else:
-        shapes = {} if example is None else _shapes(graph_module, example)
-        _follow_fx(wiring, graph_module, shapes, fetch)
+        shapes = {} if example is None else shapes_in(graph_module, example)
+        _follow_fx(stored, graph_module, shapes)
 
 
 class _Tracer(fx.Tracer):
@@ -102,70 +85,8 @@ def _symbolic_trace(module: nn.Module, example: Example) -> fx.GraphModule:
     return fx.GraphModule(tracer.root, graph)
 
 
-class _ShapeInterpreter(fx.Interpreter):
-    """Runs a graph and notes the shape of every result; on the meta device if it can."""
-
-    def __init__(self, module: fx.GraphModule, on_meta: bool) -> None:
-        super().__init__(module)
-        self.on_meta = on_meta
-        self.shapes: dict[fx.Node, Any] = {}
-
-    def fetch_attr(self, target: str) -> Any:
-        found = super().fetch_attr(target)
-        return found.to("meta") if self.on_meta and isinstance(found, Tensor) else found
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.shapes[n] = _shape_of(result)
-        return result
-
-
-def _shape_of(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return tuple(result.shape)
-    if isinstance(result, list | tuple) and not isinstance(result, torch.Size):
-        return [_shape_of(item) for item in result]
-    return result if isinstance(result, int | torch.Size) else None
-
-
-def _shapes(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
-    tensors = dict((*module.named_parameters(), *module.named_buffers()))
-    meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    interpreter = _ShapeInterpreter(module, on_meta=True)
-    inputs = [x.to("meta") if isinstance(x, Tensor) else x for x in example]
-    try:
-        with torch.no_grad(), stateless._reparametrize_module(module, meta):
-            interpreter.run(*inputs)
-    except Exception as error:  # Whatever the network's own code raises.
-        if not any(tensor.is_meta for tensor in tensors.values()):
-            return _real_shapes(module, example)
-        raise _wrong_example(example, error) from error
-    return interpreter.shapes
-
-
-def _real_shapes(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
-    """For networks with tensors that cannot be moved to the meta device."""
-    interpreter = _ShapeInterpreter(module, on_meta=False)
-    try:
-        with torch.no_grad():
-            interpreter.run(*example)
-    except Exception as error:
-        raise _wrong_example(example, error) from error
-    return interpreter.shapes
-
-
-def _wrong_example(example: tuple[Any, ...], error: Exception) -> ConversionError:
-    return ConversionError(
-        f"Expected an example_input that the network takes (got {_shape_of(example)}: {error})"
-    )
-
-
-def _follow_fx(
-    wiring: Wiring,
-    module: fx.GraphModule,
-    shapes: Shapes,
-    fetch: Fetch,
-) -> None:
+def _follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> None:
+    wiring = stored.wiring
     known: dict[fx.Node, Any] = {}
     modules = dict(module.named_modules())
     for node in module.graph.nodes:
@@ -177,23 +98,41 @@ def _follow_fx(
                 shape = shapes.get(node)
                 result = wiring.input(shape if isinstance(shape, tuple) else None)
             elif node.op == "get_attr":
-                result = fetch(_attribute(module, str(node.target)))
+                result = stored.fetch(_attribute(module, str(node.target)))
             elif node.op == "call_module":
                 leaf = modules[str(node.target)]
-                result = apply_module(wiring, leaf, fetch, args, kwargs)
+                check_as_written(leaf)
+                result = apply_module(wiring, leaf, stored.fetch, args, kwargs)
             elif node.op == "output":
                 _outputs(wiring, args[0])
                 return
             else:
                 result = _call(wiring, node, args, kwargs)
-            known[node] = _annotated(wiring, result, shapes.get(node))
+            _note(wiring, known, node, result, shapes.get(node))
+
+
+def _note(
+    wiring: Wiring, known: dict[fx.Node, Any], node: fx.Node, result: Any, shape: Any
+) -> None:
+    """Keeps a result; that of an operation in place is its first operand from here on."""
+    known[node] = result = _annotated(wiring, result, shape)
+    name = str(node.target) if node.op == "call_method" else _aten_name(node.target)
+    if name.endswith("_") and not name.endswith("__") and node.all_input_nodes:
+        first = node.all_input_nodes[0]
+        if first.op == "get_attr" and len(node.all_input_nodes) > 1:
+            # torch.fx reads it anew at every use, and so would miss what was put into it.
+            wiring.refuse(
+                f"Expected tensors of the module to stay as they are (got {name} in place on "
+                f"'{first.target}'). Clone it first"
+            )
+        known[first] = result
 
 
 def _call(wiring: Wiring, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     target: Any = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-    if name in ("_assert", "_assert_is_none"):
-        return None
+    if isinstance(target, type) and is_record(target):
+        return target(*args, **kwargs)
     if values_in([*args, *kwargs.values()]):
         return apply(wiring, name, args, kwargs)
     if any(isinstance(arg, Unknown | UnknownShape) for arg in _leaves([*args, *kwargs.values()])):
@@ -202,7 +141,13 @@ def _call(wiring: Wiring, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
         return wiring.constant(None) if _is_torch(target) else UNKNOWN
     if _is_torch(target):
         return wiring.constant(None)
-    return target(*args, **kwargs)
+    try:
+        return target(*args, **kwargs)
+    except Exception as error:  # Whatever Python does with numbers that are not known.
+        raise ConversionError(
+            f"Expected a computation of sizes that can be followed (got {name}: {error}). Give "
+            f"an example_input"
+        ) from error
 
 
 def _leaves(args: Any) -> list[Any]:
@@ -215,12 +160,7 @@ def _is_torch(target: Any) -> bool:
     return (getattr(target, "__module__", None) or "torch").startswith("torch")
 
 
-def _follow_export(
-    wiring: Wiring,
-    module: nn.Module,
-    example: tuple[Any, ...],
-    fetch: Fetch,
-) -> None:
+def _follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, ...]) -> None:
     try:
         program = torch.export.export(module, example, strict=False)
     except Exception as error:
@@ -228,17 +168,19 @@ def _follow_export(
             f"Expected a computation without data-dependent control flow (got "
             f"{type(module).__name__}, which torch.export cannot follow: {error})"
         ) from error
+    wiring = stored.wiring
     signature = program.graph_signature
-    stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known: dict[fx.Node, Any] = {}
     for node in program.graph.nodes:
-        shape = _shape_of(node.meta.get("val"))
+        shape = shape_of(node.meta.get("val"))
         args = fx.map_arg(node.args, known.__getitem__)
         kwargs = fx.map_arg(node.kwargs, known.__getitem__)
+        result: Any
         with wiring.at(_place(node, {})):
             if node.op == "placeholder":
-                if node.name in stored:
-                    result = fetch(_attribute(module, stored[node.name]))
+                if node.name in names:
+                    result = stored.fetch(_attribute(module, names[node.name]))
                 elif node.name in signature.user_inputs:
                     result = wiring.input(shape)
                 else:
@@ -252,7 +194,13 @@ def _follow_export(
                 result = wiring.constant(shape)
             else:
                 result = apply(wiring, _aten_name(node.target), args, kwargs)
-            known[node] = _annotated(wiring, result, shape)
+            _note(wiring, known, node, result, shape)
+
+
+#: Operators of aten that take or return something else than torch's functions.
+_OTHERWISE = {"batch_norm", "instance_norm", "embedding"} | {
+    f"adaptive_max_pool{n}d" for n in (1, 2, 3)
+}
 
 
 def _aten_name(target: Any) -> str:
@@ -260,7 +208,7 @@ def _aten_name(target: Any) -> str:
     if schema is None:
         return str(getattr(target, "__name__", target))
     name = str(schema.name.split("::")[-1])
-    return f"aten.{name}" if name in ("batch_norm", "instance_norm") else name
+    return f"aten.{name}" if name in _OTHERWISE else name
 
 
 def _attribute(module: nn.Module, path: str) -> Tensor:
@@ -274,8 +222,9 @@ def _attribute(module: nn.Module, path: str) -> Tensor:
 
 def _annotated(wiring: Wiring, result: Any, shape: Any) -> Any:
     if isinstance(result, tuple) and isinstance(shape, list) and len(shape) == len(result):
-        return tuple(_annotated(wiring, r, s) for r, s in zip(result, shape, strict=True))
-    if isinstance(result, Activation | Opaque) and isinstance(shape, tuple):
+        items = [_annotated(wiring, r, s) for r, s in zip(result, shape, strict=True)]
+        return type(result)(*items) if hasattr(result, "_fields") else tuple(items)
+    if isinstance(result, Activation | Opaque | Weight) and isinstance(shape, tuple):
         return wiring.annotate(result, shape)
     if isinstance(result, Unknown) and isinstance(shape, int):
         return shape
@@ -284,8 +233,6 @@ def _annotated(wiring: Wiring, result: Any, shape: Any) -> Any:
 
 def _outputs(wiring: Wiring, result: Any) -> None:
     for value in values_in(result):
-        if isinstance(value, Weight):
-            continue
         wiring.output(value)
 
 

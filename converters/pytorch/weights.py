@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from dataclasses import replace
 from typing import Any
 
-from nfn_graph.converters.pytorch.names import REFUSED
-from nfn_graph.converters.pytorch.reductions import check_whole
 from nfn_graph.converters.pytorch.registry import (
     handles,
     ints,
 )
 from nfn_graph.converters.wiring import (
-    Activation,
     Opaque,
-    Positions,
     Value,
     Weight,
     Wiring,
@@ -38,24 +34,14 @@ def linear(w: Wiring, input: Value, weight: Any, bias: Any = None) -> Value:
 
 @handles("matmul", "mm", "rmatmul")
 def matmul(w: Wiring, input: Value, other: Value) -> Value:
-    """A product with a stored matrix, or with a constant one along positions."""
-    if isinstance(other, Weight) and other.rank == 2 and not isinstance(input, Weight):
-        return w.linear(input, other, target=1, source=0)
-    if isinstance(input, Weight) and input.rank == 2 and not isinstance(other, Weight):
-        return w.linear(other, input, axis=-2)
-    if isinstance(other, Activation) and isinstance(input, Opaque) and other.rank > 1:
-        w.mixes(other, [-2])
-        return Activation((*other.stored[:-2], Positions(None), other.stored[-1]))
-    if isinstance(input, Activation) and isinstance(other, Opaque):
-        w.mixes(input, [-1])
-        return Activation((*input.stored[:-1], Positions(None)))
-    return w.refuse(f"Expected a product with a stored matrix (got matmul: {REFUSED['bmm']})")
+    """A product with a stored matrix, or along positions."""
+    return w.matmul(input, other)
 
 
 @handles("addmm")
 def addmm(w: Wiring, input: Value, mat1: Value, mat2: Value, **_: Any) -> Value:
     """`input + mat1 @ mat2`."""
-    return w.combine(matmul(w, mat1, mat2), input)
+    return w.combine(w.matmul(mat1, mat2), input)
 
 
 @handles("conv1d", "conv2d", "conv3d")
@@ -112,9 +98,16 @@ def embedding(w: Wiring, input: Value, weight: Any, *_: Any, **__: Any) -> Value
     weight = _weight(w, weight)
     if not isinstance(input, Opaque):
         w.refuse("Expected indices that come from the input (got computed ones)")
-    shape = (None,) if input.shape is None else input.shape
+    shape = (None, None) if input.shape is None else input.shape
     rows = w.opaque([input], (*shape, weight.shape[0]))
-    return w.linear(rows, weight, target=1, source=0)
+    # Indices come with any number of axes: one per batch, or one per token of it.
+    return replace(w.linear(rows, weight, target=1, source=0), guessed=input.shape is None)
+
+
+@handles("aten.embedding")
+def aten_embedding(w: Wiring, weight: Any, indices: Value, *_: Any, **__: Any) -> Value:
+    """The same with aten's order of arguments."""
+    return embedding(w, indices, weight)
 
 
 @handles("batch_norm")
@@ -130,7 +123,7 @@ def batch_norm(
 ) -> Value:
     """Norm parameters and statistics along axis 1."""
     found = [p for p in (weight, bias, running_mean, running_var) if p is not None]
-    return w.channelwise(input, found, 1) if found else input
+    return w.channel_norm(input, found)
 
 
 @handles("aten.batch_norm", "aten.instance_norm")
@@ -174,8 +167,8 @@ def layer_norm(
     **__: Any,
 ) -> Value:
     """Statistics over the last axes, parameters of their shape."""
-    check_whole(w, input, range(-len(ints(normalized_shape)), 0))
-    return reduce(w.combine, [p for p in (weight, bias) if isinstance(p, Weight)], input)
+    found = [p for p in (weight, bias) if p is not None and not isinstance(p, float)]
+    return w.layer_norm(input, found, len(ints(normalized_shape)))
 
 
 @handles("group_norm")
@@ -188,17 +181,8 @@ def group_norm(
     *_: Any,
     **__: Any,
 ) -> Value:
-    """Only one group, or one per channel: else channels of different groups differ."""
-    found = [p for p in (weight, bias) if p is not None]
-    result = w.channelwise(input, found, 1) if found else input
-    channels = result.shape[1] if isinstance(result, Activation) else None
-    if num_groups not in (1, channels):
-        w.refuse(
-            f"Expected GroupNorm with 1 group or one per channel (got {num_groups} groups of "
-            f"{channels} channels). Its symmetry is smaller: channels of different groups "
-            f"cannot be exchanged one by one"
-        )
-    return result
+    """Statistics over groups of channels."""
+    return w.group_norm(input, num_groups, [p for p in (weight, bias) if p is not None])
 
 
 @handles("prelu")

@@ -28,10 +28,14 @@ Values:
 
 Rules: `combine` (any entrywise operation of several values) ties the neuron axes of its
 operands; `concat` joins them; `slice` splits layers; `flatten` turns positions into taps of
-the next weight's edges, in the order of the entries; `reshape` does that and the reverse; an
-`output` fixes its layers. What mixes neurons in another way has no word here and is refused
-by the front-end with :meth:`Wiring.refuse`. Sizes of positions may be unknown (None);
-`annotate` fills them in where the front-end knows the shape of a result.
+the next weight's edges, in the order of the entries; `reshape` does that and the reverse.
+`reduce` and `statistics` (softmax, norms) are symmetric functions along axes, `places` says
+where along an axis something is, `mixes` moves entries and may only run along positions. An
+`output` fixes its layers, and so does whatever else shows their order, where it is used. What
+mixes neurons in another way has no word here and is refused by the front-end with
+:meth:`Wiring.refuse`. Sizes of positions may be unknown (None), and so may the number of axes
+of an input (`guessed`); `annotate` fills them in where the front-end knows the shape of a
+result.
 """
 
 from nfn_graph.converters.wiring.network import Wiring

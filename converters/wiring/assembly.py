@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Layer, Segments, resolve, tie
+from nfn_graph.converters.wiring.axes import Layer, Segments, resolve
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.layout import Layout, Placement, PlacementAxis, Shape
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey, WeightType
 
@@ -56,6 +57,15 @@ class Use:
             return
         self.roles[axis], self.neurons[axis] = role, segments
 
+    def settle(self) -> None:
+        """Names two axes of neurons target and source, if they were found one by one."""
+        found = [axis for axis, segments in enumerate(self.neurons) if segments is not None]
+        if len(found) == 2:
+            first, second = found
+            is_turned = self.roles[first] == "source" or self.roles[second] == "target"
+            self.roles[first] = "source" if is_turned else "target"
+            self.roles[second] = "target" if is_turned else "source"
+
     def _contradict(self, axis: int) -> None:
         raise ConversionError(
             f"Expected one use of axis {axis} of '{self.key}' (got neurons in one place and "
@@ -81,6 +91,8 @@ def build_layout(
     carried: Mapping[str, Tensor] | None = None,
 ) -> Layout:
     """The spec, sizes and placements of a network whose tensors' axes are known."""
+    for use in uses.values():
+        use.settle()
     pieces = {key: list(_pieces(use)) for key, use in uses.items()}
     layers = {leaf.layer for parts in pieces.values() for part in parts for leaf in part}
     ordered = sorted((n for n in layers if n is not None), key=lambda n: n.order)

@@ -1,4 +1,4 @@
-r"""Axes that consist of neuron layers, and what it takes to make two of them agree.
+r"""Axes that consist of neuron layers, with their positions.
 
 While a computation is followed, the channel axis of an activation is written as a tuple of
 :class:`Segment`, one after another (a concatenation). A segment is an axis of
@@ -6,11 +6,10 @@ While a computation is followed, the channel axis of an activation is written as
 `flatten`, the spatial positions of a channel are `after` entries of its neuron, or, if the
 channels were permuted to the end before, `before` entries.
 
-A :class:`Layer` is a node of a union-find: :func:`tie` merges layers whose neurons must be
-permuted together (residual additions, shared tensors) and *refines* a layer into several
-(slices, concatenations) or into neurons with positions (the reverse of a flatten) where the
-two sides need it. Nothing is placed until all is known: :func:`resolve` gives an axis in
-terms of the layers that are left at the end.
+A :class:`Layer` is a node of a union-find: layers whose neurons must be permuted together are
+merged, and a layer is *refined* into several (slices, concatenations) or into neurons with
+positions (the reverse of a flatten) where it turns out to consist of them. Nothing is placed
+until all is known: :func:`resolve` gives an axis in terms of the layers that are left.
 """
 
 from __future__ import annotations
@@ -146,23 +145,6 @@ def solve(segments: Segments, total: int) -> Segments:
     return resolve((*segments[: unknown[0]], solved, *segments[unknown[0] + 1 :]))
 
 
-def tie(left: Segments, right: Segments) -> None:
-    """Makes two axes one: entry for entry, their neurons are permuted together."""
-    while True:
-        left, right = resolve(left), resolve(right)
-        sizes = axis_size(left), axis_size(right)
-        if None in sizes or sizes[0] != sizes[1]:
-            raise ConversionError(
-                f"Expected two axes of the same known size (got {describe(left)} and "
-                f"{describe(right)})"
-            )
-        pairs = _aligned(left, right)
-        if pairs is not None:
-            for first, second in pairs:
-                _merge(first, second)
-            return
-
-
 def spread(segments: Segments, before: int | None, after: int | None) -> Segments:
     """The axis that a flatten makes of this one between `before` and `after` positions."""
     if before == 1:
@@ -246,63 +228,6 @@ def _resolve_segment(segment: Segment) -> Segments:
         root = layer.root
         inner += resolve(root.refined) if root.refined is not None else plain(root)
     return spread(tuple(inner), segment.before, segment.after)
-
-
-def _aligned(left: Segments, right: Segments) -> list[tuple[Layer, Layer]] | None:
-    """Pairs of equal layers, or None after a first refinement towards them."""
-    pairs: list[tuple[Layer, Layer]] = []
-    for a, b in zip(left, right, strict=False):
-        if (a.before, a.after) != (b.before, b.after):
-            _refine(a, b)
-            return None
-        for first, second in zip(a.layers, b.layers, strict=False):
-            if first.size != second.size:
-                large, small = sorted((first, second), key=lambda n: -n.size)
-                split(large, [small.size, large.size - small.size])
-                return None
-            pairs.append((first, second))
-        if a.neurons != b.neurons and a.before != 1:
-            raise ConversionError(
-                f"Expected two axes whose positions agree (got {describe(left)} and "
-                f"{describe(right)})"
-            )
-    return pairs
-
-
-def _refine(a: Segment, b: Segment) -> None:
-    """Takes the coarser of two segments apart, one step towards the finer one."""
-    coarse, fine = (a, b) if (a.before == 1 and (a.after or 1) < (b.after or 1)) else (b, a)
-    if coarse.before != 1 and fine.before == 1:
-        coarse, fine = fine, coarse
-    ratio, rest = divmod(fine.after or 1, coarse.after or 1)
-    if coarse.before == 1 and not rest:
-        layer = coarse.layers[0]
-        entries = (fine.size or 0) // (coarse.after or 1)
-        if layer.size > entries:
-            split(layer, [entries, layer.size - entries])
-            return
-        if layer.size == entries:
-            parts = tuple(layer.part(n.size, i) for i, n in enumerate(fine.layers))
-            layer.refined = (Segment(parts, fine.before, ratio),)
-            return
-        if fine.before == 1 and layer.size % ratio == 0:
-            layer.refined = (Segment((layer.part(layer.size // ratio, 0),), 1, ratio),)
-            return
-    raise ConversionError(
-        f"Expected two axes whose positions agree (got {describe((a,))} and {describe((b,))})"
-    )
-
-
-def _merge(first: Layer, second: Layer) -> None:
-    first, second = first.root, second.root
-    if first is second:
-        return
-    if second.order < first.order:
-        first, second = second, first
-    second.merged = first
-    first.is_input |= second.is_input
-    first.is_output |= second.is_output
-    first.is_fixed |= second.is_fixed
 
 
 def layer_orders() -> Iterator[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Operations without weights: what they do to the axes of an activation."""
+"""Operations without weights: entrywise, joining, cutting and reshaping."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from nfn_graph.converters.wiring.values import (
 
 
 class AxisOperations(ValueSource):
-    """Operations on axes: entrywise, joining, cutting, reshaping, reducing."""
+    """Operations on axes: entrywise, joining, cutting, reshaping."""
 
     def combine(self, first: Value, second: Value) -> Value:
         """Any entrywise operation of two values, with broadcasting: ties their neurons."""
         if isinstance(first, Opaque) and isinstance(second, Opaque):
-            scalar = [v for v in (first, second) if v.shape == () and not v.is_input]
+            scalar = [v for v in (first, second) if v.shape == () and not (v.is_input or v.exposes)]
             if scalar:
                 return second if scalar[0] is first else first
             return self.opaque([first, second])
         return broadcast(self, first, second)
 
     def pointwise(self, x: Value) -> Value:
-        """Any function of single entries, or a symmetric one along whole axes (softmax)."""
+        """Any function of single entries."""
         return x
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
@@ -48,10 +48,18 @@ class AxisOperations(ValueSource):
         like = next((v for v in values if isinstance(v, Activation)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
+        guessed = all(v.guessed for v in values if isinstance(v, Activation))
         at = position_of(axis, like.rank)
+        if guessed:
+            self.check_certain(like, [axis])
         joined: list[Axis] = []
         result: Value = like
         whole = [self._beside(v, like, at) for v in values]
+        if any(value.rank != like.rank for value in whole):
+            self.refuse(
+                f"Expected values with as many axes to concatenate (got "
+                f"{[value.rank for value in whole]}). Give an example_input"
+            )
         for value in whole:
             joined.append(value.axes[at])
             if value is not like:
@@ -62,20 +70,21 @@ class AxisOperations(ValueSource):
         if all(isinstance(a, Positions) for a in joined):
             sizes = [a.size for a in joined]
             total = None if None in sizes else sum(s for s in sizes if s is not None)
-            return Activation(with_axis(_act(result).stored, at, Positions(total)))
+            return Activation(with_axis(_act(result).stored, at, Positions(total)), guessed)
         segments = tuple(s for value in whole for s in self.neurons(value, at))
-        return Activation(with_axis(_act(result).stored, at, Neurons(segments)), like.guessed)
+        return Activation(with_axis(_act(result).stored, at, Neurons(segments)), guessed)
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
         """The entries `start:stop:step` of an axis; negative bounds count from the end."""
         if not isinstance(x, Activation):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
+        self.check_certain(x, [axis])
         found = x.axes[at]
         if isinstance(found, Positions):
             size = found.size
             new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
-            return Activation(with_axis(x.stored, at, Positions(new)))
+            return replace(x, stored=with_axis(x.stored, at, Positions(new)))
         segments = self.neurons(x, at)
         size = axis_size(segments)
         if size is None:
@@ -85,31 +94,39 @@ class AxisOperations(ValueSource):
             return x
         if step != 1:
             self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
-        return Activation(with_axis(x.stored, at, Neurons(take(segments, first, last))))
+        return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
 
     def select(self, x: Value, axis: int, index: int) -> Value:
-        """One entry of an axis, which is dropped."""
-        if not isinstance(x, Activation):
-            return self._unneeded(x)
+        """One entry of an axis, which is dropped; entries of a weight are taps."""
+        if isinstance(x, Opaque):
+            return self.opaque([x])
         at = position_of(axis, x.rank)
-        self._check_certain(x, [axis])
+        if isinstance(x, Weight):
+            for key, own in x.parts:
+                place = own[at]
+                if place is not None and x.shape[at] != 1:
+                    self.use_of(key).set_taps(place)
+            return x.view([i for i in range(x.rank) if i != at])
+        self.check_certain(x, [axis])
         if not isinstance(x.axes[at], Positions):
             stop = None if index == -1 else index + 1
+            at -= x.rank
             return self.squeeze(self.slice(x, at, index, stop), at)
-        return Activation((*x.stored[:at], *x.stored[at + 1 :]))
+        return replace(x, stored=(*x.stored[:at], *x.stored[at + 1 :]))
 
     def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
         """The axes from `start` to `stop`, both included, as one."""
         if not isinstance(x, Activation):
             return self._unneeded(x)
-        if x.guessed and position_of(start, x.rank) == 1 and stop in (-1, x.rank - 1):
-            # There may be axes between the batch and the features.
-            segments = self.neurons(x, x.rank - 1)
-            if x.rank == 2 and len(segments) == 1 and segments[0].before == 1:
-                return Activation((x.stored[0], Neurons((replace(segments[0], before=None),))))
         first, last = position_of(start, x.rank), position_of(stop, x.rank)
+        if x.guessed and start > 0 and last == x.rank - 1:
+            segments = self.neurons(x, -1) if start == 1 else ()
+            if len(segments) != 1 or segments[0].before != 1:
+                self.check_certain(x, [start])
+            # There may be axes between the batch and the features.
+            return Activation((x.stored[0], Neurons((replace(segments[0], before=None),))))
         merged = merge_axes(x.stored[first : last + 1])
-        return Activation((*x.stored[:first], merged, *x.stored[last + 1 :]))
+        return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 
     def reshape(self, x: Value, sizes: Sizes) -> Value:
         """Any reshape; -1 for the size that follows, None for one that is not known."""
@@ -133,6 +150,18 @@ class AxisOperations(ValueSource):
             return x.view(order)
         return Activation(tuple(x.stored[i] for i in order))
 
+    def move(self, x: Value, axes: Sequence[int], places: Sequence[int]) -> Value:
+        """Axes moved to other places, the rest in their order: movedim, transpose."""
+        if isinstance(x, Opaque):
+            return self._unneeded(x)
+        self.check_certain(x, [*axes, *places])
+        origin = [position_of(i, x.rank) for i in axes]
+        moved = dict(zip((position_of(i, x.rank) for i in places), origin, strict=True))
+        rest = iter(i for i in range(x.rank) if i not in origin)
+        y = self.permute(x, [moved[i] if i in moved else next(rest) for i in range(x.rank)])
+        # Unlike the order of a permute, places do not say how many axes there are.
+        return replace(y, guessed=_act(x).guessed) if isinstance(y, Activation) else y
+
     def unsqueeze(self, x: Value, axis: int) -> Value:
         """A new axis of size 1."""
         if isinstance(x, Opaque):
@@ -143,7 +172,9 @@ class AxisOperations(ValueSource):
         at = position_of(axis, x.rank + 1)
         if isinstance(x, Weight):
             return x.view([*range(at), None, *range(at, x.rank)])
-        return Activation((*x.stored[:at], Positions(1), *x.stored[at:]))
+        if axis > 1:
+            self.check_certain(x, [axis])
+        return replace(x, stored=(*x.stored[:at], Positions(1), *x.stored[at:]))
 
     def squeeze(self, x: Value, *axes: int) -> Value:
         """Drops axes of size 1: those given, where they have that size, or all."""
@@ -152,12 +183,13 @@ class AxisOperations(ValueSource):
         given = [position_of(axis, x.rank) for axis in axes] or range(x.rank)
         if isinstance(x, Weight):
             return x.view([i for i in range(x.rank) if i not in given or x.shape[i] != 1])
+        self.check_certain(x, axes)
         dropped = {i for i in given if x.shape[i] == 1}
         if not axes and None in x.shape[1:]:
             self.refuse("Expected known sizes to squeeze all axes. Give an example_input")
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
         if any(isinstance(axis, Neurons | Part) for axis in kept):
-            return Activation(kept)
+            return replace(x, stored=kept)
         exposed = (
             [
                 layer
@@ -172,59 +204,26 @@ class AxisOperations(ValueSource):
             tuple(axis.size for axis in kept), next(self._origins), exposes=tuple(exposed)
         )
 
-    def reduce(self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False) -> Value:
-        """A symmetric function along axes, such as a mean; all axes if None.
-
-        Along the neurons it leaves a value without neurons.
-        """
-        if isinstance(x, Opaque):
-            return self._unneeded(x)
-        gone = set(range(x.rank) if axes is None else (position_of(i, x.rank) for i in axes))
-        if isinstance(x, Weight):
-            order = [None if i in gone else i for i in range(x.rank) if keepdim or i not in gone]
-            return x.view(order)
-        self._check_certain(x, axes or [])
-        kept: list[Axis] = []
-        for i, axis in enumerate(x.stored):
-            if i not in gone:
-                kept.append(axis)
-            elif keepdim:
-                kept.append(Positions(1))
-        if any(isinstance(x.axes[i], Part) for i in gone):
-            self.refuse("Expected neurons whose axis is clear (got a reshape that splits it)")
-        if any(isinstance(axis, Neurons | Part) for axis in kept):
-            return Activation(tuple(kept))
-        return Opaque(tuple(axis.size for axis in kept), next(self._origins))
-
-    def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Activation | Opaque:
-        """Anything that mixes positions along the last `spatial` axes, and may resize them."""
-        if isinstance(x, Weight):
-            self.refuse("Expected an activation (got a tensor of the checkpoint)")
-        if isinstance(x, Opaque):
-            return replace(x, shape=None)
-        self.mixes(x, range(-spatial, 0))
-        new = [Positions(n) for n in (sizes or [None] * spatial)]
-        return Activation((*x.stored[: x.rank - spatial], *new), x.guessed)
-
-    def mixes(self, x: Value, axes: Sequence[int]) -> Value:
-        """Anything that mixes or moves entries along axes, keeping sizes: flip, cumsum."""
-        if isinstance(x, Activation):
-            for axis in axes:
-                if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
-                    self.refuse(
-                        "Expected an operation along positions (got one along the neurons, "
-                        "whose result depends on their order)"
-                    )
-        return x
-
     def annotate(self, x: Value, shape: Sizes) -> Value:
-        """The same value, whose shape the front-end knows."""
+        """The same value, whose shape the front-end knows; a contradiction is refused.
+
+        A guess of the number of axes ends here: had it been wrong, the shapes would differ.
+        """
+        known: Sizes = (None,) * len(shape) if x.shape is None else x.shape
+        if isinstance(x, Weight):
+            # A weight is not expanded: its axes of size 1 are broadcast where it is used.
+            known = [None if n == 1 else n for n in x.shape]
+        if len(shape) != len(known) or any(
+            None not in (a, b) and a != b for a, b in zip(known, shape, strict=True)
+        ):
+            self.refuse(
+                f"Expected a result of shape {list(known)} (got {list(shape)}). The operation "
+                f"does something else to its axes than is known of it"
+            )
         if isinstance(x, Opaque):
             return replace(x, shape=tuple(shape))
         if isinstance(x, Weight):
             return x
-        if len(shape) != x.rank:
-            self.refuse(f"Expected a result with {x.rank} axes (got shape {list(shape)})")
         stored: list[Axis] = []
         for axis, size in zip(x.stored, shape, strict=True):
             if isinstance(axis, Positions):
@@ -235,13 +234,15 @@ class AxisOperations(ValueSource):
                 stored.append(axis)
         return Activation(tuple(stored))
 
-    def _check_certain(self, x: Activation, axes: Sequence[int]) -> None:
-        """Refuses to drop an axis that is the neurons' only if there are no further axes."""
-        if x.guessed and any(axis == x.neuron_axis for axis in axes):
-            self.refuse(
-                f"Expected to know whether axis {x.neuron_axis} holds neurons or positions (got "
-                f"an input of unknown shape). Give an example_input"
-            )
+    def check_certain(self, x: Value, axes: Sequence[int]) -> None:
+        """Refuses axes counted from the front of a value that may have further ones."""
+        if isinstance(x, Activation) and x.guessed:
+            for axis in axes:
+                if axis > 0 or (axis == 0 and x.neuron_axis == 0):
+                    self.refuse(
+                        f"Expected to know whether axis {axis} holds neurons or positions (got "
+                        f"an input of unknown shape). Give an example_input"
+                    )
 
     def _unneeded(self, x: Value) -> Value:
         """The result of an operation without weights on a value without neurons."""

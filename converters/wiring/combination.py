@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Segments, axis_size, plain, solve, tie
+from nfn_graph.converters.wiring.axes import Segments, axis_size, plain, solve
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Activation,
     Axis,
@@ -26,6 +28,8 @@ _HINT = "Give an example_input, so that the shapes are known"
 
 def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:
     """The result of an entrywise operation; neurons on a common axis are tied."""
+    wiring.expose(first)
+    wiring.expose(second)
     if isinstance(first, Weight) and isinstance(second, Weight):
         return _both_weights(first, second)
     if isinstance(first, Weight):
@@ -64,9 +68,10 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     large = [i for i, size in enumerate(weight.shape) if size != 1]
     if not large:
         wiring.use(weight, [None] * weight.rank)
-        return x
+        missing = 0 if x.shape is None else max(0, weight.rank - len(x.shape))
+        return replace(x, shape=None if x.shape is None else (*(1,) * missing, *x.shape))
     if x.shape == ():
-        if x.is_input or x.exposes:
+        if x.is_input:
             raise ConversionError("Expected no scalar input times a tensor of the checkpoint")
         return weight
     if not x.is_input and x.shape is not None and all(n == 1 for n in x.shape):
@@ -124,7 +129,7 @@ def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) ->
         raise ConversionError(f"Expected known shapes where an activation meets an input. {_HINT}")
     if len(other.shape) > x.rank:
         extra = (Positions(n) for n in other.shape[: len(other.shape) - x.rank])
-        x = Activation((*extra, *x.stored))
+        x = replace(x, stored=(*extra, *x.stored))
     shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
     _choose(wiring, x, [size != 1 for size in shape])
     at = x.neuron_axis
@@ -132,7 +137,7 @@ def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) ->
         size = shape[at]
         if size is None:
             raise ConversionError(f"Expected known shapes along neurons. {_HINT}")
-        padded = Opaque(shape, other.origin, other.is_input)
+        padded = replace(other, shape=shape)
         return _both_activations(wiring, x, wiring.claim(padded, at, size))
     stored = [
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
@@ -154,7 +159,7 @@ def _both_activations(wiring: ValueSource, first: Activation, second: Activation
             f"Expected the neurons of both operands on the same axis (got axes "
             f"{first.neuron_axis} and {second.neuron_axis})"
         )
-    return Activation(tuple(stored), first.guessed and second.guessed)
+    return Activation(tuple(stored), first.guessed or second.guessed)
 
 
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:

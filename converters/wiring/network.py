@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
 from nfn_graph.converters.wiring.axes import Segments, layers_of, plain, solve
-from nfn_graph.converters.wiring.axis_operations import AxisOperations
 from nfn_graph.converters.wiring.combination import broadcast
+from nfn_graph.converters.wiring.reductions import Reductions
 from nfn_graph.converters.wiring.values import (
     Activation,
     Neurons,
@@ -19,13 +20,14 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Value,
     Weight,
+    layers_in,
     position_of,
     with_axis,
 )
 from nfn_graph.layout import Layout, PlacementAxis
 
 
-class Wiring(AxisOperations):
+class Wiring(Reductions):
     """Follows one network; see :mod:`nfn_graph.converters.wiring`.
 
     Args:
@@ -88,7 +90,7 @@ class Wiring(AxisOperations):
             spread = tuple(replace(s, after=(s.after or 1) * copies) for s in segments)
             own: Segments = segments if transposed else spread
             self.use(weight, [("neuron", own), *[None] * (weight.rank - 1)])
-            y = Activation(with_axis(x.stored, position_of(axis, x.rank), Neurons(spread)))
+            y = replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), Neurons(spread)))
         else:
             self.refuse(
                 f"Expected a convolution with 1 group or with as many as its {channels} input "
@@ -99,47 +101,106 @@ class Wiring(AxisOperations):
         y = Activation((*y.stored[: y.rank - spatial], *positions), y.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
 
+    def matmul(self, first: Value, second: Value) -> Value:
+        """A product with a stored matrix, or with another value along positions."""
+        if isinstance(second, Weight) and second.rank == 2 and not isinstance(first, Weight):
+            return self.linear(first, second, target=1, source=0)
+        if isinstance(first, Weight) and first.rank == 2 and not isinstance(second, Weight):
+            return self.linear(second, first, axis=-2)
+        if isinstance(first, Opaque) and isinstance(second, Opaque):
+            return self.opaque([first, second])
+        if isinstance(first, Opaque) and isinstance(second, Activation):
+            return self._along_positions(second, first, -2)
+        if isinstance(first, Activation) and isinstance(second, Opaque):
+            return self._along_positions(first, second, -1)
+        self.refuse(
+            "Expected a product with one stored matrix (got matmul of two computed values, as in "
+            "attention, or of two stored ones, which have no graph of weights)"
+        )
+
+    def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
+        """A product with a matrix or vector without neurons, along an axis of positions."""
+        if matrix.shape is None or x.rank < 2:
+            self.refuse("Expected known shapes in a matmul of values. Give an example_input")
+        self.mixes(x, [axis])
+        at = position_of(axis, x.rank)
+        if len(matrix.shape) == 1:
+            self.expose(matrix)
+            return replace(x, stored=(*x.stored[:at], *x.stored[at + 1 :]))
+        y = replace(x, stored=with_axis(x.stored, at, Positions(matrix.shape[axis])))
+        # Several matrices are broadcast over the axes before the last two.
+        return self.combine(y, replace(matrix, shape=(*matrix.shape[:-2], 1, 1)))
+
     def channelwise(self, x: Value, parameters: Sequence[Value], axis: int) -> Activation:
         """Entrywise operations with vectors along one axis: norm parameters, statistics, bias.
 
-        An axis from the front is meant if `axis` is not negative.
+        An axis from the front is meant if `axis` is not negative. A vector that is no part of
+        the checkpoint fixes the neurons.
         """
         for parameter in parameters:
-            if not isinstance(parameter, Weight):
-                self.refuse("Expected a tensor of the checkpoint (got a computed one)")
-            if parameter.rank != 1:
-                self.refuse(f"Expected a vector (got shape {list(parameter.shape)})")
-            x = self.claim(x, axis, parameter.shape[0])
+            shape = parameter.shape
+            if isinstance(parameter, Activation) or shape is None or len(shape) != 1:
+                self.refuse(
+                    f"Expected a stored vector (got a computed value or shape {shape and [*shape]})"
+                )
+            if shape[0] is None:
+                self.refuse("Expected a vector of known size. Give an example_input")
+            x = self.claim(x, axis, shape[0])
             if x.guessed and axis >= 0 and axis != x.neuron_axis:
                 self.refuse("Expected to know how many axes the input has. Give an example_input")
             behind = x.rank - position_of(axis, x.rank) - 1
-            x = broadcast(self, x, parameter.view([0, *[None] * behind]))
+            vector = (
+                parameter.view([0, *[None] * behind])
+                if isinstance(parameter, Weight)
+                else replace(parameter, shape=(*shape, *[1] * behind))
+            )
+            y = broadcast(self, x, vector)
+            x = y if isinstance(y, Activation) else x
         if not isinstance(x, Activation):
             self.refuse("Expected at least one tensor of the checkpoint (got none)")
         return x
 
+    def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
+        """Statistics of each channel, stored or computed: batch norm, instance norm."""
+        return self.statistics(self.channelwise(x, parameters, 1) if parameters else x)
+
+    def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
+        """Statistics over the last `num_axes` axes, parameters of their shape."""
+        return reduce(self.combine, parameters, self.statistics(x, range(-num_axes, 0)))
+
+    def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:
+        """Only one group, or one per channel: else channels of different groups differ."""
+        y = self.channelwise(x, parameters, 1) if parameters else x
+        channels = y.shape[1] if isinstance(y, Activation) else None
+        if groups not in (1, channels):
+            self.refuse(
+                f"Expected GroupNorm with 1 group or one per channel (got {groups} groups of "
+                f"{channels} channels). Its symmetry is smaller: channels of different groups "
+                f"cannot be exchanged one by one"
+            )
+        return y if groups == 1 else self.statistics(y)
+
     def output(self, x: Value) -> None:
         """An output of the network: its neurons keep their order."""
         self._has_output = True
-        if isinstance(x, Opaque):
-            layers = list(x.exposes)
-        elif isinstance(x, Weight):
-            layers = []
-            self.use(x, [None] * x.rank)
-        else:
-            layers = [
-                layer
-                for axis in x.axes
-                if not isinstance(axis, Positions)
-                for layer in layers_of(
-                    axis.segments if isinstance(axis, Neurons) else axis.split.segments
-                )
-            ]
+        if isinstance(x, Weight):
+            self.show(x)
+            return
+        layers = layers_in(x) if isinstance(x, Activation) else layers_of(plain(*x.exposes))
         for layer in layers:
-            layer.root.is_output = True
+            layer.is_output = True
 
     def layout(self, carried: Mapping[str, Tensor] | None = None) -> Layout:
         """Where all tensors went. Those that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
+        self._fix_shown()
         return build_layout(self.uses, self.tensors, self.tied, carried)
+
+    def _fix_shown(self) -> None:
+        """Weights that the network returns show the order of the neurons along their axes."""
+        for key, own in (part for weight in self._shown for part in weight.parts):
+            neurons = self.uses[key].neurons if key in self.uses else []
+            for segments in (neurons[axis] for axis in own if neurons and axis is not None):
+                for layer in layers_of(segments or ()):
+                    layer.is_fixed = True

@@ -17,6 +17,7 @@ from nfn_graph.converters.wiring.axes import (
     Segments,
     axis_size,
     layer_orders,
+    layers_of,
     plain,
     resolve,
 )
@@ -52,6 +53,7 @@ class ValueSource:
         self._orders = layer_orders()
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
+        self._shown: list[Weight] = []
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
@@ -99,6 +101,7 @@ class ValueSource:
             return x
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a tensor of the checkpoint)")
+        self.expose(x)
         least = -axis if axis < 0 else axis + 1
         shape: Sizes = [None] * max(2, least) if x.shape is None else x.shape
         at = position_of(axis, len(shape))
@@ -112,6 +115,17 @@ class ValueSource:
         stored: list[Axis] = [Positions(n) for n in shape]
         stored[at] = Neurons(plain(self._claims[name]))
         return Activation(tuple(stored), guessed=x.shape is None)
+
+    def expose(self, x: Value) -> None:
+        """Fixes the layers whose order shows in a value that is used."""
+        if isinstance(x, Opaque):
+            for layer in layers_of(plain(*x.exposes)):
+                # A single neuron has no order.
+                layer.is_fixed |= layer.size > 1
+
+    def show(self, weight: Weight) -> None:
+        """Fixes the neurons along the axes of a weight, once the whole network is known."""
+        self._shown.append(weight)
 
     def claimed(self, x: Opaque, like: Activation) -> Activation | None:
         """An input of unknown shape whose neurons were named along those of another value."""
@@ -148,9 +162,7 @@ class ValueSource:
     def use(self, weight: Weight, axes: Sequence[tuple[PlacementAxis, Segments] | None]) -> None:
         """Says which layers the axes of a weight belong to; None for axes of taps."""
         for key, own in weight.parts:
-            use = self.uses.get(key)
-            if use is None:
-                use = self.uses[key] = Use.of(key, self.tensors[key])
+            use = self.use_of(key)
             for size, axis, at in zip(weight.shape, axes, own, strict=True):
                 if at is None:
                     continue
@@ -158,6 +170,12 @@ class ValueSource:
                     use.set_taps(at)
                 else:
                     use.set_neurons(at, *axis)
+
+    def use_of(self, key: str) -> Use:
+        """What is known of a tensor's axes."""
+        if key not in self.uses:
+            self.uses[key] = Use.of(key, self.tensors[key])
+        return self.uses[key]
 
     def fresh(self, size: int) -> Neurons:
         """An axis of new neurons."""

@@ -12,10 +12,11 @@ from nfn_graph.converters.wiring.axes import (
     Segment,
     Segments,
     axis_size,
+    layers_of,
     plain,
     resolve,
-    tie,
 )
+from nfn_graph.converters.wiring.ties import tie
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Activation:
 
     Args:
         stored: Its axes as they were found; `axes` are the same as they are known now.
-        guessed: Whether the number of axes before the last is a guess.
+        guessed: Whether there may be more axes, somewhere in front of the neurons' or
+            behind the batch's: only axes counted from the end are certain.
     """
 
     stored: tuple[Axis, ...]
@@ -124,7 +126,9 @@ class Opaque:
             are the same input neurons.
         is_input: Whether it comes from the network's inputs; otherwise from constants, or
             from a whole layer by a symmetric function such as a mean over its neurons.
-        exposes: Layers of a single neuron whose axis was dropped.
+        exposes: Layers whose order shows in it, such as in the place of a maximum: they are
+            fixed where the value is used. Layers of a single neuron whose axis was dropped
+            belong here too.
     """
 
     shape: tuple[int | None, ...] | None
@@ -176,6 +180,16 @@ def position_of(axis: int, rank: int) -> int:
             f"takes inputs with other axes than [batch, features], give an example_input"
         )
     return axis % rank
+
+
+def layers_in(x: Activation) -> list[Layer]:
+    """The layers of a value's neurons, as far as they are known now."""
+    return [
+        layer
+        for axis in x.axes
+        if not isinstance(axis, Positions)
+        for layer in layers_of(axis.segments if isinstance(axis, Neurons) else axis.split.segments)
+    ]
 
 
 def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:

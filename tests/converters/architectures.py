@@ -362,6 +362,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         ((4, 3),),
         (4, 2, 3),
+        needs_example=True,
     ),
     "dense block": Architecture(
         lambda: One(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,112 +176,6 @@ def test_layers_run_on_every_architecture(architecture: Architecture, symmetry: 
         assert torch.equal(x, y)
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "recurrence": (lambda: S(nn.Linear(3, 4), nn.LSTM(4, 4)), (2, 5, 3), r"1 \(LSTM\).*recurrence"),
-    "attention module": (
-        lambda: S(nn.Linear(3, 4), nn.TransformerEncoderLayer(4, 2)),
-        (2, 5, 3),
-        r"1 \(TransformerEncoderLayer\).*attention",
-    ),
-    "attention by hand": (
-        lambda: One(
-            lambda m, x: m.v(x).mT @ torch.softmax(m.q(x) @ m.k(x).mT, -1),
-            q=nn.Linear(3, 4), k=nn.Linear(3, 4), v=nn.Linear(3, 4),
-        ),
-        (2, 5, 3),
-        r"matmul.*attention",
-    ),
-    "attention function": (
-        lambda: One(
-            lambda m, x: F.scaled_dot_product_attention(h := m.a(x), h, h), a=nn.Linear(3, 4)
-        ),
-        (2, 5, 3),
-        r"scaled_dot_product_attention.*attention",
-    ),
-    "heads of an attention": (
-        lambda: One(
-            lambda m, x: torch.softmax(m.a(x).unflatten(-1, (2, 2)), -1), a=nn.Linear(3, 4)
-        ),
-        (2, 5, 3),
-        r"softmax.*splits the neurons",
-    ),
-    "control flow by values": (
-        lambda: One(lambda m, x: m.a(x) if x.sum() > 0 else x, a=nn.Linear(3, 3)),
-        (2, 3),
-        r"data-dependent control flow",
-    ),
-    "neighbouring channels": (
-        lambda: S(nn.Conv2d(3, 4, 1), nn.LocalResponseNorm(2)),
-        (1, 3, 2, 2),
-        r"1 \(LocalResponseNorm\).*neighbouring channels",
-    ),
-    "order of channels": (
-        lambda: One(lambda m, x: m.b(m.a(x).cumsum(1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2)),
-        (2, 3),
-        r"cumsum.*along the neurons",
-    ),
-    "flipped channels": (
-        lambda: One(lambda m, x: m.b(m.a(x).flip(-1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2)),
-        (2, 3),
-        r"flip.*along the neurons",
-    ),
-    "pooling over neurons": (
-        lambda: One(lambda m, x: F.max_pool1d(m.a(x).unsqueeze(1), 2), a=nn.Linear(3, 4)),
-        (2, 3),
-        r"max_pool1d.*along the neurons",
-    ),
-    "chosen channels": (
-        lambda: One(lambda m, x: m.a(x)[:, torch.tensor([2, 0])], a=nn.Linear(3, 4)),
-        (2, 3),
-        r"getitem.*indices",
-    ),
-    "every second channel": (
-        lambda: One(lambda m, x: m.b(m.a(x)[:, ::2]), a=nn.Linear(3, 4), b=nn.Linear(2, 2)),
-        (2, 3),
-        r"getitem.*step 2",
-    ),
-    "outer product": (
-        lambda: One(lambda m, x: m.a(x)[:, :, None] * m.a(x)[:, None], a=nn.Linear(3, 4)),
-        (2, 3),
-        r"mul.*same axis",
-    ),
-    "bilinear": (
-        lambda: One(lambda m, x: m.b(m.a(x), x), a=nn.Linear(3, 4), b=nn.Bilinear(4, 3, 2)),
-        (2, 3),
-        r"b \(Bilinear\)",
-    ),
-    "unknown function": (
-        lambda: One(lambda m, x: torch.linalg.svdvals(m.a(x)), a=nn.Linear(3, 4)),
-        (2, 5, 3),
-        r"svdvals.*known",
-    ),
-    "mixing of positions": (
-        lambda: One(lambda m, x: m.b(m.a(x).mT), a=nn.Linear(3, 4), b=nn.Linear(5, 2)),
-        (2, 5, 3),
-        r"b \(Linear\).*positions there",
-    ),
-    "complex weights": (lambda: nn.Linear(3, 4, dtype=torch.complex64), (2, 3), r"'weight' of"),
-    "old weight norm": (
-        lambda: S(_old_weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
-        (2, 3),
-        r"0 \(Linear\).*parametrisations",
-    ),
-    "no weights": (lambda: S(nn.ReLU()), (2, 3), r"weight between two layers"),
-    "wrong example": (lambda: S(nn.Linear(4, 4)), (2, 3), r"example_input that the network takes"),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(("build", "shape", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_has_no_graph_is_refused(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], reason: str
-) -> None:
-    module = build()
-    dtype = next(module.parameters(), torch.empty(0)).dtype
-    with pytest.raises(ConversionError, match=f"(?s){reason}"):
-        from_module(module, torch.randn(shape, dtype=dtype))
-
-
 def test_an_axis_that_may_be_positions_is_not_guessed() -> None:
     """Over `[batch, points, features]` this is a mean over points, not over neurons."""
     module = One(lambda m, x: m.b(m.a(x).mean(1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
@@ -293,45 +186,6 @@ def test_an_axis_that_may_be_positions_is_not_guessed() -> None:
         "hidden1",
         "output",
     ]
-
-
-def test_verify_finds_what_the_operations_do_not_show() -> None:
-    module = S(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    module[1].register_forward_hook(lambda m, args, out: out * torch.arange(5.0))
-    x = torch.randn(2, 3)
-    from_module(module, x)
-    with pytest.raises(ConversionError, match="depends on the order of its neurons"):
-        from_module(module, x, verify=True)
-
-
-def test_verify_needs_an_example_and_values() -> None:
-    with pytest.raises(ValueError, match="example_input"):
-        from_module(S(nn.Linear(3, 2)), verify=True)
-    with pytest.raises(ValueError, match="meta"):
-        from_module(S(nn.Linear(3, 2)).to("meta"), torch.randn(1, 3), verify=True)
-
-
-def _old_weight_norm(module: nn.Module) -> nn.Module:
-    return nn.utils.weight_norm(module)
-
-
-class Moved(nn.Module):
-    """A layer whose weight's rows are moved before they are used."""
-
-    def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.last, self.move = nn.Linear(3, 4), nn.Linear(4, 2), move
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.linear(x, self.move(self.first.weight)).relu())
-
-
-@pytest.mark.parametrize(
-    "move", [lambda w: w.cumsum(0), lambda w: w.flip(0), lambda w: w.sort(0)[0]]
-)
-def test_weights_whose_rows_are_moved_are_refused(move: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(ConversionError, match="whose entries stay in place"):
-        from_module(Moved(move), torch.randn(1, 3))
 
 
 def test_a_maximum_along_a_named_axis_ties_the_neurons() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
-from torch import Tensor, nn
+from permuting import assert_symmetric, distance, free_sizes, moving, outputs_of
+from torch import nn
 
-from nfn_graph import WeightGraph, symmetry
-from nfn_graph.converters import ConversionError, from_module, to_module, to_state_dict
+from nfn_graph import symmetry
+from nfn_graph.converters import ConversionError, from_module, to_state_dict
 from nfn_graph.converters.pytorch import tracing
 
 ALL = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
@@ -19,21 +20,13 @@ ALL = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHIT
 @ALL
 def test_permuted_neurons_compute_the_same(architecture: Architecture) -> None:
     module, inputs = architecture.module(), architecture.inputs()
-    graph = from_module(module, inputs)
-    expected = outputs_of(module, inputs)
-    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    for _ in range(3):
-        permutation = moving(graph)
-        to_module(permutation.apply(graph), module)
-        assert any(not torch.equal(t, before[k]) for k, t in module.state_dict().items())
-        assert distance(outputs_of(module, inputs), expected) <= 1e-9
+    assert_symmetric(from_module(module, inputs), module, inputs)
 
 
 @ALL
 def test_every_layer_is_free_that_can_be(architecture: Architecture) -> None:
     graph = from_module(architecture.module(), architecture.inputs())
-    sizes = dict(zip(graph.spec.neuron, graph.layout.shape.sizes, strict=True))
-    assert tuple(sizes[n.name][0] for n in graph.spec.neurons if not n.fixed) == architecture.free
+    assert free_sizes(graph) == architecture.free
 
 
 @ALL
@@ -116,31 +109,3 @@ def test_groups_are_not_treated_as_free(network: nn.Module, reason: str) -> None
     with pytest.raises(ConversionError, match=reason) as error:
         from_module(network, torch.randn(1, 3, 8, 8))
     assert "1 (" in str(error.value)  # The module's name.
-
-
-def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
-    """A random element of the group that moves some neuron, or one of the given layer."""
-    for _ in range(100):
-        permutation = symmetry.sample(graph, "hnp")
-        index = permutation.index if name is None else {name: permutation.index[name]}
-        if not symmetry.Permutation(index).is_identity:
-            return permutation
-    raise AssertionError("Expected a network with a layer to permute")
-
-
-def outputs_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """All outputs of a network in a row."""
-    with torch.no_grad():
-        return torch.cat([x.flatten() for x in _tensors(module(*inputs))])
-
-
-def distance(x: Tensor, y: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
-    return float((x - y).abs().max() / max(1.0, float(y.abs().max())))
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    items = outputs.values() if isinstance(outputs, dict) else outputs
-    return [tensor for item in items for tensor in _tensors(item)]

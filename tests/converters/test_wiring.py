@@ -24,8 +24,8 @@ from nfn_graph.converters.wiring.axes import (
     solve,
     spread,
     take,
-    tie,
 )
+from nfn_graph.converters.wiring.ties import tie
 
 orders = layer_orders()
 
@@ -149,3 +149,76 @@ def test_an_output_is_needed() -> None:
     wiring.linear(wiring.input(), wiring.parameter("w"))
     with pytest.raises(ConversionError, match="output"):
         wiring.layout()
+
+
+@pytest.mark.parametrize("flag", ["is_input", "is_output", "is_fixed"])
+@pytest.mark.parametrize("flagged", [0, 1])
+def test_what_is_fixed_stays_so_when_layers_are_tied(flag: str, flagged: int) -> None:
+    layers = layer(6), layer(6)
+    setattr(layers[flagged], flag, True)
+    tie(plain(layers[0]), plain(layers[1]))
+    assert getattr(layers[0].root, flag)
+    for part in layers_of(take(plain(layers[1]), 2, 4)):
+        assert getattr(part, flag)
+
+
+def test_a_shape_that_contradicts_what_is_known_is_refused() -> None:
+    wiring = Wiring({"w": torch.randn(4, 3)})
+    weight = wiring.parameter("w")
+    x = wiring.linear(wiring.input((2, 5, 3)), weight)
+    for value, wrong in (
+        (x, (2, 4)),
+        (x, (2, 5, 1, 4)),
+        (x, (2, 6, 4)),
+        (x, (2, 5, 8)),
+        (wiring.reduce(x), (1,)),
+        (wiring.input((2, 3)), (2, 3, 1)),
+        (weight, (3, 4)),
+    ):
+        with pytest.raises(ConversionError, match="Expected a result of shape"):
+            wiring.annotate(value, wrong)
+    assert wiring.annotate(x, (2, 5, 4)).shape == (2, 5, 4)
+    assert wiring.annotate(wiring.unsqueeze(weight, 0), (7, 4, 3)).shape == (1, 4, 3)
+
+
+def test_the_order_shows_also_in_parts_that_came_later() -> None:
+    """The place of a maximum is used after the layer was split, or before."""
+    for is_split_first in (True, False):
+        wiring = Wiring({"w": torch.randn(6, 3), "v": torch.randn(2, 6)})
+        x = wiring.linear(wiring.input((1, 3)), wiring.parameter("w"))
+        place = wiring.places(x, [1], True)
+        if is_split_first:
+            wiring.slice(x, 1, 0, 2)
+        wiring.combine(x, place)
+        wiring.slice(x, 1, 0, 2)
+        wiring.output(wiring.linear(x, wiring.parameter("v")))
+        assert all(n.fixed for n in wiring.layout().spec.neurons)
+
+
+@pytest.mark.parametrize(("groups", "is_refused"), [(1, False), (2, True), (4, False), (8, True)])
+def test_groups_of_channels(groups: int, is_refused: bool) -> None:
+    tensors = {"w": torch.randn(4, 3), "scale": torch.randn(4)}
+    wiring = Wiring(tensors)
+    x = wiring.linear(wiring.input((2, 3)), wiring.parameter("w"))
+    if is_refused:
+        with pytest.raises(ConversionError, match=f"{groups} groups of 4 channels"):
+            wiring.group_norm(x, groups, [wiring.parameter("scale")])
+    else:
+        wiring.group_norm(x, groups, [wiring.parameter("scale")])
+
+
+def test_products_of_values() -> None:
+    wiring = Wiring({"w": torch.randn(4, 3), "v": torch.randn(4, 4)})
+    x = wiring.linear(wiring.input((2, 5, 3)), wiring.parameter("w"))
+    assert wiring.matmul(wiring.input((7, 5)), x).shape == (2, 7, 4)
+    assert wiring.matmul(wiring.input((6, 1, 7, 5)), x).shape == (6, 2, 7, 4)
+    assert wiring.matmul(wiring.permute(x, (0, 2, 1)), wiring.input((5,))).shape == (2, 4)
+    assert wiring.matmul(wiring.input((2, 3)), wiring.input((3, 4))).shape is None
+    for first, second in (
+        (x, wiring.input((4, 4))),
+        (x, wiring.permute(x, (0, 2, 1))),
+        (wiring.parameter("w"), wiring.parameter("v")),
+        (wiring.input(), x),
+    ):
+        with pytest.raises(ConversionError):
+            wiring.matmul(first, second)

@@ -1,0 +1,120 @@
+"""The tensors of a module as the values of its computation, and the module left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring import Value, Wiring
+
+
+class StoredTensors:
+    """The state dict of a module, by the identity of its tensors.
+
+    One tensor under several keys is one weight; two tensors in one memory are refused, since
+    whatever is loaded into one of them changes the other.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        found = module.state_dict(keep_vars=True)
+        self.tensors = {key: t for key, t in found.items() if isinstance(t, Tensor)}
+        self.on_meta = any(tensor.is_meta for tensor in self.tensors.values())
+        self.keys: dict[int, str] = {}
+        tied: dict[str, list[str]] = {}
+        for key, tensor in self.tensors.items():
+            first = self.keys.setdefault(id(tensor), key)
+            if first != key:
+                tied.setdefault(first, []).append(key)
+        self._spans = _spans({key: self.tensors[key] for key in self.keys.values()})
+        self.wiring = Wiring(self.tensors, tied)
+
+    def fetch(self, tensor: Tensor | None) -> Value | None:
+        """A tensor of the module as a weight, or as a constant if the state dict has it not."""
+        if tensor is None:
+            return None
+        key = self.keys.get(id(tensor))
+        if key is not None:
+            return self.wiring.parameter(key)
+        span = _span(tensor)
+        for other, (start, stop) in self._spans.items():
+            if span is not None and span[0] < stop and start < span[1]:
+                raise ConversionError(
+                    f"Expected tensors of the state dict or of their own (got one in the memory "
+                    f"of '{other}', which changes with it). Use '{other}' itself, or a clone"
+                )
+        return self.wiring.constant(tuple(tensor.shape))
+
+
+def _spans(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """The memory of every tensor, each its own."""
+    found = {key: span for key, tensor in tensors.items() if (span := _span(tensor))}
+    last, end = "", 0
+    for key, (start, stop) in sorted(found.items(), key=lambda item: item[1]):
+        if start < end:
+            raise ConversionError(
+                f"Expected parameters with memory of their own (got '{last}' and '{key}', which "
+                f"share memory without being one parameter). Use one parameter twice, or clone "
+                f"one of them"
+            )
+        last, end = key, stop
+    return found
+
+
+def _span(tensor: Tensor) -> tuple[int, int] | None:
+    """The addresses from the first entry to the last, None where there is no memory."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Leaves a module's attributes as they are, whatever is run inside, in eval mode.
+
+    A network that keeps what it computed, in an attribute or in a list or dictionary, would
+    otherwise be left with symbols instead of tensors.
+    """
+    saved = [(vars(part), dict(vars(part))) for part in module.modules()]
+    held = {
+        id(value): (value, type(value)(value))
+        for _, before in saved
+        for value in before.values()
+        if type(value) in (list, dict, set)
+    }
+    module.eval()
+    try:
+        yield
+    finally:
+        for attributes, before in saved:
+            _refill(attributes, before)
+        for value, before in held.values():
+            _refill(value, before)
+
+
+def _refill(container: Any, before: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(before)
+    else:
+        container.update(before)
+
+
+def check_as_written(module: nn.Module) -> None:
+    """Refuses a module that does more than its class says, which a trace would not see."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise ConversionError(
+            f"Expected {type(module).__name__} without forward hooks (got some, whose effect is "
+            f"not followed). Remove hooks and parametrisations first"
+        )
+    if "forward" in vars(module):
+        raise ConversionError(
+            f"Expected {type(module).__name__} as it is written (got one with another forward "
+            f"put in its place). Write a module with this forward instead"
+        )

@@ -1,0 +1,123 @@
+"""Operations along axes: what a symmetric function leaves, and where the order would show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nfn_graph.converters.wiring.axis_operations import AxisOperations
+from nfn_graph.converters.wiring.values import (
+    Activation,
+    Axis,
+    Neurons,
+    Opaque,
+    Part,
+    Positions,
+    Sizes,
+    Value,
+    Weight,
+    layers_in,
+    position_of,
+    with_axis,
+)
+
+
+class Reductions(AxisOperations):
+    """Operations along axes: means, norms, maxima and their places, pooling."""
+
+    def reduce(self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False) -> Value:
+        """A symmetric function along axes, such as a mean; all axes if None.
+
+        Along the neurons it leaves a value without neurons.
+        """
+        if isinstance(x, Opaque):
+            return self.opaque([x])
+        gone = set(range(x.rank) if axes is None else (position_of(i, x.rank) for i in axes))
+        if isinstance(x, Weight):
+            order = [None if i in gone else i for i in range(x.rank) if keepdim or i not in gone]
+            return x.view(order)
+        self.check_certain(x, axes or [])
+        self.statistics(x, list(gone))
+        kept: list[Axis] = []
+        for i, axis in enumerate(x.stored):
+            if i not in gone:
+                kept.append(axis)
+            elif keepdim:
+                kept.append(Positions(1))
+        if any(isinstance(axis, Neurons | Part) for axis in kept):
+            return replace(x, stored=tuple(kept))
+        return Opaque(tuple(axis.size for axis in kept), next(self._origins))
+
+    def places(
+        self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False
+    ) -> Activation | Opaque:
+        """Where along axes an entry is found, as argmax does.
+
+        Along positions every neuron has a place of its own; along the neurons their order
+        shows, and they are fixed where the place is used.
+        """
+        if isinstance(x, Weight):
+            self.show(x)
+            return self.constant(None)
+        found = self.reduce(x, axes, keepdim)
+        if isinstance(found, Opaque) and isinstance(x, Activation):
+            return replace(found, exposes=tuple(layers_in(x)))
+        return found if isinstance(found, Activation) else self.opaque([x])
+
+    def largest(self, x: Value, axis: int, size: int | None) -> tuple[Value, Value]:
+        """`size` entries along an axis in the order of their values, and their places."""
+        if isinstance(x, Weight):
+            self.refuse("Expected a weight whose entries stay in place (got one that is sorted)")
+        values, places = self.reduce(x, [axis], True), self.places(x, [axis], True)
+        return self._resized(values, axis, size), self._resized(places, axis, size)
+
+    def statistics(self, x: Value, axes: Sequence[int] | None = None) -> Value:
+        """A symmetric function along axes that keeps them: softmax, the statistics of a norm.
+
+        All axes if None. It may not run over a part of a layer's neurons, as softmax over the
+        heads of a reshape would.
+        """
+        if isinstance(x, Activation):
+            chosen = range(x.rank) if axes is None else [position_of(i, x.rank) for i in axes]
+            if any(isinstance(x.axes[i], Part) for i in chosen):
+                self.refuse(
+                    "Expected statistics over whole layers (got a reshape that splits the neurons)"
+                )
+        return x
+
+    def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Activation | Opaque:
+        """Anything that mixes positions along the last `spatial` axes, and may resize them."""
+        if isinstance(x, Weight):
+            self.refuse("Expected an activation (got a tensor of the checkpoint)")
+        if isinstance(x, Opaque):
+            return replace(x, shape=None)
+        self.mixes(x, range(-spatial, 0))
+        new = [Positions(n) for n in (sizes or [None] * spatial)]
+        return replace(x, stored=(*x.stored[: x.rank - spatial], *new))
+
+    def mixes(self, x: Value, axes: Sequence[int] | None = None) -> Value:
+        """Anything that mixes or moves entries along axes, keeping sizes: flip, cumsum.
+
+        All axes if None.
+        """
+        if isinstance(x, Weight):
+            self.refuse("Expected a weight whose entries stay in place (got one that is moved)")
+        if isinstance(x, Activation):
+            for axis in range(x.rank) if axes is None else axes:
+                if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
+                    self.refuse(
+                        "Expected an operation along positions (got one along the neurons, "
+                        "whose result depends on their order)"
+                    )
+        return x
+
+    def _resized(self, x: Value, axis: int, size: int | None) -> Value:
+        """A value whose axis of size 1 has another size."""
+        if isinstance(x, Activation):
+            return replace(
+                x, stored=with_axis(x.stored, position_of(axis, x.rank), Positions(size))
+            )
+        if isinstance(x, Opaque) and x.shape is not None:
+            at = position_of(axis, len(x.shape))
+            return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]))
+        return x

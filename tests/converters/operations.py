@@ -1,0 +1,400 @@
+"""Operations between two layers, with the layers that stay free: a table for `test_followed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from architectures import One, Two
+from torch import Tensor, nn
+
+S = nn.Sequential
+
+
+class Case(NamedTuple):
+    """A network, the shapes of its inputs, and the sizes of the layers that may be permuted."""
+
+    build: Callable[[], nn.Module]
+    inputs: tuple[Any, ...]
+    free: tuple[int, ...]
+
+    def module(self) -> nn.Module:
+        """The network in float64; no parameter or statistic is special."""
+        module = self.build().double().eval()
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor += 0.2 * torch.rand_like(tensor)
+        return module
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Random inputs, or the indices that are given."""
+        return tuple(
+            x if isinstance(x, Tensor) else torch.randn(x, dtype=torch.float64) for x in self.inputs
+        )
+
+
+def mlp(between: Callable[..., Any], hidden: int = 8, after: int = 8, **more: Any) -> nn.Module:
+    """`b(between(m, a(x)))`."""
+    return One(
+        lambda m, x: m.b(between(m, m.a(x))),
+        a=nn.Linear(3, hidden), b=nn.Linear(after, 2), **more,
+    )  # fmt: skip
+
+
+def cnn(between: Callable[..., Any], after: int = 8, **more: Any) -> nn.Module:
+    """The same with a convolution of 8 channels."""
+    return One(
+        lambda m, x: m.b(between(m, m.a(x))), a=nn.Conv1d(3, 8, 3), b=nn.Linear(after, 2), **more
+    )
+
+
+def with_buffer(module: nn.Module, **buffers: Tensor) -> nn.Module:
+    """A module with tensors that its state dict does not hold."""
+    for name, buffer in buffers.items():
+        module.register_buffer(name, buffer, persistent=False)
+    return module
+
+
+class Pair(NamedTuple):
+    """Two outputs by name."""
+
+    first: Tensor
+    second: Tensor
+
+
+def overwritten(h: Tensor) -> Tensor:
+    """An activation whose first neuron is zero."""
+    h[:, 0] = 0.0
+    return h
+
+
+MATRICES = torch.rand(8, 7, 1, dtype=torch.float64)
+INDICES = torch.tensor([[1, 2, 0, 5], [3, 3, 1, 6]])
+POINTS = ((2, 5, 3),)
+FLAT = ((4, 3),)
+SIGNAL = ((2, 3, 9),)
+
+
+def two(run: Callable[..., Any], after: int = 8, **more: Any) -> nn.Module:
+    """Two layers of 8 neurons, something between them, and a last layer."""
+    return One(
+        lambda m, x: m.b(run(m, m.a(x), m.c(x))),
+        a=nn.Linear(3, 8), c=nn.Linear(3, 8), b=nn.Linear(after, 2), **more,
+    )  # fmt: skip
+
+
+FOLLOWED: dict[str, Case] = {
+    # The order of the neurons shows: they are fixed.
+    "a constant along the neurons": Case(
+        lambda: mlp(lambda m, h: h * torch.arange(8.0).double()), FLAT, ()
+    ),
+    "layer norm with constants": Case(
+        lambda: with_buffer(
+            mlp(lambda m, h: F.layer_norm(h, (8,), m.scale)), scale=torch.rand(8).double()
+        ),
+        FLAT, (),
+    ),
+    "rms norm with constants": Case(
+        lambda: with_buffer(
+            mlp(lambda m, h: F.rms_norm(h, (8,), m.scale)), scale=torch.rand(8).double()
+        ),
+        FLAT, (),
+    ),
+    "a bias that is no parameter": Case(
+        lambda: with_buffer(
+            One(
+                lambda m, x: m.b(F.linear(x, m.a.weight, m.shift).relu()),
+                a=nn.Linear(3, 8, bias=False), b=nn.Linear(8, 2),
+            ),
+            shift=torch.rand(8).double(),
+        ),
+        FLAT, (),
+    ),
+    "the places of the largest neurons": Case(
+        lambda: mlp(lambda m, h: F.one_hot(h.argmax(1), 8).double()), FLAT, ()
+    ),
+    "the place of a maximum over neurons": Case(
+        lambda: mlp(lambda m, h: h * h.max(1, keepdim=True)[1]), FLAT, ()
+    ),
+    "the places of sorted neurons as an output": Case(
+        lambda: One(
+            lambda m, x: (m.b(h := m.a(x)), h.argsort(1)), a=nn.Linear(3, 8), b=nn.Linear(8, 2)
+        ),
+        FLAT, (),
+    ),
+    "the place of the largest of all": Case(
+        lambda: One(
+            lambda m, x: m.b(h := m.a(x)) * (h.argmax() * x[:, :1]),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2),
+        ),
+        FLAT, (),
+    ),
+    "a constant along heads": Case(
+        lambda: mlp(lambda m, h: (h.view(-1, 2, 4) * torch.arange(4.0).double()).flatten(1)),
+        FLAT, (),
+    ),
+    "the place of the largest bias": Case(
+        lambda: One(
+            lambda m, x: m.b(m.a(x)) * m.a.bias.argmax(), a=nn.Linear(3, 8), b=nn.Linear(8, 2)
+        ),
+        FLAT, (),
+    ),
+    "a weight as an output": Case(
+        lambda: One(
+            lambda m, x: (m.b(m.a(x).relu()), m.b.weight), a=nn.Linear(3, 8), b=nn.Linear(8, 2)
+        ),
+        FLAT, (),
+    ),
+    "part of a weight as an output": Case(
+        lambda: One(
+            lambda m, x: {"y": m.c(m.b(m.a(x)).relu()), "norm": m.b.weight.square().sum(1)},
+            a=nn.Linear(3, 8), b=nn.Linear(8, 4), c=nn.Linear(4, 2),
+        ),
+        FLAT, (8,),
+    ),
+    # The order does not show: a symmetric function.
+    "the size of a weight as an output": Case(
+        lambda: One(
+            lambda m, x: (m.b(m.a(x).relu()), m.b.weight.square().sum()),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2),
+        ),
+        FLAT, (8,),
+    ),
+    "maximum over positions": Case(lambda: cnn(lambda m, h: h.max(dim=2)[0]), SIGNAL, (8,)),
+    "values of a maximum": Case(lambda: cnn(lambda m, h: h.max(dim=2).values), SIGNAL, (8,)),
+    "places of a maximum over positions": Case(
+        lambda: cnn(lambda m, h: h.max(2)[0] * h.max(2).indices + h.argmin(2)), SIGNAL, (8,)
+    ),
+    "median over positions": Case(lambda: cnn(lambda m, h: h.median(-1)[0]), SIGNAL, (8,)),
+    "largest over positions": Case(
+        lambda: cnn(lambda m, h: h.topk(3, dim=2)[0].flatten(1), 24), SIGNAL, (8,)
+    ),
+    "places of the largest over positions": Case(
+        lambda: cnn(lambda m, h: h.topk(3).indices.double().flatten(1), 24), SIGNAL, (8,)
+    ),
+    "third over positions": Case(
+        lambda: cnn(lambda m, h: h.kthvalue(3, 2).values), SIGNAL, (8,)
+    ),
+    "sorted positions": Case(
+        lambda: cnn(lambda m, h: h.sort(2)[0][..., 0] * h.sort(2)[1][..., 1]), SIGNAL, (8,)
+    ),
+    "maximum over neurons": Case(
+        lambda: mlp(lambda m, h: h - h.max(1, keepdim=True)[0]), FLAT, (8,)
+    ),
+    "largest neurons": Case(lambda: mlp(lambda m, h: h.topk(3, 1)[0], after=3), FLAT, (8,)),
+    "norm over neurons": Case(
+        lambda: mlp(lambda m, h: h / h.norm(2, 1, keepdim=True) + h.norm(2, 1)[:, None]), FLAT, (8,)
+    ),
+    "norm over positions": Case(
+        lambda: cnn(lambda m, h: h.norm(2, 2) + torch.linalg.norm(h, dim=2)), SIGNAL, (8,)
+    ),
+    "vector norm over neurons": Case(
+        lambda: mlp(lambda m, h: h / torch.linalg.norm(h, None, 1, True)), FLAT, (8,)
+    ),
+    "deviation over positions": Case(lambda: cnn(lambda m, h: h.std(2, True)), SIGNAL, (8,)),
+    "mean that keeps axes": Case(
+        lambda: cnn(lambda m, h: (h - h.mean(axis=2, keepdims=True)).amax(2)), SIGNAL, (8,)
+    ),
+    "flipped and rolled positions": Case(
+        lambda: cnn(lambda m, h: h.flip(2).roll(1, 2).roll((1,), (-1,)).flatten(1), 56),
+        SIGNAL, (8,),
+    ),
+    "circular padding of positions": Case(
+        lambda: cnn(lambda m, h: F.pad(h, (1, 1), mode="circular").flatten(1), 72), SIGNAL, (8,)
+    ),
+    "reflected positions": Case(
+        lambda: S(
+            nn.Conv1d(3, 8, 3), nn.ReflectionPad1d(1), nn.CircularPad1d((0, 1)),
+            nn.ReplicationPad1d(1), nn.Conv1d(8, 2, 3),
+        ),
+        SIGNAL, (8,),
+    ),
+    "largest in a window": Case(
+        lambda: S(nn.Conv1d(3, 8, 3), nn.AdaptiveMaxPool1d(2), nn.Flatten(), nn.Linear(16, 2)),
+        SIGNAL, (8,),
+    ),
+    "places in a window": Case(
+        lambda: cnn(
+            lambda m, h: F.max_pool1d(h, 7, return_indices=True)[1].flatten(1).double()
+        ),
+        SIGNAL, (8,),
+    ),
+    # What ties layers, and what does not.
+    "cast to the type of another": Case(
+        lambda: two(lambda m, h, k: torch.cat([h.type_as(k), k.to(h)], 1), 16), FLAT, (8, 8)
+    ),
+    "added heads": Case(
+        lambda: two(
+            lambda m, h, k: (h.view(h.shape[0], 4, 2) + k.view(k.shape[0], 4, 2)).flatten(1)
+        ),
+        FLAT, (8,),
+    ),
+    "scaled heads": Case(
+        lambda: mlp(
+            lambda m, h: (h.view(-1, 2, 4) * m.w).flatten(1), w=nn.Parameter(torch.randn(2, 1))
+        ),
+        FLAT, (2,),
+    ),
+    "scaled parts of heads": Case(
+        lambda: mlp(
+            lambda m, h: (h.view(-1, 2, 4) * m.w).flatten(1), w=nn.Parameter(torch.randn(4))
+        ),
+        FLAT, (4,),
+    ),
+    "normalised heads": Case(
+        lambda: mlp(lambda m, h: m.n(h.view(-1, 2, 4)).flatten(1), n=nn.BatchNorm1d(2)),
+        FLAT, (2,),
+    ),
+    "chunks of unequal size": Case(
+        lambda: mlp(
+            lambda m, h: torch.cat([h.chunk(3, 1)[0] + h.chunk(3, 1)[1], h.chunk(3, 1)[2]], 1),
+            after=5,
+        ),
+        FLAT, (3, 2),
+    ),
+    "scalars of one parameter": Case(
+        lambda: two(
+            lambda m, h, k: m.w[0] * h + m.w[1] * k, w=nn.Parameter(torch.randn(2))
+        ),
+        FLAT, (8,),
+    ),
+    "rows of one parameter": Case(
+        lambda: two(
+            lambda m, h, k: m.w[0] * h + m.w[1] * k, w=nn.Parameter(torch.randn(2, 8))
+        ),
+        FLAT, (8,),
+    ),
+    "a weight as a vector, then as a matrix": Case(
+        lambda: One(
+            lambda m, x: m.b(m.a(x) * m.w.norm(dim=1) + F.linear(x, m.w)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), w=nn.Parameter(torch.randn(8, 3)),
+        ),
+        FLAT, (8,),
+    ),
+    "a weight as two vectors": Case(
+        lambda: One(
+            lambda m, x: m.c(m.b(m.a(x) * m.w.sum(0)).relu() * m.w.sum(1)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 5), c=nn.Linear(5, 2),
+            w=nn.Parameter(torch.randn(5, 8)),
+        ),
+        FLAT, (8, 5),
+    ),
+    "a product that an operation makes in place": Case(
+        lambda: two(lambda m, h, k: (h.mul_(k), h)[1]), FLAT, (8,)
+    ),
+    "an expanded weight": Case(
+        lambda: mlp(lambda m, h: h * m.w.expand(4, 8), w=nn.Parameter(torch.randn(1, 8))),
+        FLAT, (8,),
+    ),
+    "a slice that is overwritten": Case(lambda: mlp(lambda m, h: overwritten(h)), FLAT, (1, 7)),
+    "matrices that differ between channels": Case(
+        lambda: cnn(lambda m, h: (h.unsqueeze(2) @ MATRICES).flatten(1)), SIGNAL, ()
+    ),
+    "an axis that is added in place": Case(
+        lambda: mlp(lambda m, h: (h.unsqueeze_(1), h)[1].mean(1)), FLAT, (8,)
+    ),
+    "constant matrix along positions": Case(
+        lambda: One(
+            lambda m, x: m.b((torch.ones(4, 5).double() @ m.a(x)).sum(1)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2),
+        ),
+        POINTS, (8,),
+    ),
+    "constant vector along positions": Case(
+        lambda: cnn(lambda m, h: h @ torch.arange(7.0).double()), SIGNAL, (8,)
+    ),
+    "embedding": Case(
+        lambda: One(
+            lambda m, x: m.b(m.e(x).mean(1)), e=nn.Embedding(7, 8), b=nn.Linear(8, 2)
+        ),
+        (INDICES,), (8,),
+    ),
+    "modules called by keyword": Case(
+        lambda: One(
+            lambda m, x: m.b(input=m.act(input=m.a(input=x))),
+            a=nn.Linear(3, 8), act=nn.ReLU(), b=nn.Linear(8, 2),
+        ),
+        FLAT, (8,),
+    ),
+    "an output size": Case(
+        lambda: One(
+            lambda m, x: m.b(m.a(x, output_size=[20]).relu()),
+            a=nn.ConvTranspose1d(3, 8, 3, 2), b=nn.Conv1d(8, 2, 3),
+        ),
+        SIGNAL, (8,),
+    ),
+    "smallest and largest": Case(
+        lambda: cnn(lambda m, h: torch.aminmax(h, dim=2)[0] * torch.aminmax(h, dim=2)[1]),
+        SIGNAL, (8,),
+    ),
+    "named outputs": Case(
+        lambda: One(
+            lambda m, x: Pair(m.b(h := m.a(x)), m.c(h)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), c=nn.Linear(8, 1),
+        ),
+        FLAT, (8,),
+    ),
+}  # fmt: skip
+
+#: Right with an example, refused without: the number of axes decides.
+UNCLEAR: dict[str, Case] = {
+    "mean of an embedding": FOLLOWED["embedding"],
+    "first of an embedding": Case(
+        lambda: One(lambda m, x: m.b(m.e(x)[:, 0]), e=nn.Embedding(7, 8), b=nn.Linear(8, 2)),
+        (INDICES,), (8,),
+    ),
+    "embedding, then its axes": Case(
+        lambda: One(
+            lambda m, x: m.b(m.e(x).unsqueeze(1).mean(2).squeeze(1)),
+            e=nn.Embedding(7, 8), b=nn.Linear(8, 2),
+        ),
+        (INDICES,), (8,),
+    ),
+    "embedding by a function": Case(
+        lambda: One(
+            lambda m, x: m.b(F.embedding(x, m.e).relu().sum(dim=1)),
+            e=nn.Parameter(torch.randn(7, 8)), b=nn.Linear(8, 2),
+        ),
+        (INDICES,), (8,),
+    ),
+    "as many tokens as features, in a norm": Case(
+        lambda: S(nn.Embedding(7, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), (INDICES,), (4,)
+    ),
+    "points exchanged with the batch": Case(
+        lambda: mlp(lambda m, h: h.transpose(0, 1).mean(0)), POINTS, (8,)
+    ),
+    "an axis behind the features": Case(
+        lambda: mlp(lambda m, h: h.unsqueeze(2).squeeze(-1)), POINTS, (8,)
+    ),
+    "neurons beside as many points": Case(
+        lambda: two(lambda m, h, k: h + k[:, :1]), ((2, 8, 3),), (8,)
+    ),
+    "points beside one vector": Case(
+        lambda: Two(
+            lambda m, x, z: m.b((m.a(x).mean(2) + m.c(z)).mean(1)),
+            a=nn.Conv1d(3, 8, 3), c=nn.Linear(3, 8), b=nn.Linear(8, 2),
+        ),
+        ((2, 3, 9), (5, 2, 3)), (8,),
+    ),
+    "points behind the features": Case(
+        lambda: mlp(lambda m, h: h.mT.mean(1), after=5), POINTS, (8,)
+    ),
+    "features beside tokens": Case(
+        lambda: Two(
+            lambda m, x, z: m.b(torch.cat([m.a(x), m.e(z)], -1)),
+            a=nn.Linear(3, 8), e=nn.Embedding(7, 8), b=nn.Linear(16, 2),
+        ),
+        ((2, 4, 3), INDICES), (8, 8),
+    ),
+    "exchanged points": Case(
+        lambda: mlp(lambda m, h: torch.cat([h[:, 4:], h[:, :4]], 1)), ((2, 8, 3),), (8,)
+    ),
+    "concatenated points": Case(
+        lambda: two(lambda m, h, k: torch.cat([h, k], 1)), POINTS, (8,)
+    ),
+    "as many points as the code asks for": Case(
+        lambda: mlp(lambda m, h: h.view(-1, h.shape[1], 8)), POINTS, (8,)
+    ),
+}  # fmt: skip

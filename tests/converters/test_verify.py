@@ -1,0 +1,78 @@
+"""`from_module(..., verify=True)`: the numerical check, and what it cannot check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from architectures import One
+from torch import nn
+
+from nfn_graph.converters import ConversionError, from_module
+
+S = nn.Sequential
+
+
+def test_verify_finds_what_the_operations_do_not_show() -> None:
+    """Numbers that are read past the tracer: they stay while the weights are permuted."""
+    module = One(
+        lambda m, x: m.b(m.a(x) * float(m.b._parameters["weight"].data[0, 0])),
+        a=nn.Linear(3, 5), b=nn.Linear(5, 2),
+    )  # fmt: skip
+    x = torch.randn(2, 3)
+    from_module(module, x)
+    with pytest.raises(ConversionError, match="depends on the order of its neurons"):
+        from_module(module, x, verify=True)
+
+
+def test_verify_needs_an_example_and_values() -> None:
+    with pytest.raises(ValueError, match="example_input"):
+        from_module(S(nn.Linear(3, 2)), verify=True)
+    with pytest.raises(ValueError, match="meta"):
+        from_module(S(nn.Linear(3, 2)).to("meta"), torch.randn(1, 3), verify=True)
+
+
+class Result:
+    """A class of which nothing is known."""
+
+    def __init__(self, y: Any) -> None:
+        self.y = y
+
+
+class Wrapping(nn.Module):
+    """A network whose real result is an object, which only the symbolic one lacks."""
+
+    def __init__(self, wrap: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.a, self.wrap = nn.Linear(3, 2), wrap
+
+    def forward(self, x: Any) -> Any:
+        """An object around a tensor."""
+        y = self.a(x)
+        return self.wrap(y) if isinstance(y, torch.Tensor) else y
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Wrapping(Result), r"tensors as outputs.*Result"),
+        (Wrapping(lambda y: None), r"tensors as outputs.*none"),
+        (S(One(lambda m, x: m.a(x.float()), a=nn.Linear(3, 2))), r"runs in float64"),
+        (One(lambda m, x: m.a(x).float(), a=nn.Linear(3, 2)), r"float64.*torch.float32"),
+        (One(lambda m, x: m.a(x) / 0, a=nn.Linear(3, 2)), r"finite outputs"),
+    ],
+)
+def test_what_cannot_be_verified_is_an_error(module: nn.Module, reason: str) -> None:
+    x = torch.randn(2, 3)
+    from_module(module, x)
+    with pytest.raises(ConversionError, match=reason):
+        from_module(module, x, verify=True)
+
+
+def test_verify_takes_outputs_of_any_kind() -> None:
+    module = One(
+        lambda m, x: {"a": [h := m.a(x), None], "b": (h.argmax(1), h > 0, 3)}, a=nn.Linear(3, 2)
+    )
+    from_module(module, torch.randn(2, 3), verify=True)
