@@ -21,12 +21,19 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion import Options, convert_files, find_files, load_file
+from nfn_graph.converters.conversion import (
+    Options,
+    convert_files,
+    find_files,
+    load_file,
+    one_line,
+)
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 Flatten = Literal["channels_first", "channels_last"] | None
+InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
 _MOST_FAILURES = 20
 
 
@@ -36,6 +43,7 @@ def inspect(
     *,
     arch: Arch = None,
     flatten: Flatten = None,
+    input_shape: InputShape = None,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -46,15 +54,17 @@ def inspect(
       nfn-graph inspect model.pt
       nfn-graph inspect cnn.npz --flatten channels_first
       nfn-graph inspect weights.safetensors --arch my_package.models:make_resnet
+      nfn-graph inspect mnist.pt --input-shape 1 1 28 28 --flatten channels_first
       nfn-graph inspect runs/ --json
 
     Args:
         files: Checkpoint files, or folders of them.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         json: Print one JSON object per line instead of tables.
     """
-    options = Options(arch, flatten)
+    options = Options(arch, flatten, input_shape)
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     failed = False
@@ -63,7 +73,7 @@ def inspect(
             table = summary(load_file(path, options))
         except (OSError, ValueError, ImportError) as error:
             failed = True
-            print(f"nfn-graph: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"nfn-graph: {one_line(error)}", file=sys.stderr)
             continue
         if json:
             print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
@@ -79,6 +89,7 @@ def convert(
     out: Path,
     arch: Arch = None,
     flatten: Flatten = None,
+    input_shape: InputShape = None,
     workers: int = 0,
     overwrite: bool = False,
 ) -> int:
@@ -86,7 +97,7 @@ def convert(
 
     Files that were converted before are skipped, so an interrupted run goes on where it stopped.
     What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
-    failed.
+    failed. OUT may lie in a folder of checkpoints: what is in it is not converted again.
 
     Examples:
       nfn-graph convert checkpoints/ --out graphs/
@@ -98,10 +109,12 @@ def convert(
         out: The folder to write to; made if it does not exist.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before.
     """
-    paths = find_files(files)
+    options = Options(arch, flatten, input_shape)
+    paths = find_files(files, out)
     messages = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("Converting"),
@@ -116,7 +129,7 @@ def convert(
         report = convert_files(
             paths,
             out,
-            Options(arch, flatten),
+            options,
             workers=workers,
             overwrite=overwrite,
             on_done=lambda: progress.advance(task),
@@ -142,6 +155,7 @@ def draw(
     output: Annotated[Path, arg(aliases=["-o"])],
     arch: Arch = None,
     flatten: Flatten = None,
+    input_shape: InputShape = None,
     max_neurons: int = 16,
 ) -> int:
     """Draw the network of a checkpoint file: neurons, weights by colour, kernels.
@@ -155,11 +169,14 @@ def draw(
         output: The picture; its suffix says the format (png, pdf, svg).
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         max_neurons: How many neurons of a layer are shown at most.
     """
     from nfn_graph.converters.draw import draw as draw_graph
 
-    graph: WeightGraph = load_file(file, Options(arch, flatten))
+    if output.is_dir():
+        raise IsADirectoryError(f"Expected a file to draw to (got the folder '{output}')")
+    graph: WeightGraph = load_file(file, Options(arch, flatten, input_shape))
     draw_graph(graph, max_neurons=max_neurons).savefig(output)
     print(output)
     return 0

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import multiprocessing
+import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from multiprocessing.context import BaseContext
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError
@@ -24,6 +19,8 @@ from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.graph import write_graph
 from nfn_graph.converters.io import load
+from nfn_graph.converters.named_arch import make_arch, running_arch
+from nfn_graph.converters.workers import run_parallel
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
 _SOURCE = "nfn_graph.source"
@@ -37,6 +34,12 @@ class Options:
 
     arch: str | None = None
     flatten: Literal["channels_first", "channels_last"] | None = None
+    input_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape = (1,) if self.input_shape is None else self.input_shape
+        if min(shape, default=0) < 1 or math.prod(shape) >= 2**60:
+            raise ValueError(f"Expected an input shape of positive sizes (got {list(shape)})")
 
 
 @dataclass
@@ -48,13 +51,21 @@ class Report:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among paths, and those with a known suffix in folders, each once."""
+def find_files(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
+    """The files among paths, and those with a known suffix in folders, each once.
+
+    Args:
+        paths: Files and folders.
+        out: The folder that graphs are written to. What was written there is passed over in
+            folders; so is all of it, if it lies inside one.
+    """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
             inside = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES)
-            found.update(dict.fromkeys(p for p in inside if p.is_file()))
+            found.update(
+                dict.fromkeys(p for p in inside if p.is_file() and not _is_output(p, path, out))
+            )
         else:
             found[path] = None
     if not found:
@@ -63,29 +74,22 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+def _is_output(path: Path, folder: Path, out: Path | None) -> bool:
+    if out is None or not path.resolve().is_relative_to(out.resolve()):
+        return False
+    is_inside = folder.resolve() in out.resolve().parents
+    return is_inside or _is_ours(path)
+
+
 def load_file(path: Path, options: Options) -> WeightGraph:
     """The graph of one file."""
-    arch = None if options.arch is None else make_arch(options.arch)
-    return load(path, arch=arch, flatten=options.flatten)
-
-
-def make_arch(name: str) -> nn.Module:
-    """The module that `package.module:name` is or returns, on the meta device."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ValueError(f"Expected arch as package.module:name (got '{name}')")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    made = getattr(importlib.import_module(module_name), attribute, None)
-    if callable(made) and not isinstance(made, nn.Module):
-        with torch.device("meta"):
-            made = made()
-    if not isinstance(made, nn.Module):
-        raise ValueError(
-            f"Expected '{name}' to be a torch.nn.Module or to return one "
-            f"(got {type(made).__name__})"
-        )
-    return made
+    shape = options.input_shape
+    example = None if shape is None else torch.empty(shape, device="meta")
+    if options.arch is None:
+        return load(path, flatten=options.flatten, example_input=example)
+    arch = make_arch(options.arch)
+    with running_arch(options.arch, OSError, ImportError, MemoryError):
+        return load(path, arch=arch, flatten=options.flatten, example_input=example)
 
 
 def convert_files(
@@ -120,9 +124,7 @@ def convert_files(
             on_done()
         else:
             jobs.append((path, target))
-    count = workers or os.cpu_count() or 1
-    run = _run_here if count == 1 or len(jobs) < _PARALLEL_FROM else _run_parallel
-    for path, error in run(jobs, options, min(count, max(len(jobs), 1))):
+    for path, error in _run(jobs, options, workers or os.cpu_count() or 1):
         if error is None:
             report.converted += 1
         else:
@@ -167,8 +169,9 @@ def _is_ours(target: Path) -> bool:
         return False
 
 
-def _convert(path: Path, target: Path, options: Options) -> str | None:
-    """Converts one file; returns why it failed."""
+def _convert(job: Job, options: Options) -> str:
+    """Converts one file; returns why it failed, nothing if it did not."""
+    path, target = job
     try:
         graph = load_file(path, options)
         if target.exists() and not _is_ours(target):
@@ -179,56 +182,23 @@ def _convert(path: Path, target: Path, options: Options) -> str | None:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_graph(target, graph, {_SOURCE: _source(path, options)})
     except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
+        return one_line(error)
+    return ""
 
 
-def _run_here(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result]:
-    for path, target in jobs:
-        yield path, _convert(path, target, options)
+def _run(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result]:
+    convert = partial(_convert, options=options)
+    if workers == 1 or len(jobs) < _PARALLEL_FROM:
+        for job in jobs:
+            yield job[0], convert(job) or None
+        return
+    for job, error in run_parallel(convert, jobs, min(workers, len(jobs)), __name__):
+        if error is None:
+            error = "Expected a file that can be read (got one that kills the process)"
+        yield job[0], error or None
 
 
-def _run_parallel(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result]:
-    """Runs jobs in processes. If a file kills its process, the others are still converted."""
-    left = dict(jobs)
-    in_order = False
-    while left:
-        try:
-            for path, error in _run_pool(list(left.items()), options, 1 if in_order else workers):
-                del left[path]
-                yield path, error
-        except BrokenProcessPool:
-            if in_order:
-                # One process takes them in order, so the first one left is to blame.
-                path = next(iter(left))
-                del left[path]
-                yield path, "Expected a file that can be read (got one that kills the process)"
-            in_order = not in_order
-
-
-def _run_pool(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result]:
-    with ProcessPoolExecutor(workers, _context(), initializer=_start_worker) as pool:
-        running: dict[Future[str | None], Path] = {}
-        waiting = iter(jobs)
-        while True:
-            while len(running) < 4 * workers and (job := next(waiting, None)) is not None:
-                running[pool.submit(_convert, *job, options)] = job[0]
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in sorted(done, key=lambda f: list(running).index(f)):
-                yield running[future], future.result()
-                del running[future]
-
-
-def _context() -> BaseContext:
-    """How processes start: as copies of a server that has imported this module once."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
-
-
-def _start_worker() -> None:
-    torch.set_num_threads(1)
+def one_line(error: BaseException) -> str:
+    """What an error says, without line breaks and other signs that a terminal would obey."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

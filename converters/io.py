@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import ZipInfo
 
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import Format, keras, npz, onnx, pytorch, safetensors
 from nfn_graph.converters.files.detect import detect_entries
-from nfn_graph.converters.files.graph import is_graph, read_graph
+from nfn_graph.converters.files.graph import build_graph, is_graph, write_graph
+from nfn_graph.converters.files.zip_directory import ZipEntry
 from nfn_graph.converters.keras import from_keras, to_keras
 from nfn_graph.converters.onnx import from_onnx
 from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict, to_state_dict
@@ -27,7 +28,11 @@ _SUFFIXES = (*_WRITERS, ".h5", ".onnx")
 
 
 def load(
-    path: str | Path, *, arch: nn.Module | None = None, flatten: FlattenOrder | None = None
+    path: str | Path,
+    *,
+    arch: nn.Module | None = None,
+    flatten: FlattenOrder | None = None,
+    example_input: Any = None,
 ) -> WeightGraph:
     """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
 
@@ -41,6 +46,8 @@ def load(
             An ONNX file knows its topology.
         flatten: The order of the entries between a convolution and a dense layer, for files
             that do not say it.
+        example_input: An input of the network, where its shape decides; see
+            :func:`from_state_dict`. An ONNX file knows the shape, too.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -53,15 +60,15 @@ def load(
         return from_onnx(path)
     try:
         if format_ == "keras":
-            return from_keras(path, arch=arch, flatten=flatten)
+            return from_keras(path, arch=arch, flatten=flatten, example_input=example_input)
         if format_ == "safetensors":
-            header = safetensors.read_header(path)
-            if is_graph(header):
-                return read_graph(path)
-            tensors: Mapping[str, Any] = safetensors.read(path, header)
+            file = safetensors.read_file(path)
+            if is_graph(file.metadata):
+                return build_graph(path, file)
+            tensors: Mapping[str, Any] = file.tensors
         else:
             tensors = _read(path, format_, entries)
-        return from_state_dict(tensors, arch=arch, flatten=flatten)
+        return from_state_dict(tensors, arch=arch, flatten=flatten, example_input=example_input)
     except ConversionError as error:
         if str(path) in str(error):
             raise
@@ -74,7 +81,7 @@ def read_tensors(path: str | Path) -> Mapping[str, Any]:
     return _read(path, *detect_entries(path))
 
 
-def _read(path: Path, format_: Format, entries: list[ZipInfo]) -> Mapping[str, Any]:
+def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, Any]:
     if format_ == "safetensors":
         return safetensors.read(path)
     if format_ == "npz":
@@ -86,7 +93,14 @@ def _read(path: Path, format_: Format, entries: list[ZipInfo]) -> Mapping[str, A
     return pytorch.read(path, format_ == "pytorch_legacy", entries)
 
 
-def save(graph: WeightGraph, path: str | Path, *, template: str | Path | None = None) -> None:
+def save(
+    graph: WeightGraph,
+    path: str | Path,
+    *,
+    template: str | Path | None = None,
+    channel: str | None = None,
+    as_graph: bool = False,
+) -> None:
     """Writes the tensors that a graph was made from, in the format of the path's suffix.
 
     The file is written completely or not at all. A graph loaded from a file of the same format
@@ -98,6 +112,10 @@ def save(graph: WeightGraph, path: str | Path, *, template: str | Path | None = 
         path: The file; `.pt`, `.pth`, `.ckpt`, `.safetensors`, `.npz`, `.h5` or `.onnx`.
         template: A file of the same format to take all else from: the operations of an ONNX
             model, which needs one, or the configuration of a Keras model.
+        channel: Which channel to write, of a graph that was made with further ones: one of
+            their names, or `"weights"`.
+        as_graph: Writes the graph itself into a `.safetensors` file, with its layout and all
+            channels; :func:`load` reads it back.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -110,8 +128,23 @@ def save(graph: WeightGraph, path: str | Path, *, template: str | Path | None = 
             f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
             f"(got '{template}')"
         )
+    if as_graph:
+        if suffix != ".safetensors" or channel is not None:
+            raise ConversionError(
+                f"Expected a '.safetensors' file for a graph with all its channels (got '{path}' "
+                f"and channel {channel!r})"
+            )
+        write_graph(path, graph)
+        return
+    names = list(graph.layout.channels) if len(graph.layouts) == 1 else []
+    if names and channel is None:
+        raise ConversionError(
+            f"Expected channel=... for '{path}', which holds one value of every weight (got a "
+            f"graph with the channels {[WEIGHTS, *names]}). Save one of them, or all with "
+            f"as_graph=True"
+        )
     model = None if template is None else Path(template)
-    values = to_state_dict(graph)
+    values = to_state_dict(graph, channel)
     for key, value in values.items():
         if not isinstance(value, Tensor) and _WRITERS.get(suffix) is not pytorch.write:
             raise ConversionError(

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
 from nfn_graph.converters.keras_config import check_chain, layer_classes
+from nfn_graph.converters.layouts import find_layout
 from nfn_graph.converters.permuted import permuted
-from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict
+from nfn_graph.converters.state_dict import FlattenOrder, build_graph
 from nfn_graph.layout import Layout
 
 # What the axes of a Keras kernel are in PyTorch's order, by their number.
@@ -47,7 +50,11 @@ class TorchName:
 
 
 def from_keras(
-    path: Path, *, arch: nn.Module | None = None, flatten: FlattenOrder | None = None
+    path: Path,
+    *,
+    arch: nn.Module | None = None,
+    flatten: FlattenOrder | None = None,
+    example_input: Any = None,
 ) -> WeightGraph:
     """The graph of a Keras `.h5` file; see :func:`nfn_graph.converters.load`."""
     file = files.read(path)
@@ -66,7 +73,14 @@ def from_keras(
         order = check_chain(path, file.config)
         flatten = flatten or order
     tensors = {t.name: file.tensors[key].permute(t.order) for key, t in names.items()}
-    graph = from_state_dict({**counters, **tensors}, arch=arch, flatten=flatten)
+    # The axes of a kernel say whether it is depthwise, the configuration that it is a chain.
+    depthwise = [t.name for t in names.values() if t.order in DEPTHWISE_ORDER.values()]
+    hints = Hints(
+        flatten, depthwise=frozenset(depthwise), is_chain=arch is None and file.config is not None
+    )
+    state_dict = {**counters, **tensors}
+    layout = find_layout(state_dict, arch, hints, example_input)
+    graph = build_graph(layout, state_dict)
     graph.layout = _file_layout(graph.layout, names, file.tensors)
     return graph
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,20 +9,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.chain import chain_layout
+from nfn_graph.converters.casts import cast
+from nfn_graph.converters.chain import Hints
+from nfn_graph.converters.channels import (
+    WEIGHTS,
+    Channels,
+    add_channels,
+    channel_index,
+    widened,
+)
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.prefixes import PREFIXES, find_state_dict, strip_prefixes
-from nfn_graph.converters.pytorch import trace
+from nfn_graph.converters.layouts import find_layout, shapes_of
+from nfn_graph.converters.prefixes import find_state_dict, strip_prefixes
 from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, gather_tensors, scatter_tensors
-from nfn_graph.spec import WeightKey
+from nfn_graph.layout import Layout, scatter_tensors
+from nfn_graph.spec import Key
 
 FlattenOrder = Literal["channels_first", "channels_last"]
-Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
-
-_MOST_CACHED = 64
-_chains: dict[tuple[Signature, FlattenOrder | None], Layout] = {}
-_archs: weakref.WeakKeyDictionary[nn.Module, dict[Signature, Layout]] = weakref.WeakKeyDictionary()
 
 
 def from_state_dict(
@@ -32,15 +34,25 @@ def from_state_dict(
     arch: nn.Module | None = None,
     flatten: FlattenOrder | None = None,
     example_input: Any = None,
-    channels: Mapping[str, Mapping[str, Tensor]] | None = None,
+    channels: Channels | None = None,
 ) -> WeightGraph:
     """The weight graph of a checkpoint without its module.
 
     A chain of layers, an MLP or a plain CNN with or without norms, is inferred from keys and
-    shapes, in whatever order the keys come. Weights are taken as torch stores them,
-    `[out, in, ...]`. Where several readings are possible, they are listed in the error. The
-    prefixes of DDP (`module.`), `torch.compile` (`_orig_mod.`) and Lightning (a `state_dict`
-    inside) are understood. The graph may share the memory of the tensors.
+    shapes, in whatever order the keys come. A chain is assumed to be just that: every layer
+    reads the one before it and nothing else, weights are stored as torch does it,
+    `[out, in, ...]`, and numbers in keys that are otherwise the same count the layers. Names
+    that state something else (residual blocks, embeddings, gates, recurrence, attention,
+    transposed convolutions, parallel branches) are refused, and so are numbered modules with
+    several weights that return as many neurons as they read, which may have an addition
+    around them. A first convolution `[n, 1, ...]` is taken to read one channel, unless `n` is
+    at most 4 or a 1 x 1 convolution follows, where it may as well read `n` channels one by one.
+    Where several readings are possible, they are listed in the error.
+
+    A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
+    `model`, the first of these, or as the only mapping of tensors; what lies beside it is left
+    out. The prefixes of DDP (`module.`) and `torch.compile` (`_orig_mod.`) are understood. The
+    graph may share the memory of the tensors.
 
     Args:
         state_dict: Tensors by key, or a checkpoint that holds such a mapping.
@@ -50,7 +62,8 @@ def from_state_dict(
             the positions of a channel (`"channels_first"`, as `nn.Flatten` does) or the
             channels of a position (`"channels_last"`).
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
-            :func:`from_module`.
+            :func:`from_module`. Of a chain, its shape tells what a first convolution
+            `[n, 1, ...]` reads.
         channels: Further values for the weights, by name: gradients, masks, optimiser
             moments, other networks of the same shapes. They become channels of the features
             after the weights themselves; keys without a value are filled with zeros.
@@ -60,64 +73,37 @@ def from_state_dict(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
     found = find_state_dict(state_dict)
-    signature = tuple((key, t.shape, t.dtype) for key, t in found.items() if isinstance(t, Tensor))
-    known: dict[Any, Layout]
-    name: Any
-    if arch is None:
-        known, name = _chains, (signature, flatten)
-    else:
-        known, name = _archs.setdefault(arch, {}), (signature, _shapes(example_input))
-    layout = known.get(name)
-    if arch is None:
-        _check_apart(found)
-    if layout is None:
-        tensors = {key: found[key] for key, _, _ in signature}
-        layout = (
-            chain_layout(tensors, flatten)
-            if arch is None
-            else _arch_layout(arch, tensors, example_input)
+    hints = Hints(flatten, None if arch is not None else _input_shape(example_input))
+    return build_graph(find_layout(found, arch, hints, example_input), found, channels)
+
+
+def _input_shape(example_input: Any) -> tuple[int, ...] | None:
+    """The shape of the one input of a chain."""
+    if example_input is None:
+        return None
+    shape = shapes_of(example_input[0] if isinstance(example_input, tuple) else example_input)
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise ConversionError(
+            f"Expected a tensor as example_input of a chain of layers "
+            f"(got {type(example_input).__name__})"
         )
-        if len(known) >= _MOST_CACHED:
-            known.clear()
-        known[name] = layout
-    return build_graph(layout, found, channels)
-
-
-def _shapes(example: Any) -> Any:
-    """What a layout depends on of an example input."""
-    if isinstance(example, Tensor):
-        return tuple(example.shape)
-    if isinstance(example, (list, tuple)):
-        return tuple(_shapes(item) for item in example)
-    return repr(example)
+    return shape
 
 
 def build_graph(
     layout: Layout,
     tensors: Mapping[str, Any],
-    channels: Mapping[str, Mapping[str, Tensor]] | None = None,
+    channels: Channels | None = None,
 ) -> WeightGraph:
     """The graph of tensors whose places are known; what is no feature is carried along."""
     carried = {key: tensors[key] for key in tensors if key not in layout.placed}
     for placement in layout.placements:
-        _check_tied(placement.keys, tensors)
+        if len(placement.keys) > 1:
+            _check_tied(placement.keys, tensors)
     layout = layout.noting(carried=carried, keys=tuple(tensors))
-    if not channels:
-        return WeightGraph.from_placements(layout, tensors)
-    filled = {name: _filled(layout, name, values) for name, values in channels.items()}
-    layout = layout.noting(
-        channels={
-            name: {key: t.dtype for key, t in values.items()} for name, values in channels.items()
-        },
-    )
-    graph = WeightGraph.from_placements(layout, tensors)
-    extra = [gather_tensors(layout, values) for values in filled.values()]
-    for neuron in layout.spec.neurons:
-        node = graph[neuron.name]
-        node.x = _with_channels(node.x, [stores.get(neuron.name) for stores in extra])
-    for weight in layout.spec.weights:
-        edge = graph[weight.key]
-        edge.edge_attr = _with_channels(edge.edge_attr, [stores[weight.key] for stores in extra])
+    graph = WeightGraph.from_placements(layout, widened(layout, tensors))
+    if channels:
+        add_channels(graph, channels)
     return graph
 
 
@@ -127,7 +113,7 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
     Args:
         graph: A graph made by a converter; its values may have changed since.
         channel: One of the further channels that the graph was made with, by name; the
-            weights themselves if None.
+            weights themselves if None or `"weights"`.
     """
     if len(graph.layouts) != 1 or not isinstance(graph.layout, Layout):
         raise ValueError("Expected one network (got a batch; take batch[i] of it)")
@@ -136,21 +122,36 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
         raise ConversionError(
             "Expected a graph that was made from tensors (got one without placements)"
         )
-    at = _channel_index(graph, layout, channel)
-    stores: dict[str | WeightKey, Tensor] = {
+    at = channel_index(graph, layout, channel)
+    stores: dict[Key, Tensor] = {
         **{key: graph[key].x[..., at : at + 1] for key in layout.spec.neuron},
         **{key: graph[key].edge_attr[..., at : at + 1] for key in layout.spec.weight},
     }
-    if channel is not None:
+    if channel is not None and channel != WEIGHTS:
         dtypes = layout.channels[channel]
         own = [next((dtypes[k] for k in p.keys if k in dtypes), p.dtype) for p in layout.placements]
         placements = [replace(p, dtype=d) for p, d in zip(layout.placements, own, strict=True)]
         layout = replace(layout, placements=tuple(placements), carried={}, keys=tuple(dtypes))
-    found: dict[str, Any] = {
-        key: tensor.squeeze(-1) for key, tensor in scatter_tensors(layout, stores).items()
-    }
+    found: dict[str, Any] = _scattered(layout, stores)
     found.update(layout.carried)
     return {key: found[key] for key in layout.keys or found}
+
+
+def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a graph in their own types, NaNs bit for bit."""
+    wide = layout
+    if any(stores[p.store].dtype != p.dtype for p in layout.placements):
+        # One type for all that a tensor is spread over, and so for all that lies beside it.
+        dtype = stores[layout.placements[0].store].dtype
+        for store in {p.store for p in layout.placements}:
+            dtype = torch.promote_types(dtype, stores[store].dtype)
+        stores = {key: cast(store, dtype) for key, store in stores.items()}
+        wide = replace(layout, placements=tuple(replace(p, dtype=dtype) for p in layout.placements))
+    tensors = {key: x.squeeze(-1) for key, x in scatter_tensors(wide, stores).items()}
+    if wide is not layout:
+        casted = {p.keys[0]: cast(tensors[p.keys[0]], p.dtype) for p in layout.placements}
+        tensors = {key: casted[p.keys[0]] for p in layout.placements for key in p.keys}
+    return tensors
 
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
@@ -167,52 +168,6 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     return module
 
 
-def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: Any) -> Layout:
-    """The layout of a module for a checkpoint with its keys, perhaps behind a prefix."""
-    expected = arch.state_dict()
-    stripped = strip_prefixes(tensors, expected.keys())
-    names = dict(zip(stripped, tensors, strict=True))
-    missing = [key for key in expected if key not in stripped]
-    unknown = [key for key in stripped if key not in expected]
-    if missing or unknown:
-        raise ConversionError(
-            f"Expected the keys of {type(arch).__name__} (got a state dict without "
-            f"{missing[:5] or 'none of them missing'}, and with unknown {unknown[:5]}). "
-            f"Prefixes {PREFIXES} are handled"
-        )
-    for key, tensor in stripped.items():
-        if tensor.shape != expected[key].shape:
-            raise ConversionError(
-                f"Expected '{key}' of shape {tuple(expected[key].shape)} as in "
-                f"{type(arch).__name__} (got {tuple(tensor.shape)})"
-            )
-    layout = trace(arch, example_input)
-    placements = []
-    for p in layout.placements:
-        tensor = stripped[p.keys[0]]
-        if not tensor.is_floating_point():
-            raise ConversionError(
-                f"Expected floating-point weights (got '{p.keys[0]}' of {tensor.dtype})"
-            )
-        keys = tuple(names[key] for key in p.keys)
-        placements.append(replace(p, keys=keys, dtype=tensor.dtype))
-    return replace(layout, placements=tuple(placements), carried={}, keys=())
-
-
-def _check_apart(tensors: Mapping[str, Any]) -> None:
-    """Without a module, nobody knows whether a shared tensor is used once or twice."""
-    seen: dict[int, str] = {}
-    for key, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.dim() > 1 and not tensor.is_meta:
-            first = seen.setdefault(tensor.data_ptr(), key)
-            if first != key:
-                raise ConversionError(
-                    f"Expected tensors of their own (got '{first}' and '{key}' in the same "
-                    f"memory: one layer under two names, or one weight used twice). Give the "
-                    f"network as arch"
-                )
-
-
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:
     """One tensor under several keys must have one value."""
     for key in keys[1:]:
@@ -222,45 +177,3 @@ def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:
                 f"Expected '{key}' to be the same tensor as '{keys[0]}', with which the "
                 f"network shares it (got other values)"
             )
-
-
-def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A channel's values for every placed tensor, zeros where it has none."""
-    filled: dict[str, Tensor] = {}
-    for placement in layout.placements:
-        given = next((key for key in placement.keys if key in values), None)
-        value = torch.zeros(placement.shape) if given is None else values[given]
-        if tuple(value.shape) != placement.shape:
-            raise ConversionError(
-                f"Expected '{given}' of channel '{name}' of shape {placement.shape} "
-                f"(got {tuple(value.shape)})"
-            )
-        if value.is_complex():
-            raise ConversionError(f"Expected real values of '{given}' (got {value.dtype})")
-        filled[placement.keys[0]] = (
-            value if value.is_floating_point() else value.to(torch.float64)
-        ).to(torch.promote_types(placement.dtype, value.dtype))
-    unknown = [key for key in values if key not in layout.placed]
-    if unknown:
-        raise ConversionError(
-            f"Expected values of channel '{name}' for weights of the network (got {unknown[:5]})"
-        )
-    return filled
-
-
-def _with_channels(own: Tensor, extra: list[Tensor | None]) -> Tensor:
-    """Features with further channels; a layer without taps has none to add."""
-    return torch.cat([own, *(own if x is None else x for x in extra)], -1)
-
-
-def _channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> int:
-    count = graph[layout.spec.weights[0].key].edge_attr.shape[-1]
-    names = list(layout.channels)
-    if channel is not None and channel not in names:
-        raise ValueError(f"Expected a channel of the graph, one of {names} (got {channel!r})")
-    if count != 1 + len(names) and (count != 1 or channel is not None):
-        raise ConversionError(
-            f"Expected features with {1 + len(names)} channel(s) as the graph was made "
-            f"(got {count}). Reduce them to one channel first"
-        )
-    return 0 if channel is None else 1 + names.index(channel)

@@ -6,12 +6,17 @@ adds a command as a function with typed arguments, named here; tyro makes option
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
+import io
+import itertools
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
@@ -32,10 +37,21 @@ COMMANDS = {
     "zoo": Command(
         "nfn_graph.tasks.zoo.commands:zoo", "Build collections of trained networks; draw INRs."
     ),
+    "train": Command("nfn_graph.tasks.commands:train", "Train a model on the networks of a zoo."),
+    "evaluate": Command(
+        "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
+    ),
+    "demo": Command(
+        "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it, write a report; minutes."
+    ),
+    "compare": Command(
+        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+    ),
 }
 
 # What a command may raise because of its input; anything else is a mistake of ours.
 _EXPECTED = (OSError, ValueError, TypeError, ImportError, MemoryError)
+_TRACEBACK = "NFN_GRAPH_TRACEBACK"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,9 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except _EXPECTED as error:
         return _fail(str(error) or type(error).__name__)
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            raise
+        return _fail(
+            f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
+            f"{_TRACEBACK}=1 to see where"
+        )
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    module, _, function = COMMANDS[name].function.partition(":")
+    command = getattr(importlib.import_module(module), function)
+    call = _parse(name, command, arguments)
+    return 0 if call is None else int(call())
+
+
+def _parse(
+    name: str, command: Callable[..., int], arguments: list[str]
+) -> Callable[[], int] | None:
+    """The command with its arguments; None if they asked for help, which was printed."""
     try:
         import tyro
     except ImportError as error:
@@ -71,21 +104,44 @@ def _run(name: str, arguments: list[str]) -> int:
             f"Expected the package 'tyro' to run the command line (got: {error}). Install it "
             f"with: pip install 'nfn-graph[converters]'"
         ) from error
-    module, _, function = COMMANDS[name].function.partition(":")
-    command = getattr(importlib.import_module(module), function)
-    return int(
-        tyro.cli(
-            command,
-            prog=f"nfn-graph {name}",
-            args=arguments,
-            # tyro's own reading of the docstring would leave out the examples.
-            description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
-        )
-    )
+
+    @functools.wraps(command)
+    def bind(*args: Any, **kwargs: Any) -> Callable[[], int]:
+        return functools.partial(command, *args, **kwargs)
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            call: Callable[[], int] = tyro.cli(
+                bind,
+                prog=f"nfn-graph {name}",
+                args=arguments,
+                # tyro's own reading of the docstring would leave out the examples.
+                description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            return None
+        raise ValueError(
+            f"Expected the arguments that 'nfn-graph {name} --help' shows "
+            f"(got: {_first_section(complaint.getvalue())})"
+        ) from None
+    return call
+
+
+def _first_section(box: str) -> str:
+    """What tyro complains of, out of the box that it draws around it."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    rows = [line.strip("│ ") for line in plain.splitlines() if line.startswith("│")]
+    first = itertools.takewhile(lambda row: not row.startswith("──"), rows)
+    return " ".join(first) or plain
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"nfn-graph: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    # A file's name may hold anything, also what a terminal would obey.
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    print(f"nfn-graph: {shown}", file=sys.stderr)
     return code
 
 

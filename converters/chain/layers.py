@@ -2,86 +2,120 @@
 
 Shapes decide which weights can follow one another; numbers in keys that are otherwise the
 same (`layers.0`, `layers.2`) decide their order. The order of the keys in the dict says
-nothing. What is left open is refused with the possible readings.
+nothing. What is left open is refused with the possible readings, and so are names that state
+another topology.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from nfn_graph.converters.chain.names import Name, stem
 from nfn_graph.converters.chain.norms import VectorGroup, find_layer
+from nfn_graph.converters.chain.order import ChainLayer, only_order
+from nfn_graph.converters.chain.topology import (
+    ASK_FOR_ARCH,
+    NamedWeight,
+    check_blocks,
+    check_names,
+)
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.layout import Layout
 
-_MOST_STEPS = 10_000
-_NOT_CHAINS = {
-    r"weight_(ih|hh)(_l\d+)?(_reverse)?$": "a recurrence over time has no graph of weights",
-    r"in_proj_weight|q_proj|k_proj|attn|attention": "attention has no graph of weights",
-    r"downsample|shortcut|skip": "it is no chain; give the network as arch",
-}
-_ARCH = "Give the network as arch, on the meta device if it is large"
+# Images have at most so many channels.
+_IMAGE_CHANNELS = 4
 
 
-@dataclass
-class ChainLayer:
-    """A weight tensor of a chain, with its bias."""
+@dataclass(frozen=True)
+class Hints:
+    """What is known of a chain beside its keys and shapes.
 
-    key: str
-    shape: tuple[int, ...]
-    name: Name
-    bias: str | None = None
-    vectors: list[VectorGroup] = field(default_factory=list)
+    Args:
+        flatten: The order of entries where a convolution meets a linear layer, if known.
+        input_shape: The shape of an input, if known.
+        depthwise: The keys of depthwise kernels; None if only shapes tell.
+        is_chain: Whether the network is known to be a chain, whatever its names say.
+    """
 
-    @property
-    def spatial(self) -> int:
-        """Axes of the kernel; 0 for a linear layer."""
-        return len(self.shape) - 2
-
-    def follows(self, before: ChainLayer, channels: int) -> bool:
-        """Whether it can read the `channels` outputs of another layer."""
-        if self.spatial:
-            fits = self.shape[1] == channels or self.is_depthwise(channels)
-            return fits and self.spatial == before.spatial
-        inputs = self.shape[1]
-        return inputs == channels or bool(before.spatial and inputs % channels == 0)
-
-    def is_depthwise(self, channels: int) -> bool:
-        """Whether it convolves each of several channels on its own."""
-        one = self.spatial > 0 and self.shape[1] == 1 < channels
-        return one and self.shape[0] % channels == 0
+    flatten: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    depthwise: frozenset[str] | None = None
+    is_chain: bool = False
 
 
-def chain_layout(tensors: Mapping[str, Tensor], flatten: str | None) -> Layout:
+def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     """The layout of the chain that a state dict can only be."""
-    for key in tensors:
-        for pattern, reason in _NOT_CHAINS.items():
-            if re.search(pattern, key):
-                raise ConversionError(f"Expected a chain of layers (got '{key}': {reason})")
-    if not any(tensor.dim() > 1 for tensor in tensors.values()):
+    weights = [key for key, tensor in tensors.items() if tensor.dim() > 1]
+    if not weights:
         raise ConversionError(f"Expected weights with at least two axes (got {_listed(tensors)})")
+    if not hints.is_chain:
+        check_names(weights)
     layers, groups = _parts(tensors)
-    chain = _only_order(layers)
+    chain = only_order(layers)
+    channels = _input_channels(chain, hints)
+    if not hints.is_chain:
+        check_blocks(_named(chain, channels))
     scalars = []
+    shapes = [(layer.name, layer.shape) for layer in chain]
+    shapes[0] = (chain[0].name, (chain[0].shape[0], channels))
     for group in groups:
         if group.size == 1 and not any(layer.shape[0] == 1 for layer in chain):
             scalars.append(group)
             continue
-        shapes = [(layer.name, layer.shape) for layer in chain]
         at = find_layer(group, shapes, [g for g in groups if g.template == group.template])
         chain[max(at - 1, 0)].vectors.append(group if at else group.at_input())
-    return _wired(tensors, chain, scalars, flatten)
+    return _wired(tensors, chain, scalars, channels, hints.flatten)
+
+
+def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:
+    """The weights with the channels they read: all of them, if one by one."""
+    found = []
+    for layer in chain:
+        inputs = channels if layer.is_depthwise(channels) else layer.shape[1]
+        found.append(NamedWeight(layer.key, inputs, channels := layer.shape[0]))
+    return found
+
+
+def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
+    """How many channels or features the first layer reads."""
+    first = chain[0]
+    inputs, outputs = first.shape[1], first.shape[0]
+    shape = hints.input_shape
+    if shape is not None:
+        if first.spatial:
+            has_rank = len(shape) == len(first.shape)
+            if has_rank and (inputs == shape[1] or first.is_depthwise(shape[1])):
+                return shape[1]
+        elif len(shape) > 1 and inputs in (shape[-1], math.prod(shape[1:])):
+            return inputs
+        raise ConversionError(
+            f"Expected an input that '{first.key}' of shape {list(first.shape)} can read (got "
+            f"shape {list(shape)})"
+        )
+    if hints.depthwise is not None:
+        return outputs if first.key in hints.depthwise else inputs
+    # A depthwise layer at the input keeps the few channels of an image, or a pointwise one follows.
+    is_pointwise = len(chain) > 1 and chain[1].spatial and math.prod(chain[1].shape[2:]) == 1
+    if first.spatial and inputs == 1 < outputs and (outputs <= _IMAGE_CHANNELS or is_pointwise):
+        raise ConversionError(
+            f"Expected to know the channels of the input (got '{first.key}' of shape "
+            f"{list(first.shape)}: a convolution of 1 channel, or a depthwise one of {outputs} "
+            f"channels or a divisor of that). Give an example_input, of which only the shape "
+            f"counts. {ASK_FOR_ARCH}, if it is no chain"
+        )
+    return inputs
 
 
 def _wired(
     tensors: Mapping[str, Tensor],
     chain: Sequence[ChainLayer],
     scalars: Sequence[VectorGroup],
+    channels: int,
     flatten: str | None,
 ) -> Layout:
     w = Wiring(tensors)
@@ -97,16 +131,14 @@ def _wired(
             weight = w.parameter(layer.key)
             bias = None if layer.bias is None else w.parameter(layer.bias)
             if layer.spatial:
-                channels = 0 if before is None else x.shape[1]  # type: ignore[index]
-                groups = channels if layer.is_depthwise(channels or 0) else 1
-                x = w.conv(x, weight, bias, groups=groups or 1)
+                x = w.conv(x, weight, bias, groups=channels if layer.is_depthwise(channels) else 1)
             else:
                 x = _flattened(w, x, layer, before, flatten)
                 x = w.linear(x, weight, bias)
             for group in sorted(layer.vectors, key=lambda g: (g.size, g.name.numbers)):
                 if not group.is_input:
                     x = _with_vectors(w, x, layer, group, flatten)
-        before = layer
+        before, channels = layer, layer.shape[0]
     for group in scalars:
         for key in group.keys:
             x = w.combine(x, w.parameter(key))
@@ -143,7 +175,7 @@ def _flat(
         raise ConversionError(
             f"Expected flatten='channels_first' or flatten='channels_last' (got none). The "
             f"{size} entries of '{key}' are {channels} channels times {size // channels} "
-            f"positions, in either order. {_ARCH}, if it permutes before it flattens"
+            f"positions, in either order. {ASK_FOR_ARCH}, if it permutes before it flattens"
         )
     if flatten == "channels_last":
         x = w.permute(x, [0, *range(2, spatial + 2), 1])
@@ -205,62 +237,9 @@ def _pair_by_size(key: str, tensors: Mapping[str, Tensor], layers: Sequence[Chai
     if len(fitting) != 1:
         raise ConversionError(
             f"Expected one weight that the vector '{key}' of {size} entries can belong to "
-            f"(got {[n.key for n in fitting] or 'none'}). {_ARCH}"
+            f"(got {[n.key for n in fitting] or 'none'}). {ASK_FOR_ARCH}"
         )
     fitting[0].bias = key
-
-
-def _only_order(layers: Sequence[ChainLayer]) -> list[ChainLayer]:
-    """The one order in which the weights form a chain."""
-    found: list[list[ChainLayer]] = []
-    for order in _orders(layers):
-        found.append(order)
-        if len(found) > 3:
-            break
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        shown = ", ".join(f"'{n.key}' {list(n.shape)}" for n in _by_name(layers))
-        raise ConversionError(
-            f"Expected weights [out, in, ...] that form a chain (got shapes that do not: "
-            f"{shown}). {_ARCH}"
-        )
-    readings = "; or ".join(" -> ".join(n.key for n in order) for order in found[:3])
-    raise ConversionError(
-        f"Expected keys and shapes that tell the order of the layers (got several readings: "
-        f"{readings}{'; ...' if len(found) > 3 else ''}). {_ARCH}"
-    )
-
-
-def _orders(layers: Sequence[ChainLayer]) -> Iterator[list[ChainLayer]]:
-    ordered = _by_name(layers)
-    later = {
-        n.key: [m for m in ordered if m.name.template == n.name.template and m.name < n.name]
-        for n in ordered
-    }
-    steps = 0
-    stack: list[tuple[list[ChainLayer], int]] = [([], 0)]
-    while stack:
-        steps += 1
-        if steps > _MOST_STEPS:
-            raise ConversionError(
-                f"Expected keys and shapes that tell the order of the layers (got more than "
-                f"{_MOST_STEPS} partial readings). {_ARCH}"
-            )
-        order, channels = stack.pop()
-        if len(order) == len(ordered):
-            yield order
-            continue
-        used = {n.key for n in order}
-        for layer in reversed(ordered):
-            if layer.key in used or any(m.key not in used for m in later[layer.key]):
-                continue
-            if not order or layer.follows(order[-1], channels):
-                stack.append(([*order, layer], layer.shape[0]))
-
-
-def _by_name(layers: Sequence[ChainLayer]) -> list[ChainLayer]:
-    return sorted(layers, key=lambda n: (n.name.template, n.name.numbers))
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> str:

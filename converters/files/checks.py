@@ -14,6 +14,9 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 
+# From this size on files are mapped into memory. A process may map only some ten thousand files,
+# so small ones are read instead.
+MAP_FROM = 2**20
 # Deflate, the compression of zip and HDF5 files, cannot do better than this.
 MAX_COMPRESSION = 1032
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.checks import check_path
+from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
 
 Format = Literal["pytorch", "pytorch_legacy", "safetensors", "npz", "keras", "onnx"]
 
@@ -33,7 +33,7 @@ def detect(path: str | Path) -> Format:
     return detect_entries(path)[0]
 
 
-def detect_entries(path: str | Path) -> tuple[Format, list[zipfile.ZipInfo]]:
+def detect_entries(path: str | Path) -> tuple[Format, list[ZipEntry]]:
     """The format of a file and, if it is a zip archive, what is in it."""
     path = check_path(path)
     with open(path, "rb") as file:
@@ -42,18 +42,6 @@ def detect_entries(path: str | Path) -> tuple[Format, list[zipfile.ZipInfo]]:
             return _detect_by_magic(path, file, head), []
     entries = read_entries(path)
     return _detect_zip(path, [entry.filename for entry in entries]), entries
-
-
-def read_entries(path: Path) -> list[zipfile.ZipInfo]:
-    """The entries of a zip archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist()
-    except Exception as error:  # zipfile raises many kinds on damaged archives
-        raise ConversionError(
-            f"Expected a complete zip archive in '{path}' (got one that cannot be read: {error}). "
-            f"It is truncated or damaged."
-        ) from error
 
 
 def _detect_by_magic(path: Path, file: BinaryIO, head: bytes) -> Format:

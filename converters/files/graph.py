@@ -14,6 +14,7 @@ from torch import Tensor
 from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.files.graph_checks import check_graph
 from nfn_graph.layout import Layout, Placement, Shape
 
 # The metadata entry that tells a graph from other safetensors files.
@@ -50,26 +51,28 @@ def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | No
 
 def read_graph(path: Path) -> WeightGraph:
     """The graph that :func:`write_graph` wrote."""
-    header = safetensors.read_header(path)
-    tensors = safetensors.read(path, header)
+    return build_graph(path, safetensors.read_file(path))
+
+
+def build_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
+    """The graph in a file that was read; what is wrong with it is a `ConversionError`."""
     try:
-        document = json.loads(header["__metadata__"][MARK])
+        document = json.loads(file.metadata[MARK])
         if document["version"] != _VERSION:
             raise ConversionError(
                 f"Expected version {_VERSION} of the graph format (got {document['version']}). "
                 f"Update nfn-graph."
             )
         graph = WeightGraph()
-        graph.layout = _layout_from_json(document["layout"], tensors, "carried")
+        graph.layout = _layout_from_json(document["layout"], file.tensors, "carried")
         notes = {place: _unpack(value) for place, value in document["notes"].items()}
-        values = {**_below(tensors, "store/"), **notes}
-        for place, value in values.items():
+        for place, value in (_below(file.tensors, "store/") | notes).items():
             *prefix, name = place.split("/")
             store: Any = graph
             if prefix != ["graph"]:
                 store = graph[prefix[0] if len(prefix) == 1 else tuple(prefix)]
             store[name] = value
-        graph._check(graph.spec)
+        check_graph(graph)
     except Exception as error:  # whatever a wrong document leads to
         raise ConversionError(
             f"Expected a graph written by nfn-graph in '{path}' (got {type(error).__name__}: "
@@ -78,9 +81,9 @@ def read_graph(path: Path) -> WeightGraph:
     return graph
 
 
-def is_graph(header: Mapping[str, Any]) -> bool:
-    """Whether the file with this safetensors header holds a graph."""
-    return MARK in header.get("__metadata__", {})
+def is_graph(metadata: Mapping[str, Any]) -> bool:
+    """Whether the safetensors file with these notes holds a graph."""
+    return MARK in metadata
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -97,8 +100,8 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
             carried[key] = _pack(key, value)
     before = layout.before
     return {
-        "spec": _spec_to_json(layout.spec),
-        "within": None if layout.within is None else _spec_to_json(layout.within),
+        "spec": spec_to_json(layout.spec),
+        "within": None if layout.within is None else spec_to_json(layout.within),
         "sizes": layout.shape.sizes,
         "blocks": layout.shape.blocks,
         "placements": [{**_fields(p), "dtype": str(p.dtype)} for p in layout.placements],
@@ -122,13 +125,13 @@ def _layout_from_json(
     packed = {key: _unpack(value) for key, value in document["carried"].items()}
     carried = {**_below(tensors, f"{place}/"), **packed}
     return Layout(
-        _spec_from_json(document["spec"]),
+        spec_from_json(document["spec"]),
         Shape(_tuples(document["sizes"]), _tuples(document["blocks"])),
         tuple(
             Placement(**{k: _tuples(v) for k, v in {**p, "dtype": _DTYPES[p["dtype"]]}.items()})
             for p in document["placements"]
         ),
-        within=None if within is None else _spec_from_json(within),
+        within=None if within is None else spec_from_json(within),
         carried={key: carried[key] for key in document["carried_order"]},
         keys=_tuples(document["keys"]),
         channels={
@@ -141,14 +144,16 @@ def _layout_from_json(
     )
 
 
-def _spec_to_json(spec: NetworkSpec) -> dict[str, Any]:
+def spec_to_json(spec: NetworkSpec) -> dict[str, Any]:
+    """A spec as plain values."""
     return {
         "neurons": [_fields(neuron) for neuron in spec.neurons],
         "weights": [_fields(weight) for weight in spec.weights],
     }
 
 
-def _spec_from_json(document: dict[str, Any]) -> NetworkSpec:
+def spec_from_json(document: dict[str, Any]) -> NetworkSpec:
+    """The spec that :func:`spec_to_json` wrote down."""
     return NetworkSpec(
         tuple(NeuronType(**n) for n in document["neurons"]),
         tuple(WeightType(**w) for w in document["weights"]),

@@ -18,19 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
+    MAP_FROM,
     MAX_COMPRESSION,
     check_declared,
     check_tensors,
     check_unique,
 )
-from nfn_graph.converters.files.detect import read_entries
-
-# A process may map only some ten thousand files; small ones are read instead.
-MAP_FROM = 2**20
+from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
 
 
 def read(
-    path: Path, legacy: bool = False, entries: Sequence[zipfile.ZipInfo] | None = None
+    path: Path, legacy: bool = False, entries: Sequence[ZipEntry] | None = None
 ) -> Mapping[str, Any]:
     """The mapping that was saved, with nested mappings as they are.
 
@@ -69,15 +67,24 @@ def read(
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes a state dict in the zip format."""
     with replacing(path) as temporary:
-        torch.save(dict(tensors), temporary)
+        torch.save({key: _compact(value) for key, value in tensors.items()}, temporary)
 
 
-def _can_map(path: Path, entries: Sequence[zipfile.ZipInfo]) -> bool:
+def _compact(value: Any) -> Any:
+    """A tensor without what else is in its memory, which torch.save would write, too."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        storage = value.untyped_storage().nbytes()
+        return value.clone() if storage > value.numel() * value.element_size() else value
+    return value
+
+
+def _can_map(path: Path, entries: Sequence[ZipEntry]) -> bool:
     """Checks the archive, and whether its tensors lie in it as they are in memory."""
     check_unique(path, [entry.filename for entry in entries])
     for entry in entries:
         available = entry.compress_size * (MAX_COMPRESSION if entry.compress_type else 1)
-        check_declared(path, entry.filename, [entry.file_size], 1, available)
+        if entry.file_size > available:
+            check_declared(path, entry.filename, [entry.file_size], 1, available)
     stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     return stored and path.stat().st_size >= MAP_FROM
 

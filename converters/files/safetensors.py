@@ -1,49 +1,97 @@
-"""Safetensors files, mapped into memory."""
+"""Safetensors files: small ones read at once, large ones mapped into memory."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import check_tensors, check_unique
+from nfn_graph.converters.files.checks import MAP_FROM, check_tensors, check_unique
 from nfn_graph.converters.optional import require
 
 # The format sorts tensors by dtype and name; this entry keeps the order of a state dict.
 _ORDER = "nfn_graph.keys"
-# As in files/pytorch.py: small files are read, large ones mapped.
-MAP_FROM = 2**20
 _MAX_HEADER = 100_000_000
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
-def read(path: Path, header: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-    """The tensors in the order of the state dict that was saved, or of the file.
+class SafetensorsFile(NamedTuple):
+    """What a file holds.
 
-    Args:
-        path: The file.
-        header: Its header, if it was read before.
+    Attributes:
+        tensors: In the order of the state dict that was saved, or of the file.
+        metadata: The notes in its header.
     """
-    entries = dict(read_header(path) if header is None else header)
-    metadata = entries.pop("__metadata__", {})
-    library = require("safetensors", "to read .safetensors files")
-    try:
-        if path.stat().st_size < MAP_FROM:
-            found = require("safetensors.torch", "to read .safetensors files").load(
-                path.read_bytes()
-            )
+
+    tensors: dict[str, Tensor]
+    metadata: Mapping[str, str]
+
+
+class _Entry(NamedTuple):
+    """A tensor by the header: its name, and where its bytes begin and end."""
+
+    begin: int
+    end: int
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file."""
+    return read_file(path).tensors
+
+
+def read_file(path: Path) -> SafetensorsFile:
+    """The tensors and notes of a file, whose memory the tensors share."""
+    content: bytearray | None = None
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < MAP_FROM:
+            content = bytearray(file.read())
+            size = len(content)
+            text = content[8 : 8 + _header_size(path, content[:8], size)]
         else:
-            with library.safe_open(path, framework="pt", device="cpu") as file:
-                found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        tensors = {key: found[key] for key in _order(entries, metadata)}
-    except Exception as error:  # the library raises its own and Python's errors
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    check_tensors(path, tensors)
-    return tensors
+            text = bytearray(file.read(_header_size(path, file.read(8), size)))
+    header = _parse(path, text)
+    metadata = header.pop("__metadata__", {})
+    start = 8 + len(text)
+    entries = _entries(path, header, size - start)
+    if content is not None:
+        tensors = {entry.key: _read_tensor(content, start, entry) for entry in entries}
+    else:
+        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        tensors = {entry.key: _mapped_tensor(data, start, entry) for entry in entries}
+    if any(entry.dtype.is_complex for entry in entries):
+        check_tensors(path, tensors)
+    if _ORDER in metadata:
+        tensors = {key: tensors[key] for key in _order(path, tensors, metadata)}
+    return SafetensorsFile(tensors, metadata)
 
 
 def write(
@@ -69,33 +117,100 @@ def write(
 def read_header(path: Path) -> dict[str, Any]:
     """The header: `__metadata__`, and dtype, shape and position of every tensor."""
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(path.stat().st_size, _MAX_HEADER):
-            raise _damaged(path, f"a header of {length} bytes")
-        text = file.read(length)
+        return _parse(path, file.read(_header_size(path, file.read(8), path.stat().st_size)))
 
+
+def _header_size(path: Path, head: bytes | bytearray, size: int) -> int:
+    length = int.from_bytes(head, "little")
+    if len(head) < 8 or length > min(size - 8, _MAX_HEADER):
+        raise _damaged(path, f"a header of {length} bytes in {size}")
+    return length
+
+
+def _parse(path: Path, text: bytes | bytearray) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        check_unique(path, [key for key, _ in pairs])
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            check_unique(path, [key for key, _ in pairs])
+        return found
 
     try:
-        header = json.loads(text, object_pairs_hook=unique)
+        header = json.loads(text)
+        # Most files name everything once, and need no closer look.
+        entries = len(header) - ("__metadata__" in header)
+        if text.count(b"data_offsets") != entries or text.count(b"__metadata__") > 1:
+            header = json.loads(text, object_pairs_hook=unique)
     except ConversionError:
         raise
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"a header that is no JSON: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"a header that is no JSON of tensors: {error}") from error
     metadata = header.get("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(header, dict) or not isinstance(metadata, dict):
         raise _damaged(path, "a header without named tensors")
     return header
 
 
-def _order(header: dict[str, Any], metadata: dict[str, str]) -> list[str]:
-    if _ORDER in metadata:
+def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Entry]:
+    """The tensors in the order of the file, which they fill without gaps."""
+    entries = []
+    for key, value in header.items():
+        try:
+            begin, end = value["data_offsets"]
+            entry = _Entry(begin, end, key, _DTYPES[value["dtype"]], tuple(value["shape"]))
+            sizes = (begin, end, *entry.shape)
+            if not all(type(n) is int and n >= 0 for n in sizes):
+                raise ValueError(f"sizes {list(sizes)}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(path, f"'{key}' as {str(value)[:200]}") from error
+        if math.prod(entry.shape) * entry.dtype.itemsize != end - begin:
+            raise _damaged(
+                path,
+                f"'{key}' of shape {list(entry.shape)} and type {entry.dtype} in {end - begin} "
+                f"bytes",
+            )
+        entries.append(entry)
+    entries.sort()
+    position = 0
+    for entry in entries:
+        if entry.begin != position:
+            raise _damaged(path, f"'{entry.key}' at byte {entry.begin} instead of {position}")
+        position = entry.end
+    if position != available:
+        raise _damaged(path, f"{available} bytes for tensors of {position} bytes")
+    return entries
+
+
+def _read_tensor(content: bytearray, start: int, entry: _Entry) -> Tensor:
+    if entry.begin == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    at, size = start + entry.begin, entry.dtype.itemsize
+    if at % size:
+        # Numbers must lie at multiples of their size.
+        content, at = content[at : start + entry.end], 0
+    count = (entry.end - entry.begin) // size
+    found = torch.frombuffer(content, dtype=entry.dtype, count=count, offset=at)
+    return found.view(entry.shape)
+
+
+def _mapped_tensor(data: Tensor, start: int, entry: _Entry) -> Tensor:
+    if entry.begin == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    part = data[start + entry.begin : start + entry.end]
+    if (start + entry.begin) % entry.dtype.itemsize:
+        part = part.clone()
+    return part.view(entry.dtype).view(entry.shape)
+
+
+def _order(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> list[str]:
+    """The order of the keys that was noted, or else that of the file."""
+    try:
         order = json.loads(metadata[_ORDER])
-        if isinstance(order, list) and sorted(map(str, order)) == sorted(header):
-            return order
-    return sorted(header, key=lambda key: (tuple(header[key]["data_offsets"]), key))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"an order of keys that is no JSON: {error}") from error
+    if not isinstance(order, list) or any(not isinstance(key, str) for key in order):
+        raise _damaged(path, "an order of keys that is no list of names")
+    # Another program may have added or dropped tensors and kept the note.
+    return order if sorted(order) == sorted(tensors) else list(tensors)
 
 
 def _damaged(path: Path, got: str) -> ConversionError:

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import pytest
@@ -33,9 +36,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nfn-graph inspect model.pt" in text
     assert cli.main([]) == 2
     for name in cli.COMMANDS:
-        with pytest.raises(SystemExit) as stop:
-            cli.main([name, "--help"])
-        assert stop.value.code in (0, None)
+        assert cli.main([name, "--help"]) == 0
         assert f"nfn-graph {name} " in capsys.readouterr().out.split("Examples:")[1]
 
 
@@ -92,10 +93,145 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert len(capsys.readouterr().err.splitlines()) == 1, arguments
 
 
-def test_wrong_options_end_with_code_2(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["convert", str(tmp_path / "x.pt")])
-    assert stop.value.code == 2
+HOSTILE = [
+    ["convert", "x.pt"],
+    ["convert", "--out"],
+    ["convert", "x.pt", "--out", "out", "--workers", "many"],
+    ["convert", "x.pt", "--out", "out", "--workers", "-3"],
+    ["convert", "x.pt", "--out", "out", "--nothing"],
+    ["convert", "x.pt", "--out", "x.pt/inside"],
+    ["convert", "missing/", "--out", "out/../../\x00"],
+    ["inspect"],
+    ["inspect", "x.pt", "--flatten", "rows"],
+    ["inspect", "x.pt", "--input-shape"],
+    ["inspect", "x.pt", "--input-shape", "1", "-3"],
+    ["inspect", "x.pt", "--input-shape", "1", "x"],
+    ["inspect", "x.pt", "--input-shape", "9" * 40, "3"],
+    ["inspect", "x.pt", "--input-shape", "1", "4"],
+    ["inspect", "line\nbreak.pt"],
+    ["inspect", "\x1b[2Jclear.pt"],
+    ["inspect", "\x00"],
+    ["inspect", "x" * 5000],
+    ["inspect", "."],
+    ["inspect", "x.pt", "--arch", ""],
+    ["inspect", "x.pt", "--arch", ":"],
+    ["inspect", "x.pt", "--arch", "os:"],
+    ["inspect", "x.pt", "--arch", "os:path"],
+    ["inspect", "x.pt", "--arch", "os:getcwd"],
+    ["inspect", "x.pt", "--arch", "../up:x"],
+    ["inspect", "x.pt", "--arch", ".up:x"],
+    ["draw", "x.pt"],
+    ["draw", "x.pt", "y.pt", "-o", "z.png"],
+    ["draw", "x.pt", "-o", "x.png", "--max-neurons", "0"],
+    ["draw", "x.pt", "-o", "x.png", "--max-neurons", "x"],
+    ["draw", "x.pt", "-o", ""],
+    ["draw", "x.pt", "-o", "."],
+    ["\x00"],
+    ["--nothing"],
+]
+
+
+@pytest.mark.parametrize("arguments", HOSTILE, ids=str)
+def test_wrong_arguments_give_one_line_and_code_2(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    if arguments != ["inspect", "."]:
+        write(folder / "x.pt")
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("nfn-graph: ")
+    assert line.isprintable()
+    assert "mistake in nfn-graph" not in line
+
+
+BROKEN = {
+    "raises": "def make():\n    raise RuntimeError('no\\nnetwork')\n",
+    "leaves": "import sys\n\ndef make():\n    sys.exit(3)\n",
+    "divides": "x = 1 / 0\nmake = None\n",
+    "spelled": "def make(:\n",
+    "lacks": "import no_such_package_at_all\nmake = None\n",
+    "loops": "def make():\n    return make()\n",
+    "needs": "def make(width):\n    return width\n",
+    "forward": (
+        "from torch import nn\n"
+        "class Network(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        raise KeyError('where')\n"
+        "def make():\n"
+        "    return Network(*(nn.Linear(a, b) for a, b in ((3, 5), (5, 4), (4, 2))))\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_code_of_an_arch_that_fails_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"broken_{name}.py").write_text(BROKEN[name])
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.pt")
+    assert cli.main(["inspect", "x.pt", "--arch", f"broken_{name}:make"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    if name not in ("lacks", "forward"):
+        assert f"broken_{name}:make" in line
+        assert f"broken_{name}.py:" in line or name == "needs"
+    arguments = ["convert", "x.pt", "--out", "out", "--arch", f"broken_{name}:make"]
+    assert cli.main(arguments) == 1
+    assert "0 converted, 0 skipped, 1 failed" in capsys.readouterr().out
+
+
+def test_a_program_sees_one_line_and_no_traceback(tmp_path: Path) -> None:
+    result = run(["convert", "x.pt"], tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    result = run(["convert", "--help"], tmp_path)
+    assert result.returncode == 0
+    assert "--input-shape" in result.stdout and not result.stderr
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nfn_graph.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_our_own_mistakes_are_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = write(tmp_path / "x.pt")
+    monkeypatch.setattr("nfn_graph.converters.commands.summary", lambda graph: [][1])
+    assert cli.main(["inspect", str(path)]) == 2
+    assert "IndexError" in capsys.readouterr().err.splitlines()[0]
+    monkeypatch.setenv("NFN_GRAPH_TRACEBACK", "1")
+    with pytest.raises(IndexError):
+        cli.main(["inspect", str(path)])
+
+
+def test_the_input_shape_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Conv2d(4, 2, 3))
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    arguments = ["inspect", str(tmp_path / "x.pt"), "--json"]
+    assert cli.main(arguments) == 2
+    for channels in ("1", "4"):
+        assert cli.main([*arguments, "--input-shape", "1", channels, "9", "9"]) == 0
+        rows = json.loads(capsys.readouterr().out)["types"]
+        assert next(row["neurons"] for row in rows if "input" in row["type"]) == int(channels)
+    out = tmp_path / "out"
+    arguments = ["convert", str(tmp_path / "x.pt"), "--out", str(out)]
+    assert cli.main(arguments) == 1
+    assert cli.main([*arguments, "--input-shape", "1", "1", "9", "9"]) == 0
 
 
 def test_draw_writes_a_picture(tmp_path: Path) -> None:
@@ -120,7 +256,8 @@ def test_arch_is_imported_by_name(
     torch.save(model.state_dict(), "x.pt")
     assert cli.main(["inspect", "x.pt"]) == 2
     assert cli.main(["inspect", "x.pt", "--arch", "my_models:make"]) == 0
-    assert cli.main(["inspect", "x.pt", "--flatten", "channels_first"]) == 0
+    shape = ["--input-shape", "1", "1", "4", "4"]
+    assert cli.main(["inspect", "x.pt", "--flatten", "channels_first", *shape]) == 0
     capsys.readouterr()
 
 
@@ -157,6 +294,25 @@ def test_convert_writes_graphs_and_a_report(
     assert "1 converted, 1 skipped, 0 failed" in capsys.readouterr().out
     assert cli.main([*arguments, "--overwrite"]) == 0
     assert "2 converted, 0 skipped, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["in/graphs", "in/deep/graphs", "in", "."])
+def test_graphs_are_not_converted_again(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder to write to lies in the folder of checkpoints, or is it."""
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    write(tmp_path / "in" / "x.pt")
+    write(tmp_path / "in" / "deep" / "y.pt")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["convert", "in", "--out", out]
+    for expected in ("2 converted, 0 skipped", "0 converted, 2 skipped", "0 converted, 2 skipped"):
+        assert cli.main(arguments) == 0
+        assert expected in capsys.readouterr().out
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+    # A graph elsewhere is a file like any other.
+    assert cli.main(["convert", out, "--out", "again"]) == 0
+    assert not capsys.readouterr().out.startswith("0 converted")
 
 
 def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
@@ -228,3 +384,62 @@ def test_convert_never_overwrites_a_file_of_the_user(tmp_path: Path) -> None:
     assert mine.read_bytes() == before
     reason = next(iter(json.loads((tmp_path / "report.json").read_text())["failed"].values()))
     assert "convert did not write" in reason
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    """Killed, it can tell nobody."""
+    write(tmp_path / "x.pt", 40)
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "from torch import nn\n"
+        "def make():\n"
+        "    open(f'worker.{os.getpid()}', 'w').close()\n"
+        "    time.sleep(600)\n"
+    )
+    command = ["convert", ".", "--out", "out", "--workers", "2", "--arch", "slow:make"]
+    main = subprocess.Popen(
+        [sys.executable, "-m", "nfn_graph.cli", *command],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        workers = until(lambda: found if len(found := pids(tmp_path)) == 2 else None)
+        assert main.pid not in workers and all(map(is_alive, workers))
+    finally:
+        main.kill()
+        main.wait()
+    # Nor does the server live on that started them.
+    until(lambda: (not any(map(is_alive, workers)) and not living_in(tmp_path)) or None)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.suffix[1:]) for path in folder.glob("worker.*")]
+
+
+def living_in(folder: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if Path(os.readlink(process / "cwd")) == folder and is_alive(int(process.name)):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while (found := condition()) is None:
+        assert time.monotonic() < end, "Nothing happened"
+        time.sleep(0.1)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from dataclasses import replace
@@ -205,7 +206,7 @@ def test_graph_round_trip(channels: int, dtype: torch.dtype, tmp_path: Path) -> 
     graph["hidden1"].mark = torch.arange(5)
     write_graph(tmp_path / "g.safetensors", graph)
     again = read_graph(tmp_path / "g.safetensors")
-    assert is_graph(safetensors.read_header(tmp_path / "g.safetensors"))
+    assert is_graph(safetensors.read_file(tmp_path / "g.safetensors").metadata)
     assert again.layout == graph.layout
     assert again.layout.keys == graph.layout.keys
     assert again.layout.channels == graph.layout.channels
@@ -223,6 +224,31 @@ def test_graph_round_trip(channels: int, dtype: torch.dtype, tmp_path: Path) -> 
     assert torch.equal(again["hidden1"].mark, graph["hidden1"].mark)
     assert again.node_types == graph.node_types
     assert again.edge_types == graph.edge_types
+
+
+def test_misaligned_numbers_are_read(tmp_path: Path) -> None:
+    """Programs need not pad the header, nor sort the tensors by their size."""
+    header = {
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
+    }
+    text = json.dumps(header).encode()
+    numbers = torch.tensor([1.5, -2.0])
+    content = len(text).to_bytes(8, "little") + text + b"\x07" + numbers.numpy().tobytes()
+    (tmp_path / "x.safetensors").write_bytes(content)
+    got = safetensors.read(tmp_path / "x.safetensors")
+    assert int(got["a"]) == 7
+    assert torch.equal(got["b"], numbers)
+
+
+def test_a_buffer_does_not_drag_its_file_along(tmp_path: Path) -> None:
+    """Tensors share the memory of the file they were read from; a saved one does not."""
+    tensors = {"w": torch.randn(200, 200), "count": torch.tensor(1)}
+    safetensors.write(tmp_path / "x.safetensors", tensors)
+    pytorch.write(
+        tmp_path / "x.pt", {"count": safetensors.read(tmp_path / "x.safetensors")["count"]}
+    )
+    assert (tmp_path / "x.pt").stat().st_size < 4000
 
 
 def test_graph_refuses_what_it_cannot_keep(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from nfn_graph.converters import (
     to_module,
     to_state_dict,
 )
+from nfn_graph.converters.casts import cast
 
 S = nn.Sequential
 
@@ -44,7 +45,7 @@ CHAINS: dict[str, nn.Module] = {
     "equal widths": S(*(nn.Linear(8, 8, bias=i != 2) for i in range(5))),
     "one layer": S(nn.Linear(4, 3)),
     "cnn": S(
-        nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3),
+        nn.Conv2d(2, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3),
         nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
     ),
     "norm first": S(nn.BatchNorm1d(5), nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 7)),
@@ -59,7 +60,7 @@ CHAINS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 FLAT = S(
-    nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 5),
+    nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 5),
     nn.BatchNorm1d(5), nn.Linear(5, 3),
 )  # fmt: skip
 
@@ -162,7 +163,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "only vectors": ({"a": torch.randn(3)}, r"at least two axes"),
     "empty": ({}, r"no tensors"),
     "no state dict": ({"epoch": 3}, r"no tensors"),
-    "two state dicts": ({"model": zeros((2, 2)), "ema": zeros((2, 2))}, r"\['model', 'ema'\]"),
+    "two state dicts": ({"first": zeros((2, 2)), "ema": zeros((2, 2))}, r"\['first', 'ema'\]"),
     "other values": (zeros((2, 2)) | {"b": object()}, r"'b' .*object"),
 }  # fmt: skip
 
@@ -171,6 +172,33 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_has_no_single_reading_is_refused(state_dict: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConversionError, match=f"(?s){reason}"):
         from_state_dict(state_dict)
+
+
+class Reshaping(nn.Module):
+    """Its linear layer reads the entries in an order that depends on the input's shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(2, 3, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Channels first for wide pictures, last for high ones."""
+        x = self.conv(x)
+        return self.fc((x if x.shape[3] == 2 else x.permute(0, 2, 3, 1)).flatten(1))
+
+
+def test_another_example_input_is_followed_anew() -> None:
+    """What was learnt for one input must not serve another."""
+    module = Reshaping()
+    key = ("hidden1", "weight", "output")
+    for _ in range(2):
+        for shape, order in (((1, 2, 1, 2), (2, 3, 2)), ((1, 2, 2, 1), (2, 2, 3))):
+            graph = from_state_dict(
+                module.state_dict(), arch=module, example_input=torch.randn(shape)
+            )
+            entries = module.fc.weight.detach().view(order)
+            entries = entries if order == (2, 3, 2) else entries.mT
+            assert torch.equal(graph[key].edge_attr[..., 0].view(2, 3, 2), entries)
 
 
 def test_shared_memory_needs_the_network() -> None:
@@ -200,6 +228,23 @@ def test_wrappers(prefix: str, with_arch: bool, inside: bool) -> None:
     same(loaded.state_dict(), dict(zip(module.state_dict(), state_dict.values(), strict=True)))
 
 
+@pytest.mark.parametrize("place", ["state_dict", "model_state_dict", "model", "anything"])
+def test_a_state_dict_inside_is_found_beside_other_things(place: str) -> None:
+    state_dict = zeros((4, 2), (1, 4))
+    beside: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}, "loss": 0.5}
+    if place != "anything":
+        beside |= {"epoch": torch.tensor(3), "ema": zeros((4, 2), (1, 4))}
+    same(to_state_dict(from_state_dict({**beside, place: state_dict})), state_dict)
+
+
+def test_keys_that_collide_without_their_prefix_are_refused() -> None:
+    module = S(nn.Linear(2, 3), nn.Linear(3, 1))
+    state_dict = module.state_dict()
+    both = {**state_dict, "0._orig_mod.weight": torch.randn(3, 2)}
+    with pytest.raises(ConversionError, match=r"'0\.weight' and '0\._orig_mod\.weight'"):
+        from_state_dict(both, arch=module)
+
+
 def test_values_beside_the_tensors_are_carried() -> None:
     state_dict = {**zeros((4, 2), (1, 4)), "label": 7, "count": torch.tensor(3)}
     back = to_state_dict(from_state_dict(state_dict))
@@ -222,6 +267,38 @@ def test_every_bit_comes_back(dtype: torch.dtype) -> None:
             assert back[key].dtype == tensor.dtype
             assert back[key].shape == tensor.shape
             assert torch.equal(bits(back[key]), bits(tensor)), key
+
+
+SIGNALLING = {
+    torch.float16: (torch.int16, 0x7C01),
+    torch.bfloat16: (torch.int16, 0x7F81),
+    torch.float32: (torch.int32, 0x7F800001),
+    torch.float64: (torch.int64, 0x7FF0000000000001),
+}
+
+
+@pytest.mark.parametrize("dtype", SIGNALLING, ids=str)
+def test_signalling_nans_come_back_from_mixed_types(dtype: torch.dtype) -> None:
+    """A cast of the processor would make them quiet."""
+    integer, pattern = SIGNALLING[dtype]
+    state_dict = S(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).to(dtype).state_dict()
+    lowest = torch.iinfo(integer).min
+    for key in ("0.bias", "1.weight", "2.weight"):
+        state_dict[key].view(integer).view(-1)[:2] = torch.tensor([pattern, pattern + lowest])
+    state_dict["1.bias"] = state_dict["1.bias"].to(
+        torch.float16 if dtype == torch.bfloat16 else torch.float64
+    )
+    graph = from_state_dict(state_dict, channels={"twin": dict(state_dict)})
+    for back in (to_state_dict(graph), to_state_dict(graph, channel="twin")):
+        for key, tensor in state_dict.items():
+            assert back[key].dtype == tensor.dtype
+            assert torch.equal(bits(back[key]), bits(tensor)), key
+
+
+def test_a_nan_stays_a_nan_in_a_narrower_type() -> None:
+    """Its last bits are cut off, and without any it would be an infinity."""
+    nan = torch.tensor([0x7FF0000000000001], dtype=torch.int64).view(torch.float64)
+    assert bool(cast(nan, torch.float16).isnan())
 
 
 def test_weights_may_stay_views_of_the_checkpoint() -> None:
@@ -268,7 +345,7 @@ def test_channels_come_back_by_name() -> None:
     same(to_state_dict(graph), state_dict)
     for name, values in channels.items():
         same(to_state_dict(graph, channel=name), values)
-    with pytest.raises(ValueError, match=r"\['grad', 'mask', 'other'\].*'moment'"):
+    with pytest.raises(ValueError, match=r"\['weights', 'grad', 'mask', 'other'\].*'moment'"):
         to_state_dict(graph, channel="moment")
 
 

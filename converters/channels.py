@@ -1,0 +1,108 @@
+"""Further values of the weights, such as gradients or masks, as channels of their features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from nfn_graph.converters.casts import cast
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.graph import WeightGraph
+from nfn_graph.layout import Layout, gather_tensors
+from nfn_graph.spec import Key
+
+#: The name of the weights themselves among the channels.
+WEIGHTS = "weights"
+
+Channels = Mapping[str, Mapping[str, Tensor]]
+
+
+def add_channels(graph: WeightGraph, channels: Channels) -> None:
+    """Adds channels to the features of a graph, and their names to its layout."""
+    if WEIGHTS in channels:
+        raise ValueError(
+            f"Expected another name of a channel than that of the weights (got '{WEIGHTS}')"
+        )
+    layout: Layout = graph.layout
+    extra = [
+        gather_tensors(layout, widened(layout, _filled(layout, name, values)))
+        for name, values in channels.items()
+    ]
+    for neuron in layout.spec.neurons:
+        node = graph[neuron.name]
+        node.x = _with_channels(node.x, [stores.get(neuron.name) for stores in extra])
+    for weight in layout.spec.weights:
+        edge = graph[weight.key]
+        edge.edge_attr = _with_channels(edge.edge_attr, [stores[weight.key] for stores in extra])
+    graph.layout = layout.noting(
+        channels={
+            name: {key: t.dtype for key, t in values.items()} for name, values in channels.items()
+        },
+    )
+
+
+def channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> int:
+    """Where a channel is among the features; 0 for the weights themselves."""
+    count = graph[layout.spec.weights[0].key].edge_attr.shape[-1]
+    names = list(layout.channels)
+    if channel not in (None, WEIGHTS, *names):
+        raise ValueError(
+            f"Expected a channel of the graph, one of {[WEIGHTS, *names]} (got {channel!r})"
+        )
+    is_own = channel is None or channel == WEIGHTS
+    if count != 1 + len(names) and (count != 1 or not is_own):
+        raise ConversionError(
+            f"Expected features with {1 + len(names)} channel(s) as the graph was made "
+            f"(got {count}). Reduce them to one channel first"
+        )
+    return 0 if is_own else 1 + names.index(str(channel))
+
+
+def widened(layout: Layout, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors, those that share a store with a wider type in that type, NaNs bit for bit."""
+    if len({tensors[p.keys[0]].dtype for p in layout.placements}) == 1:
+        return tensors
+    dtypes: dict[Key, torch.dtype] = {}
+    for p in layout.placements:
+        dtype = tensors[p.keys[0]].dtype
+        dtypes[p.store] = torch.promote_types(dtypes.get(p.store, dtype), dtype)
+    found = dict(tensors)
+    for p in layout.placements:
+        first = p.keys[0]
+        found[first] = cast(found[first], torch.promote_types(found[first].dtype, dtypes[p.store]))
+    return found
+
+
+def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A channel's values for every placed tensor, zeros where it has none."""
+    filled: dict[str, Tensor] = {}
+    for placement in layout.placements:
+        given = next((key for key in placement.keys if key in values), None)
+        value = torch.zeros(placement.shape) if given is None else values[given]
+        if tuple(value.shape) != placement.shape:
+            raise ConversionError(
+                f"Expected '{given}' of channel '{name}' of shape {placement.shape} "
+                f"(got {tuple(value.shape)})"
+            )
+        if value.is_complex():
+            raise ConversionError(f"Expected real values of '{given}' (got {value.dtype})")
+        filled[placement.keys[0]] = cast(
+            value if value.is_floating_point() else value.to(torch.float64),
+            torch.promote_types(placement.dtype, value.dtype),
+        )
+    unknown = [key for key in values if key not in layout.placed]
+    if unknown:
+        raise ConversionError(
+            f"Expected values of channel '{name}' for weights of the network (got {unknown[:5]})"
+        )
+    return filled
+
+
+def _with_channels(own: Tensor, extra: list[Tensor | None]) -> Tensor:
+    """Features with further channels; a layer without taps has none to add."""
+    parts = [own, *(own if x is None else x for x in extra)]
+    dtype = reduce(torch.promote_types, [part.dtype for part in parts])
+    return torch.cat([cast(part, dtype) for part in parts], -1)

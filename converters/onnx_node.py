@@ -1,0 +1,109 @@
+"""One node of an ONNX model: its inputs, attributes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring import Opaque, Value, Weight, Wiring
+
+Shapes = Mapping[str, tuple[int | None, ...]]
+
+
+class Node:
+    """One node of an ONNX graph, with the values that it takes."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        proto: Any,
+        inputs: list[Value],
+        tensors: Mapping[str, Tensor],
+        shapes: Shapes,
+    ) -> None:
+        self.wiring = wiring
+        self.inputs = inputs
+        self.names = list(proto.input)
+        self.outputs = list(proto.output)
+        self.tensors = tensors
+        self.shapes = shapes
+        self._attributes = {a.name: a for a in proto.attribute}
+
+    @property
+    def x(self) -> Value:
+        """The first input."""
+        return self.value(0)
+
+    def has(self, index: int) -> bool:
+        """Whether an optional input is given."""
+        return index < len(self.names) and bool(self.names[index])
+
+    def value(self, index: int) -> Value:
+        """An input that must be given."""
+        if not self.has(index):
+            raise ConversionError(f"Expected at least {index + 1} inputs (got {len(self.names)})")
+        return self.inputs[index]
+
+    def weight(self, index: int) -> Weight:
+        """An input that must be a floating-point tensor of the file."""
+        value = self.value(index)
+        if not isinstance(value, Weight):
+            raise ConversionError(
+                f"Expected '{self.names[index]}' to be a stored tensor of floating-point numbers "
+                f"(got a computed one, a single number or integers)"
+            )
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An attribute that is an integer; one without a default must be given."""
+        if name in self._attributes:
+            return int(self._attributes[name].i)
+        if default is None:
+            raise ConversionError(f"Expected the attribute '{name}' (got none)")
+        return default
+
+    def integers(self, name: str, index: int | None = None) -> list[int] | None:
+        """Integers from an attribute, or from an input that the file stores; None if absent."""
+        if name in self._attributes:
+            return [int(i) for i in self._attributes[name].ints]
+        if index is None or not self.has(index):
+            return None
+        stored = self.tensors.get(self.names[index])
+        if stored is None or stored.is_floating_point():
+            raise ConversionError(
+                f"Expected '{name}' to be stored in the file (got '{self.names[index]}', which "
+                f"is computed)"
+            )
+        return [int(i) for i in stored.reshape(-1).tolist()]
+
+    def has_attribute(self, name: str) -> bool:
+        """Whether an attribute is given."""
+        return name in self._attributes
+
+    def shape(self, index: int) -> tuple[int | None, ...] | None:
+        """The shape of an input, None if it is not known."""
+        value = self.value(index)
+        return self.shapes.get(self.names[index], value.shape)
+
+    def rank(self, index: int = 0) -> int:
+        """The number of axes of an input."""
+        shape = self.shape(index)
+        if shape is None:
+            raise ConversionError("Expected an input of known rank (got a model without shapes)")
+        return len(shape)
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value is one constant number, whatever shape it fills."""
+    return isinstance(value, Opaque) and value.shape == () and not value.is_input
+
+
+Operator = Callable[[Node], "Value | list[Value]"]
+
+
+def by_name(groups: list[tuple[Operator, str]]) -> dict[str, Operator]:
+    """Operators by the names of the ONNX operations that they follow."""
+    return {name: operator for operator, names in groups for name in names.split()}

@@ -1,0 +1,154 @@
+"""Chains inferred from keys: which names state another network, and which only look like it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.converters import ConversionError, from_module, from_state_dict, to_state_dict
+
+S = nn.Sequential
+
+
+def named(*pairs: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Weights by name and shape, behind a stem and before a head that fit in a chain."""
+    ends = ("stem.weight", (8, 3)), ("last.weight", (2, 8))
+    return {key: torch.randn(shape) for key, shape in (ends[0], *pairs, ends[1])}
+
+
+CONV = (8, 8, 3, 3)
+NOT_CHAINS: dict[str, dict[str, Tensor]] = {
+    "block of one": named(("block.0.weight", (8, 8))),
+    "block of two": named(("block1.fc1.weight", (4, 8)), ("block1.fc2.weight", (8, 4))),
+    "one block": named(("block.fc1.weight", (4, 8)), ("block.fc2.weight", (8, 4))),
+    "blocks": {
+        f"blocks.{i}.net.{j}.weight": torch.randn(8, 8) for i in range(2) for j in (0, 2)
+    },
+    "torchvision": {
+        f"layer1.{i}.conv{j}.weight": torch.randn(CONV) for i in (0, 1) for j in (1, 2)
+    },
+    "sequential of blocks": {
+        f"{i}.conv{j}.weight": torch.randn(CONV) for i in (0, 1) for j in (1, 2)
+    },
+    "res": named(("res1.weight", (8, 8))),
+    "resBlock": named(("resBlock.weight", (8, 8))),
+    "residual": named(("residual.0.weight", (8, 8))),
+    "embedding": named(("embedding.weight", (3, 8)), ("fc.weight", (8, 3))),
+    "emb": {"emb.weight": torch.randn(20, 8), "fc.weight": torch.randn(4, 20)},
+    "ensemble": {
+        f"nets.{i}.{j}.weight": torch.randn(shape)
+        for i in range(2) for j, shape in ((0, (8, 2)), (2, (2, 8)))
+    },
+    "ensemble of one layer": {f"nets.{i}.weight": torch.randn(4, 4) for i in range(3)},
+    "numbered networks": {
+        f"mlp{i}.{j}.weight": torch.randn(shape)
+        for i in range(2) for j, shape in ((0, (8, 2)), (2, (2, 8)))
+    },
+    "heads": named(("head1.weight", (8, 8)), ("head2.weight", (8, 8))),
+    "two networks": {
+        "generator.0.weight": torch.randn(8, 2), "generator.2.weight": torch.randn(5, 8),
+        "discriminator.0.weight": torch.randn(8, 5), "discriminator.2.weight": torch.randn(1, 8),
+    },
+    "actor and critic": named(("policy.weight", (8, 8)), ("value.weight", (8, 8))),
+    "i2h": {"i2h.weight": torch.randn(8, 3), "h2h.weight": torch.randn(8, 8),
+            "h2o.weight": torch.randn(2, 8)},
+    "cell": {"cell.weight_ih": torch.randn(8, 3), "cell.weight_hh": torch.randn(8, 8)},
+    "W_hh": {"W_xh": torch.randn(8, 3), "W_hh": torch.randn(8, 8)},
+    "gate": named(("gate.weight", (8, 8))),
+    "deconv": named(("deconv1.weight", (8, 8))),
+    "weight norm": {"0.weight_v": torch.randn(4, 1), "0.weight_g": torch.randn(1, 4)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("state_dict", NOT_CHAINS.values(), ids=NOT_CHAINS.keys())
+def test_names_of_another_topology_need_the_network(state_dict: dict[str, Tensor]) -> None:
+    """All their shapes chain."""
+    with pytest.raises(ConversionError, match=r"Expected a chain of layers \(got '.*as arch"):
+        from_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "net.{}.linear.weight",  # SIREN
+        "layers.{}.weight",
+        "{}.0.weight",
+        "model.{}.0.weight",
+        "hidden{}.weight",
+        "encoder.{}.conv.weight",
+        "features.{}.weight",
+        "resolution{}.weight",  # words that only begin like others
+        "present.{}.weight",
+        "second{}.weight",
+        "block{}_fc.weight",
+    ],
+)
+def test_names_of_plain_layers_are_a_chain(keys: str) -> None:
+    state_dict = {keys.format(i): torch.full((4, 4), float(i)) for i in (2, 0, 1)}
+    graph = from_state_dict(state_dict)
+    assert [float(e.edge_attr[0]) for e in graph.edge_stores] == [0.0, 1.0, 2.0]
+
+
+def test_blocks_without_a_way_around_are_a_chain() -> None:
+    """No addition fits around them: they return other numbers of neurons than they read."""
+    sizes = {"block1.conv1": (4, 3), "block1.conv2": (6, 4), "block2.conv1": (8, 6)}
+    graph = from_state_dict({f"{k}.weight": torch.randn(*s, 3, 3) for k, s in sizes.items()})
+    assert graph.layout.shape.sizes == ((3,), (4,), (6,), (8,))
+
+
+def test_a_first_convolution_of_one_channel_is_not_guessed() -> None:
+    plain = S(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    depthwise = S(nn.Conv2d(4, 4, 3, groups=4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    state_dict = plain.state_dict()
+    with pytest.raises(ConversionError, match=r"of 1 channel, or a depthwise one of 4.*arch"):
+        from_state_dict(state_dict)
+    for channels, module in ((1, plain), (4, depthwise)):
+        expected = from_module(module)
+        example = torch.empty(1, channels, 9, 9, device="meta")
+        module.load_state_dict(state_dict)
+        for graph in (
+            from_state_dict(state_dict, arch=module),
+            from_state_dict(state_dict, example_input=example),
+        ):
+            assert graph.spec == expected.spec
+            back = to_state_dict(graph)
+            assert all(torch.equal(back[key], tensor) for key, tensor in state_dict.items())
+    # Two copies of each of two channels.
+    assert from_state_dict(state_dict, example_input=torch.empty(1, 2, 9, 9)).spec.neurons
+    for shape in ((1, 3, 9, 9), (1, 1, 9), (1,), ()):
+        with pytest.raises(ConversionError, match=r"can read \(got shape"):
+            from_state_dict(state_dict, example_input=torch.empty(shape))
+
+
+def test_a_first_convolution_of_one_channel_and_many_maps() -> None:
+    """As in networks for grey images; few maps or a pointwise layer leave it open."""
+    sizes = [(8, 1, 3, 3), (6, 8, 3, 3)]
+    state_dict = {f"{i}.weight": torch.randn(size) for i, size in enumerate(sizes)}
+    assert from_state_dict(state_dict).layout.shape.sizes == ((1,), (8,), (6,))
+    state_dict["1.weight"] = torch.randn(6, 8, 1, 1)
+    with pytest.raises(ConversionError, match="depthwise one of 8"):
+        from_state_dict(state_dict)
+
+
+def test_an_example_input_must_fit_the_first_layer() -> None:
+    state_dict = {"a.weight": torch.randn(4, 6), "b.weight": torch.randn(1, 4)}
+    for shape in ((1, 6), (2, 5, 6), (1, 2, 3)):
+        from_state_dict(state_dict, example_input=torch.empty(shape))
+    with pytest.raises(ConversionError, match=r"'a\.weight' of shape \[4, 6\].*\[1, 5\]"):
+        from_state_dict(state_dict, example_input=torch.empty(1, 5))
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_vectors_are_placed_alike_in_any_order_of_their_keys(order: int) -> None:
+    """The taps of a norm follow its roles, not the order of the keys."""
+    module = S(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.PReLU(4), nn.Linear(4, 2))
+    for i, tensor in enumerate(module.state_dict().values()):
+        tensor.fill_(i)
+    items = list(module.state_dict().items())
+    random.Random(order).shuffle(items)
+    graph = from_state_dict(dict(items))
+    taps = graph["hidden1"].x[0, :, 0].tolist()
+    assert taps == [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]  # bias, norm, PReLU; 6 counts the batches
