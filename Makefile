@@ -56,10 +56,8 @@ exactness: $(READY) ## Run the exactness suite on BACKEND
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)
 
-demo: $(READY) ## Run the quickstart (the full demo comes with the tasks)
-	@echo "The demo on real data comes with the tasks, which are not written yet."
-	@echo "Until then this runs examples/quickstart.py."
-	$(BIN)/python examples/quickstart.py
+demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; some minutes
+	$(BIN)/nfn-graph demo --out demo
 
 bench: $(READY) ## Run every benchmark
 	@set -e; for script in $(wildcard benchmarks/*.py); do \

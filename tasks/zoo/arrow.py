@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from nfn_graph.converters.optional import require
+
+_PURPOSE = "for the table of a zoo"
 
 
 def arrow() -> Any:
     """The package `pyarrow`."""
-    return _import("pyarrow")
+    return require("pyarrow", _PURPOSE, "tasks")
 
 
 def parquet() -> Any:
     """The module `pyarrow.parquet`."""
-    return _import("pyarrow.parquet")
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package 'pyarrow' for the table of a zoo (got: {error}). Install it "
-            f"with: pip install 'nfn-graph[tasks]'",
-            name="pyarrow",
-        ) from error
+    return require("pyarrow.parquet", _PURPOSE, "tasks")

@@ -51,12 +51,19 @@ class ZooFolder(Sequence[WeightGraph]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
-        graph = from_state_dict(self.state_dict(index))
+        graph = from_state_dict(self.state_dict(index), example_input=self._example)
         graph.row = self.rows[index]
         return graph
 
     def __iter__(self) -> Iterator[WeightGraph]:
         return (self[i] for i in range(len(self)))
+
+    @cached_property
+    def _example(self) -> Tensor | None:
+        """An input of convolutional networks; only its shape counts."""
+        if self.description["options"].get("arch") != "cnn":
+            return None
+        return torch.empty(1, *self.description["image_shape"], device="meta")
 
     def state_dict(self, index: int) -> dict[str, Tensor]:
         """The checkpoint of one network."""

@@ -1,0 +1,114 @@
+"""The commands `nfn-graph train`, `evaluate` and `compare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
+
+from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
+from nfn_graph.tasks.predict_generalization import (
+    PredictGeneralization,
+    PredictGeneralizationOptions,
+)
+from nfn_graph.tasks.registry import TASKS
+from nfn_graph.tasks.reports.compare import compare as compare_runs
+from nfn_graph.tasks.reports.compare import print_table
+from nfn_graph.tasks.training.run import evaluate as evaluate_run
+from nfn_graph.tasks.training.run import train as train_task
+
+TrainCommand = (
+    Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
+    | Annotated[ClassifyInrOptions, subcommand(ClassifyInr.name)]
+)
+
+
+def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int:
+    """Train a model on the networks of a zoo.
+
+    A run that was stopped goes on where it was when the same command is given again.
+
+    Examples:
+      nfn-graph train predict-generalization --zoo zoos/digits --out runs/np --model nfn-np
+      nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
+
+    Args:
+        command: The task and its options.
+    """
+    command.check()
+    task = next(t for t in TASKS.values() if isinstance(command, t.OPTIONS))
+    metrics = train_task(task(command.resolved()), progress=True)
+    print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
+    print(f"Report: {command.out / 'report.html'}")
+    return 0
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Evaluate a trained model on other networks.
+
+    Attributes:
+        run: The folder of a finished run.
+        zoo: The zoo with the networks, of any widths.
+        name: What to call this evaluation; the name of the zoo's folder if empty.
+        split: Only networks of this split: train, validation or test.
+        where: Further conditions, such as width=16.
+    """
+
+    run: Positional[Path]
+    zoo: Path
+    name: str = ""
+    split: str = ""
+    where: tuple[str, ...] = ()
+
+
+def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
+    """Evaluate a trained model on other networks, such as those of widths never seen.
+
+    The metrics are added to the run's metrics.json and report.html.
+
+    Examples:
+      nfn-graph evaluate runs/np --zoo zoos/wide
+      nfn-graph evaluate runs/np --zoo zoos/digits --split test --where width=16 --name w16
+
+    Args:
+        options: What to evaluate.
+    """
+    found = evaluate_run(
+        options.run, options.zoo, name=options.name, split=options.split, where=options.where
+    )
+    print(f"{options.run}: {_line(found)} on {found['networks']} networks")
+    return 0
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare runs.
+
+    Attributes:
+        runs: Folders of finished runs, or folders that hold such folders.
+        out: A folder for compare.html, compare.png and compare.csv; none if not given.
+    """
+
+    runs: Positional[tuple[Path, ...]]
+    out: Path | None = None
+
+
+def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
+    """Compare runs over models and seeds: mean and standard error.
+
+    Examples:
+      nfn-graph compare runs/ --out comparison/
+
+    Args:
+        options: What to compare.
+    """
+    print_table(compare_runs(options.runs, options.out))
+    return 0
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    shown = [f"{k} {v:.3f}" for k, v in metrics.items() if isinstance(v, float)]
+    return ", ".join(shown)

@@ -1,0 +1,187 @@
+"""The demonstration: a zoo of small networks, three models that read their weights, a report.
+
+Everything is made here, from the images of handwritten digits that come with scikit-learn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import OmitArgPrefixes
+
+from nfn_graph.tasks.models import ModelName
+from nfn_graph.tasks.predict_generalization import (
+    PredictGeneralization,
+    PredictGeneralizationOptions,
+)
+from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.training.run import evaluate, train
+from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+
+MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
+SEEN, UNSEEN = (6, 10, 14), (8, 12, 18)
+_UNSEEN = "unseen-widths"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Run the demonstration.
+
+    Attributes:
+        out: The folder to write to; what is there already is kept.
+        seed: Of the zoos and of the models.
+        networks: How many networks to train for the models to learn from.
+        unseen: How many networks of other widths to train.
+        epochs: How often the models see every network.
+    """
+
+    out: Path = Path("demo")
+    seed: int = 0
+    networks: int = 500
+    unseen: int = 80
+    epochs: int = 30
+
+
+def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
+    """Predict the accuracy of small CNNs from their weights: build, train, evaluate, report.
+
+    Examples:
+      nfn-graph demo
+      nfn-graph demo --out demo-1 --seed 1
+
+    Args:
+        options: What to run.
+    """
+    out = options.out
+    started = time.perf_counter()
+    with _step(f"1. Train {options.networks} CNNs on digits, widths {_list(SEEN)}"):
+        zoo = _zoo(options, "zoo", options.networks, SEEN, options.seed)
+    with _step(f"2. Train {options.unseen} CNNs of widths {_list(UNSEEN)}, kept for the test"):
+        unseen = _zoo(options, _UNSEEN, options.unseen, UNSEEN, options.seed + 1_000_000)
+    print(_describe(zoo), _describe(unseen), sep="\n")
+    rows: list[list[Any]] = []
+    for number, model in enumerate(MODELS, 3):
+        with _step(f"{number}. Train {model} to read test accuracy from weights"):
+            run = out / "runs" / model
+            task = PredictGeneralization(
+                PredictGeneralizationOptions(
+                    zoo.folder,
+                    run,
+                    model=model,
+                    preset="small",
+                    seed=options.seed,
+                    epochs=options.epochs,
+                ).resolved()
+            )
+            metrics = train(task, progress=True)
+            other = evaluate(run, unseen.folder, name=_UNSEEN)
+        rows.append([model, *_numbers(metrics["test"]), *_numbers(other), metrics["seconds"]])
+    _print_table(rows)
+    path = _report(options, zoo, unseen, rows)
+    print(f"Seed {options.seed}, {time.perf_counter() - started:.0f} s. Open {path}")
+    return 0
+
+
+_COLUMNS = (
+    "model",
+    "tau, held out",
+    "R², held out",
+    "tau, unseen widths",
+    "R², unseen widths",
+    "seconds",
+)
+
+
+def _zoo(
+    options: DemoOptions, name: str, networks: int, widths: tuple[int, ...], seed: int
+) -> ZooFolder:
+    chosen = CnnZooOptions(
+        options.out / name,
+        seed=seed,
+        networks=networks,
+        widths=widths,
+        epochs=(2, 20),
+        checkpoints=(0.1, 0.4, 1.0),
+    )
+    return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
+
+
+def _describe(zoo: ZooFolder) -> str:
+    accuracies = sorted(row["test_accuracy"] for row in zoo.rows)
+    middle = accuracies[len(accuracies) // 2]
+    return (
+        f"   {zoo.folder}: {len(zoo)} checkpoints, test accuracy {accuracies[0]:.2f} to "
+        f"{accuracies[-1]:.2f}, median {middle:.2f}"
+    )
+
+
+def _numbers(metrics: dict[str, Any]) -> list[float]:
+    return [metrics["tau"], metrics["r2"]]
+
+
+def _print_table(rows: list[list[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    table = RichTable(*_COLUMNS)
+    for name, *numbers, seconds in rows:
+        table.add_row(name, *(f"{x:.3f}" for x in numbers), f"{seconds:.0f}")
+    Console().print(table)
+
+
+def _report(options: DemoOptions, zoo: ZooFolder, unseen: ZooFolder, rows: list[list[Any]]) -> Path:
+    figures = [
+        Shown(
+            options.out / "runs" / model / "figures" / f"{kind}.png",
+            caption,
+            f"{model}: {caption}",
+        )
+        for model in MODELS
+        for kind, caption in (
+            ("scatter-test", "Predicted against true accuracy, held-out networks."),
+            (f"scatter-{_UNSEEN}", "The same for widths never seen in training."),
+            ("curves", "Learning curves."),
+        )
+    ]
+    per_model = len(figures) // len(MODELS)
+    sections = [
+        Section(
+            "Results",
+            f"{len(zoo)} checkpoints of {options.networks} small CNNs of widths {_list(SEEN)}, "
+            f"trained on scikit-learn's digits with drawn hyperparameters, teach three models to "
+            f"read a network's test accuracy from its weights. They are tested on networks that "
+            f"were held out, and on {len(unseen)} checkpoints of widths {_list(UNSEEN)}, which "
+            f"they have never seen. Tau is Kendall's rank correlation: 1 is a perfect order, 0 "
+            f"is none.",
+            [Table(_COLUMNS, rows, f"Seed {options.seed}; one run per model.")],
+        ),
+        *(
+            Section(model, figures=figures[i * per_model : (i + 1) * per_model])
+            for i, model in enumerate(MODELS)
+        ),
+        Section(
+            "Repeat",
+            code=f"nfn-graph demo --out {options.out} --seed {options.seed} "
+            f"--networks {options.networks} --unseen {options.unseen} --epochs {options.epochs}",
+        ),
+    ]
+    return write_report(
+        options.out / "report.html", "Reading the accuracy of networks from their weights", sections
+    )
+
+
+@contextmanager
+def _step(title: str) -> Iterator[None]:
+    print(title, flush=True)
+    started = time.perf_counter()
+    yield
+    print(f"   done in {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values[:-1])) + f" and {values[-1]}"

@@ -1,0 +1,9 @@
+"""Models of whole networks: neural functionals, and the baselines that they are held against.
+
+Each takes a batch of weight graphs and returns `[networks, out_features]`.
+"""
+
+from nfn_graph.tasks.models.build import build_model, fit_inputs, sizes_of
+from nfn_graph.tasks.models.settings import ModelName, ModelSettings
+
+__all__ = ["ModelName", "ModelSettings", "build_model", "fit_inputs", "sizes_of"]

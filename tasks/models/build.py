@@ -1,0 +1,82 @@
+"""Making a model by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+from torch import nn
+
+from nfn_graph import NFN, Batch, NetworkSpec, Standardize, WeightGraph
+from nfn_graph.tasks.models.flat import FlatMLP
+from nfn_graph.tasks.models.pyg import PlainGraphModel
+from nfn_graph.tasks.models.settings import ModelName, ModelSettings
+from nfn_graph.tasks.models.statistics import StatNN
+
+# The most neurons of each type that any network has.
+Sizes = Mapping[str, int]
+# Networks per batch where only statistics are computed.
+_FIT_BATCH = 256
+
+
+def build_model(
+    name: ModelName, settings: ModelSettings, spec: NetworkSpec, sizes: Sizes, out_features: int
+) -> nn.Module:
+    """An untrained model.
+
+    Args:
+        name: Which one.
+        settings: Its parts.
+        spec: The types of all networks that it will see.
+        sizes: The most neurons of each type; only the MLP is bound by it.
+        out_features: Outputs per network.
+    """
+    if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
+        return NFN(
+            spec,
+            settings.channels,
+            "hnp" if name == "nfn-hnp" else "np",
+            out_features=out_features,
+            head=settings.head,
+            head_dropout=settings.head_dropout,
+            pointwise=name == "nfn-pointwise",
+            io_encoding="sinusoidal" if settings.io_encoding else None,
+            fourier_features=settings.fourier_features,
+            fourier_scale=settings.fourier_scale,
+            standardize=True,
+            norm=settings.norm,
+            residual=settings.residual,
+        )
+    if name == "statnn":
+        return StatNN(spec, out_features, settings.head, settings.head_dropout)
+    if name in ("mlp", "mlp-aug"):
+        return FlatMLP(spec, sizes, out_features, settings.head, settings.head_dropout)
+    if name in ("gine", "pna", "transformer"):
+        return PlainGraphModel(name, spec, out_features, settings.channels, settings.head)
+    raise ValueError(
+        f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
+    )
+
+
+def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
+    """The most neurons of each type over all networks."""
+    most: dict[str, int] = {}
+    for graph in graphs:
+        for name in graph.spec.neuron:
+            most[name] = max(most.get(name, 0), graph.layout.num_rows(name))
+    return most
+
+
+def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
+    """Sets the statistics by which a model standardizes its input."""
+    batches = [
+        Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in range(0, len(graphs), _FIT_BATCH)
+    ]
+    for part in model.modules():
+        if isinstance(part, (Standardize, StatNN)):
+            part.fit(batches)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """The number of trained numbers."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

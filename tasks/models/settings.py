@@ -1,0 +1,43 @@
+"""What a model is made of, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ModelName = Literal[
+    "nfn-np",
+    "nfn-hnp",
+    "nfn-pointwise",
+    "statnn",
+    "mlp",
+    "mlp-aug",
+    "gine",
+    "pna",
+    "transformer",
+]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The sizes and parts of a model; each model takes those that it has.
+
+    Attributes:
+        channels: Of the NF-Layers, or of the layers of a PyG model.
+        head: Hidden sizes of the MLP behind them; of `statnn` and `mlp`, of the whole model.
+        head_dropout: In that MLP.
+        io_encoding: Whether position encodings tell input and output neurons apart.
+        fourier_features: Number of Fourier features of the weights; 0 for none.
+        fourier_scale: Their scale.
+        norm: Whether channels are normalised between NF-Layers.
+        residual: Whether NF-Layers that keep the number of channels add their input.
+    """
+
+    channels: tuple[int, ...]
+    head: tuple[int, ...]
+    head_dropout: float = 0.0
+    io_encoding: bool = False
+    fourier_features: int = 0
+    fourier_scale: float = 1.0
+    norm: bool = False
+    residual: bool = False

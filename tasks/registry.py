@@ -1,0 +1,13 @@
+"""The tasks by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfn_graph.tasks.classify_inr import ClassifyInr
+from nfn_graph.tasks.predict_generalization import PredictGeneralization
+from nfn_graph.tasks.training.task import Task
+
+TASKS: dict[str, type[Task[Any]]] = {
+    task.name: task for task in (PredictGeneralization, ClassifyInr)
+}

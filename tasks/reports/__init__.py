@@ -1,0 +1,38 @@
+"""Reports of runs: figures, one HTML page per run, and tables over runs and seeds.
+
+scatter(run / "figures" / "scatter-test.png", true, predicted, title="test", tau=0.81)
+run_report(run)                                  # writes run/report.html
+print_table(compare([Path("runs")], out=Path("runs/compared")))
+"""
+
+from nfn_graph.tasks.reports.compare import compare, find_runs, print_table
+from nfn_graph.tasks.reports.figures import bars, confusion, curves, read_curves, scatter
+from nfn_graph.tasks.reports.page import (
+    Run,
+    Section,
+    Shown,
+    Table,
+    read_run,
+    repeat_command,
+    run_report,
+    write_report,
+)
+
+__all__ = [
+    "Run",
+    "Section",
+    "Shown",
+    "Table",
+    "bars",
+    "compare",
+    "confusion",
+    "curves",
+    "find_runs",
+    "print_table",
+    "read_curves",
+    "read_run",
+    "repeat_command",
+    "run_report",
+    "scatter",
+    "write_report",
+]

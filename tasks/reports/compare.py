@@ -1,0 +1,294 @@
+"""Runs side by side: the mean and the standard error over seeds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.optional import require
+from nfn_graph.tasks.reports.figures import bars
+from nfn_graph.tasks.reports.page import (
+    BACKGROUND,
+    Run,
+    Section,
+    Shown,
+    Table,
+    format_value,
+    metric_name,
+    read_run,
+    scalar_metrics,
+    write_report,
+)
+
+# Options that say where or how a run is computed, not what.
+_NEUTRAL = (
+    "accelerator", "device", "devices", "num_nodes", "num_workers", "out", "progress", "resume",
+    "seed", "strategy", "workers",
+)  # fmt: skip
+_ALWAYS = ("zoo", "model", "preset")
+_FACTS = ("parameters", "seconds")
+_MISSING = "(none)"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs that differ in their seed only, and what tells them from other groups."""
+
+    label: str
+    columns: Mapping[str, str]
+    runs: Mapping[int, Run]
+
+
+def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
+    """The mean and standard error over seeds, for every metric of the test and evaluation parts.
+
+    Runs that agree in all but their seed (and in where they ran) are one group. A row has the
+    group's `label`, `task`, `zoo`, `model`, `preset` and the `options` in which groups differ,
+    then `part` (`test`, the name of an evaluation, or `run` for parameters and seconds),
+    `metric`, `mean`, `standard_error` (None for one seed), `seeds` and `values`.
+
+    Args:
+        runs: Folders of runs; a folder with runs in it stands for all of them.
+        out: A folder for `compare.html`, `compare.png` and `compare.csv`; None to write nothing.
+    """
+    found = [read_run(folder) for folder in find_runs(runs)]
+    _check_one_task(found)
+    rows = [row for group in _groups(found) for row in _rows(group)]
+    if out is not None:
+        _write(out, rows, found[0].task)
+    return rows
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs that folders are or contain, each once, in a fixed order."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"Expected the folder of a run (got '{folder}')")
+        below = []
+        for parent, names, files in os.walk(folder):
+            names.sort()
+            # A run's own folders hold no runs.
+            if "config.json" in files:
+                names.clear()
+                below.append(Path(parent))
+        if not below:
+            raise ValueError(f"Expected at least one run in '{folder}' (got no config.json)")
+        for path in below:
+            found.setdefault(path.resolve(), path)
+    if not found:
+        raise ValueError("Expected at least one run to compare (got none)")
+    return list(found.values())
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Prints the rows of `compare`: a table per part, a line per group, a column per metric.
+
+    The number of networks and the ceiling of tau are left to the files, for lack of space.
+    """
+    tables, box = require("rich.table", "to print tables"), require("rich.box", "to print tables")
+    console = require("rich.console", "to print tables").Console()
+    for shown in _tables([row for row in rows if row["metric"] not in BACKGROUND]):
+        table = tables.Table(
+            title=_plain(shown.caption), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        first = list(shown.columns).index("seeds")
+        for i, name in enumerate(shown.columns):
+            table.add_column(_plain(name), justify="left" if i < first else "right")
+        for row in shown.rows:
+            table.add_row(*(_plain(format_value(x)) for x in row))
+        console.print(table)
+
+
+def _plain(text: str) -> Any:
+    """Text in which brackets are brackets, and not a style."""
+    return require("rich.text", "to print tables").Text(text)
+
+
+def _check_one_task(runs: Sequence[Run]) -> None:
+    for run in runs[1:]:
+        if run.task != runs[0].task:
+            raise ValueError(
+                f"Expected runs of one task (got '{runs[0].task}' in '{runs[0].folder}' and "
+                f"'{run.task}' in '{run.folder}')"
+            )
+
+
+def _groups(runs: Sequence[Run]) -> list[_Group]:
+    zoos = _zoo_names(runs)
+    described = [{"zoo": zoo, **_options(run)} for run, zoo in zip(runs, zoos, strict=True)]
+    members: dict[str, list[int]] = {}
+    for i, options in enumerate(described):
+        members.setdefault(json.dumps(options, sort_keys=True), []).append(i)
+    kinds = [described[indices[0]] for indices in members.values()]
+    names = list(dict.fromkeys(["zoo", "model", "preset", *(n for k in kinds for n in k)]))
+    columns = [
+        {n: kind.get(n, _MISSING) for n in names if n in _ALWAYS or _differ(kinds, n)}
+        for kind in kinds
+    ]
+    labels = [_label(chosen, columns) for chosen in columns]
+    groups = zip(labels, columns, members.values(), strict=True)
+    return [_Group(label, c, _by_seed([runs[i] for i in m])) for label, c, m in groups]
+
+
+def _options(run: Run) -> dict[str, str]:
+    """The options that decide the result, as text."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        for name, value in run.options.items()
+        if name not in (*_NEUTRAL, "zoo")
+    }
+
+
+def _zoo_names(runs: Sequence[Run]) -> list[str]:
+    """The zoo of every run: its folder's name, with more only where that is not enough."""
+    prints = [str((run.config.get("zoo") or {}).get("fingerprint") or "") for run in runs]
+    paths = [str(run.options.get("zoo", _MISSING)) for run in runs]
+    # One zoo may have been at several places; the first name stands for it.
+    first: dict[str, str] = {}
+    for mark, path in zip(prints, paths, strict=True):
+        first.setdefault(mark or path, path)
+    short = {key: Path(path).name or path for key, path in first.items()}
+    names = list(short.values())
+    for key, name in short.items():
+        if names.count(name) > 1:
+            short[key] = f"{name} ({first[key] if key == first[key] else key[:8]})"
+    return [short[mark or path] for mark, path in zip(prints, paths, strict=True)]
+
+
+def _differ(kinds: Sequence[Mapping[str, str]], name: str) -> bool:
+    return len({kind.get(name) for kind in kinds}) > 1
+
+
+def _label(chosen: Mapping[str, str], columns: Sequence[Mapping[str, str]]) -> str:
+    """The model, and whatever else groups of the same model differ in."""
+    same = [other for other in columns if other["model"] == chosen["model"]]
+    more = [n for n in chosen if n != "model" and _differ(same, n)]
+    extra = [chosen[n] if n in _ALWAYS else f"{n} {chosen[n]}" for n in more]
+    return ", ".join([chosen["model"], *extra])
+
+
+def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
+    found: dict[int, Run] = {}
+    for run in runs:
+        seed = run.options.get("seed")
+        if not isinstance(seed, int):
+            raise ValueError(f"Expected a seed in the options of '{run.folder}' (got {seed!r})")
+        if seed in found:
+            raise ValueError(
+                f"Expected every seed once among runs with the same options (got seed {seed} in "
+                f"'{found[seed].folder}' and in '{run.folder}')"
+            )
+        found[seed] = run
+    return dict(sorted(found.items()))
+
+
+def _rows(group: _Group) -> list[Row]:
+    collected: dict[tuple[str, str], list[float]] = {}
+    for run in group.runs.values():
+        facts = {name: run.metrics[name] for name in _FACTS if name in run.metrics}
+        parts = {
+            "test": run.metrics["test"],
+            **(run.metrics.get("evaluations") or {}),
+            "run": facts,
+        }
+        for part, metrics in parts.items():
+            for metric, value in scalar_metrics(metrics).items():
+                collected.setdefault((part, metric), []).append(value)
+    task = next(iter(group.runs.values())).task
+    head = {name: group.columns[name] for name in _ALWAYS}
+    options = {name: value for name, value in group.columns.items() if name not in _ALWAYS}
+    return [
+        {
+            "label": group.label, "task": task, **head, "options": options,
+            "part": part, "metric": metric,
+            "mean": sum(values) / len(values), "standard_error": _standard_error(values),
+            "seeds": len(values), "values": values,
+        }
+        for (part, metric), values in collected.items()
+    ]  # fmt: skip
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean, from the spread of the sample; one value has none."""
+    if len(values) < 2:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _tables(rows: Sequence[Row]) -> list[Table]:
+    """A table per part, with a line per group and a column per metric."""
+    heads = [n for n in _ALWAYS if n == "model" or len({row[n] for row in rows}) > 1]
+    options = list(dict.fromkeys(name for row in rows for name in row["options"]))
+    parts = dict.fromkeys(row["part"] for row in rows)
+    tables = []
+    for part in sorted(parts, key="run".__eq__):
+        lines: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            if row["part"] == part:
+                lines.setdefault(row["label"], {})[row["metric"]] = row
+        metrics = list(dict.fromkeys(metric for line in lines.values() for metric in line))
+        cells = []
+        for line in lines.values():
+            some = next(iter(line.values()))
+            head = [*(some[n] for n in heads), *(some["options"].get(n) for n in options)]
+            seeds = max(row["seeds"] for row in line.values())
+            values = [_cell(line[metric]) if metric in line else None for metric in metrics]
+            cells.append([*head, seeds, *values])
+        caption = "Size and time of the runs" if part == "run" else f"Networks of: {part}"
+        columns = [*heads, *options, "seeds", *map(metric_name, metrics)]
+        tables.append(Table(columns, cells, caption))
+    return tables
+
+
+def _cell(row: Row) -> object:
+    """`mean ± standard error`, or the mean alone; a count that never changes as such."""
+    mean, error, first = row["mean"], row["standard_error"], row["values"][0]
+    if isinstance(first, int) and len(set(row["values"])) == 1:
+        return first
+    if error is None:
+        return mean
+    text = format_value(float(mean))
+    # Both with the same decimals, unless the mean is very small or large.
+    decimals = 3 if "e" not in text and text == f"{mean:.3f}" else None
+    small = format_value(float(error)) if decimals is None else f"{error:.{decimals}f}"
+    return f"{text} ± {small}"
+
+
+def _write(out: Path, rows: Sequence[Row], task: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in rows[0] if name not in ("options", "values")]
+    options = list(dict.fromkeys(name for row in rows for name in row["options"]))
+    with (
+        replacing(out / "compare.csv") as temporary,
+        open(temporary, "w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow([*names, *options, "values"])
+        for row in rows:
+            values = " ".join(map(str, row["values"]))
+            chosen = [row["options"].get(name) for name in options]
+            writer.writerow([*(row[name] for name in names), *chosen, values])
+    bars(out / "compare.png", rows)
+    caption = "Bars: means. Whiskers: standard errors over seeds. Dots: single seeds."
+    seeds = sorted({row["seeds"] for row in rows})
+    text = (
+        f"Mean ± standard error over {' or '.join(map(str, seeds))} "
+        f"{'seed' if seeds == [1] else 'seeds'}; a single seed has no standard error."
+    )
+    sections = [
+        Section("Table", text, _tables(rows)),
+        Section("Figure", figures=[Shown(out / "compare.png", caption, f"Bar chart. {caption}")]),
+    ]
+    write_report(out / "compare.html", f"{task}: runs compared", sections)

@@ -1,0 +1,108 @@
+"""The folder of a run.
+
+config.json        the task, its options, versions, the zoo and what the model was made for
+checkpoints/       last.ckpt, to go on from, and best.ckpt, the best epoch by validation
+logs/metrics.csv   the learning curve; logs for TensorBoard beside it
+predictions.csv    split, network, target, prediction
+metrics.json       written last: a run that has it is finished
+figures/*.png      and report.html
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.tasks.training.options import NEUTRAL
+
+
+class RunFolder:
+    """Reads and writes the files of a run.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to go on from."""
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint of the best epoch."""
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def figures(self) -> Path:
+        """The folder of the figures, made if need be."""
+        path = self.path / "figures"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its metrics."""
+        return (self.path / "metrics.json").is_file()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """`config.json` or `metrics.json`."""
+        path = self.path / name
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"Expected the folder of a run, with a file '{name}' (got '{self.path}')"
+            )
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except ValueError as error:
+            raise ValueError(f"Expected JSON in '{path}' (got: {error})") from error
+        return dict(found)
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes a JSON file in one step."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path / name) as temporary:
+            temporary.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Writes the configuration, or checks that a run that was begun has the same."""
+        if not (self.path / "config.json").exists():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise ValueError(
+                    f"Expected an empty folder or that of a run (got '{self.path}', which holds "
+                    f"other files). Choose another --out."
+                )
+            self.write("config.json", config)
+            return
+        found, now = self.read("config.json"), json.loads(json.dumps(config))
+        differing = [name for name in ("task", "zoo") if found[name] != now[name]]
+        before, after = found["options"], now["options"]
+        differing += [
+            name
+            for name in {**before, **after}
+            if name not in NEUTRAL and before.get(name) != after.get(name)
+        ]
+        if differing:
+            name = differing[0]
+            was, got = ({**c, **c["options"]}.get(name) for c in (found, now))
+            raise ValueError(
+                f"Expected what the run in '{self.path}' was begun with: {name} = {was} (got "
+                f"{got}). Choose another --out, or delete that folder."
+            )
+
+    def write_predictions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes `predictions.csv`."""
+        with (
+            replacing(self.path / "predictions.csv") as temporary,
+            temporary.open("w", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, ["split", "network", "target", "prediction"])
+            writer.writeheader()
+            writer.writerows(rows)

@@ -1,0 +1,84 @@
+"""A task and its model as Lightning wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import Batch
+from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
+from nfn_graph.tasks.zoo.seeds import seed_of
+
+
+class TaskModule(pl.LightningModule):
+    """Trains the model of a task.
+
+    Args:
+        task: The task.
+        model: Its model.
+        facts: What the task knows about its data.
+    """
+
+    def __init__(self, task: Task[Options], model: nn.Module, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.task = task
+        self.model = model
+        self.facts = facts
+        compiled = task.options.compile
+        # Kept out of the parameters: checkpoints hold the model alone.
+        self._compiled = [torch.compile(model, dynamic=True) if compiled else model]
+        self._seen: list[Predictions] = []
+        self.found: Metrics = {}
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The outputs of the model."""
+        return self._compiled[0](batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, or AdamW if weights decay."""
+        options = self.task.options
+        rate = options.learning_rate or 1e-3
+        if options.weight_decay:
+            return torch.optim.AdamW(
+                self.model.parameters(), rate, weight_decay=options.weight_decay
+            )
+        return torch.optim.Adam(self.model.parameters(), rate)
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        """The loss of a batch. All that is drawn depends on the seed and the step alone, so that
+        a resumed run draws the same."""
+        place = (self.current_epoch, index, self.global_rank)
+        torch.manual_seed(seed_of(self.task.options.seed, *place, "step"))
+        batch = self.task.augment(batch)
+        loss = self.task.loss(self(batch), batch)
+        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=batch.num_graphs)
+        return loss
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """Remembers the predictions for a batch."""
+        self._seen.append(self.task.predict(self(batch), batch))
+
+    def on_validation_epoch_end(self) -> None:
+        """Computes the metrics of the whole split."""
+        self.found = self.task.metrics(self.collect(), self.facts)
+        for name, value in self.found.items():
+            if isinstance(value, float):
+                self.log(f"validation/{name}", value, prog_bar=name == self.task.monitor)
+
+    test_step = validation_step
+
+    def on_test_epoch_end(self) -> None:
+        """Nothing is logged: the caller collects the predictions."""
+
+    def collect(self) -> Predictions:
+        """The predictions for all networks that were seen since the last call."""
+        names = self._seen[0]
+        found = {name: torch.cat([seen[name] for seen in self._seen]) for name in names}
+        self._seen = []
+        if self.trainer.world_size > 1:
+            gathered: Any = self.all_gather(found)
+            found = {name: x.flatten(0, 1) for name, x in gathered.items()}
+        return {name: x.cpu() for name, x in found.items()}

@@ -1,0 +1,255 @@
+"""Training a task, and evaluating what was trained."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import platform
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import nn
+
+import nfn_graph
+from nfn_graph.converters.files.graph import spec_from_json, spec_to_json
+from nfn_graph.tasks.models.build import count_parameters
+from nfn_graph.tasks.training.data import EpochSampler, load_data, load_graphs, loader, open_for
+from nfn_graph.tasks.training.folder import RunFolder
+from nfn_graph.tasks.training.history import History
+from nfn_graph.tasks.training.module import TaskModule
+from nfn_graph.tasks.training.options import from_plain, to_plain
+from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
+from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.seeds import seed_of
+
+# Networks per batch where no gradients are computed.
+_EVAL_BATCH = 64
+
+
+def train(task: Task[Options], *, progress: bool = False) -> Metrics:
+    """Trains the model of a task, or goes on with a run that was stopped.
+
+    The best epoch by the validation metric is then evaluated on the validation and the test
+    networks. The same options give the same numbers, interrupted or not.
+
+    Args:
+        task: The task with its options.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        What was written to `metrics.json`.
+    """
+    options = task.options
+    options.check()
+    folder = RunFolder(options.out)
+    data = load_data(task)
+    torch.manual_seed(seed_of(options.seed, "model"))
+    model, spec, sizes = task.fitted(data)
+    config = {
+        "task": task.name,
+        "options": to_plain(options),
+        "zoo": {
+            "fingerprint": data.zoos["train"].description.get("fingerprint"),
+            "networks": {split: len(zoo) for split, zoo in data.zoos.items()},
+        },
+        "made_for": {"spec": spec_to_json(spec), "sizes": sizes, "facts": dict(data.facts)},
+        "versions": {
+            "nfn-graph": nfn_graph.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    folder.begin(config)
+    if folder.is_finished:
+        return folder.read("metrics.json")
+    started = time.perf_counter()
+    module = TaskModule(task, model, dict(data.facts))
+    batch_size = options.batch_size or 1
+    is_begun = folder.last.is_file()
+    sampler = EpochSampler(data.graphs["train"], options.seed)
+    with quiet():
+        trainer = _trainer(task, folder, progress)
+        trainer.fit(
+            module,
+            loader(data.graphs["train"], batch_size, options.workers, sampler),
+            loader(data.graphs["validation"], _EVAL_BATCH, options.workers),
+            ckpt_path=folder.last if is_begun else None,
+            weights_only=True,
+        )
+    if not trainer.is_global_zero:
+        return {}
+    seconds = time.perf_counter() - started
+    state = _load(folder.best)
+    model.load_state_dict(_model_state(state))
+    metrics: Metrics = {}
+    rows: list[dict[str, Any]] = []
+    for split in ("test", "validation"):
+        predictions = predict(task, model, data.graphs[split])
+        metrics[split] = _measured(task, predictions, data.facts)
+        rows += _rows(split, data.zoos[split], predictions)
+        task.draw(folder.figures, split, predictions, data.zoos[split])
+    metrics |= {
+        "evaluations": {},
+        "epochs": trainer.current_epoch,
+        "best_epoch": int(state["epoch"]),
+        "seconds": round(seconds, 1),
+        "parameters": count_parameters(model),
+    }
+    _draw_curves(task, folder)
+    folder.write_predictions(rows)
+    folder.write("metrics.json", metrics)
+    _report(folder)
+    return metrics
+
+
+def evaluate(
+    run: Path, zoo: Path, *, name: str = "", split: str = "", where: Sequence[str] = ()
+) -> Metrics:
+    """The metrics of a trained model on other networks.
+
+    They are added to the run's `metrics.json`, figures and report.
+
+    Args:
+        run: The folder of a finished run.
+        zoo: The zoo with the networks, of any widths.
+        name: What to call this evaluation; the name of the zoo's folder if empty.
+        split: Only networks of this split; all of them if empty.
+        where: Further conditions, such as `width=16`.
+    """
+    from nfn_graph.tasks.registry import TASKS
+
+    folder = RunFolder(run)
+    config, metrics = folder.read("config.json"), folder.read("metrics.json")
+    kind = TASKS[config["task"]]
+    task = kind(from_plain(kind.OPTIONS, config["options"]))
+    made_for = config["made_for"]
+    conditions = [*where, f"split={split}"] if split else where
+    chosen = open_for(task, Path(zoo), conditions)
+    model = task.build(spec_from_json(made_for["spec"]), made_for["sizes"], made_for["facts"])
+    model.load_state_dict(_model_state(_load(folder.best)))
+    predictions = predict(task, model, load_graphs(task, chosen))
+    found = _measured(task, predictions, made_for["facts"])
+    name = name or Path(zoo).name
+    task.draw(folder.figures, name, predictions, chosen)
+    metrics["evaluations"][name] = found
+    folder.write("metrics.json", metrics)
+    _report(folder)
+    return found
+
+
+@torch.no_grad()
+def predict(task: Task[Options], model: nn.Module, graphs: Sequence[Any]) -> Predictions:
+    """What the model says about every network."""
+    if not graphs:
+        raise ValueError("Expected at least one network to predict (got none)")
+    model.eval()
+    device = next(model.parameters()).device
+    found: list[Predictions] = []
+    for batch in loader(graphs, _EVAL_BATCH):
+        batch = batch.to(device)
+        found.append(task.predict(model(batch), batch))
+    return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
+
+
+def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Trainer:
+    options = task.options
+    monitor = f"validation/{task.monitor}"
+    every_epoch: dict[str, Any] = {
+        "dirpath": folder.best.parent,
+        "save_on_train_epoch_end": True,
+        "enable_version_counter": False,
+    }
+    checkpoints = [
+        ModelCheckpoint(filename=folder.best.stem, monitor=monitor, mode="max", **every_epoch),
+        ModelCheckpoint(filename=folder.last.stem, **every_epoch),
+    ]
+    # The table comes first: the checkpoint is to hold the row of its own epoch.
+    callbacks: list[pl.Callback] = [History(folder.path / "logs" / "metrics.csv")]
+    if options.patience:
+        callbacks.append(EarlyStopping(monitor, mode="max", patience=options.patience))
+    if progress:
+        callbacks.append(RichProgressBar(leave=False))
+    return pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        precision=options.precision,
+        max_epochs=options.epochs,
+        max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
+        callbacks=[*callbacks, *checkpoints],
+        logger=TensorBoardLogger(folder.path, "logs", version=""),
+        default_root_dir=folder.path,
+        enable_progress_bar=progress,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A checkpoint; nothing in it is executed."""
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a checkpoint of a run (got no '{path}')")
+    return dict(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    state = checkpoint["state_dict"]
+    return {key.removeprefix("model."): x for key, x in state.items() if key.startswith("model.")}
+
+
+def _measured(task: Task[Options], predictions: Predictions, facts: Any) -> Metrics:
+    count = len(next(iter(predictions.values())))
+    return {**task.metrics(predictions, facts), "networks": count}
+
+
+def _rows(split: str, zoo: ZooFolder, predictions: Predictions) -> Iterator[dict[str, Any]]:
+    columns = zip(predictions["target"].tolist(), predictions["prediction"].tolist(), strict=True)
+    for row, (target, prediction) in zip(zoo.rows, columns, strict=True):
+        yield {
+            "split": split,
+            "network": row["network"],
+            "target": target,
+            "prediction": prediction,
+        }
+
+
+def _draw_curves(task: Task[Options], folder: RunFolder) -> None:
+    from nfn_graph.tasks.reports.figures import curves, read_curves
+
+    columns = read_curves(folder.path / "logs" / "metrics.csv")
+    shown = {k: v for k, v in columns.items() if k.endswith(("/loss", f"/{task.monitor}"))}
+    curves(folder.figures / "curves.png", shown, title=f"{task.options.model}, learning curves")
+
+
+def _report(folder: RunFolder) -> None:
+    from nfn_graph.tasks.reports.page import run_report
+
+    run_report(folder.path)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Lightning's advice to itself: it does not know how small these data are."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for message in (
+                ".*does not have many workers.*",
+                ".*Checkpoint directory .* exists and is not empty.*",
+                ".*GPU available but not used.*",
+                ".*LeafSpec.*is deprecated.*",
+            ):
+                warnings.filterwarnings("ignore", message)
+            yield
+    finally:
+        logger.setLevel(level)

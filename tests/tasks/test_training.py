@@ -1,0 +1,286 @@
+"""Training end to end: runs, reports, resuming, evaluation, the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from zoo_data import tiny_images
+
+from nfn_graph.cli import main
+from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
+from nfn_graph.tasks.metrics import kendall_tau
+from nfn_graph.tasks.models import ModelName
+from nfn_graph.tasks.predict_generalization import (
+    PredictGeneralization,
+    PredictGeneralizationOptions,
+)
+from nfn_graph.tasks.training import evaluate, train
+from nfn_graph.tasks.training.data import EpochSampler, filtered
+from nfn_graph.tasks.zoo import (
+    CnnZooOptions,
+    InrZooOptions,
+    build_cnn_zoo,
+    build_inr_zoo,
+    open_zoo_folder,
+)
+
+IMAGES = tiny_images()
+
+
+@pytest.fixture(scope="module")
+def cnn_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = CnnZooOptions(
+        tmp_path_factory.mktemp("zoos") / "cnn",
+        networks=40,
+        widths=(3, 4),
+        depths=(1, 2),
+        epochs=(1, 4),
+        batch_size=16,
+    )
+    return build_cnn_zoo(options, images=IMAGES)
+
+
+@pytest.fixture(scope="module")
+def wide_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("zoos") / "wide"
+    options = CnnZooOptions(out, networks=10, widths=(6,), depths=(2,), epochs=(1, 4), seed=1)
+    return build_cnn_zoo(options, images=IMAGES)
+
+
+@pytest.fixture(scope="module")
+def inr_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("zoos") / "inr"
+    options = InrZooOptions(out, widths=(3, 5), steps=5)
+    return build_inr_zoo(options, source=IMAGES)
+
+
+def generalization(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
+    chosen = PredictGeneralizationOptions(zoo, out, **{"preset": "tiny", **options})
+    return PredictGeneralization(chosen.resolved())
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("model", get_args(ModelName))
+def test_every_model_trains(model: str, cnn_zoo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    metrics = train(generalization(cnn_zoo, run, model=model))
+    assert json.loads((run / "metrics.json").read_text()) == metrics
+    rows = [row for row in rows_of(run / "predictions.csv") if row["split"] == "test"]
+    columns = ([float(row[name]) for row in rows] for name in ("prediction", "target"))
+    assert metrics["test"]["tau"] == pytest.approx(
+        kendall_tau(*(torch.tensor(c, dtype=torch.float64) for c in columns)), abs=1e-9
+    )
+    zoo = open_zoo_folder(cnn_zoo).where(split="test")
+    wanted = [row["test_accuracy"] for row in zoo.rows if row["is_finite"]]
+    assert [float(row["target"]) for row in rows] == pytest.approx(wanted)
+    history = rows_of(run / "logs" / "metrics.csv")
+    assert [row["epoch"] for row in history] == ["0", "1"]
+    assert all(float(row["train/loss"]) > 0 for row in history)
+    assert (run / "figures" / "scatter-test.png").stat().st_size > 1000
+    assert f"{metrics['test']['tau']:.3f}" in (run / "report.html").read_text()
+    assert list((run / "logs").glob("events.out.tfevents.*"))
+
+
+def test_training_learns(cnn_zoo: Path, tmp_path: Path) -> None:
+    options = {"epochs": 30, "model": "statnn", "head": (32,), "learning_rate": 1e-2}
+    train(generalization(cnn_zoo, tmp_path / "run", **options))
+    losses = [float(row["train/loss"]) for row in rows_of(tmp_path / "run/logs/metrics.csv")]
+    assert len(losses) == 30
+    assert losses[-1] < losses[0] - 0.02
+
+
+def test_same_seed_same_result(cnn_zoo: Path, tmp_path: Path) -> None:
+    same = ("test", "validation", "parameters", "best_epoch")
+    found = [
+        train(generalization(cnn_zoo, tmp_path / name, seed=seed, head_dropout=0.3, noise=0.1))
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert all(found[0][key] == found[1][key] for key in same)
+    assert found[0]["test"] != found[2]["test"]
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    sampler, other = EpochSampler(range(20), 0), EpochSampler(range(20), 1)
+    first = list(sampler)
+    assert sorted(first) == list(range(20)) and first == list(sampler) != list(other)
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+@pytest.mark.parametrize("model", ["nfn-hnp", "mlp-aug"])
+def test_killed_run_ends_as_an_uninterrupted_one(model: str, cnn_zoo: Path, tmp_path: Path) -> None:
+    """`kill -9` after some epochs; the same command again."""
+    arguments = ["--zoo", str(cnn_zoo), "--model", model, "--preset", "tiny", "--epochs", "12"]
+    arguments += ["--head-dropout", "0.2", "--noise", "0.05"]
+
+    def command(out: Path) -> list[str]:
+        task = ["train", "predict-generalization", "--out", str(out), *arguments]
+        return [sys.executable, "-m", "nfn_graph.cli", *task]
+
+    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True, timeout=300)
+    table = tmp_path / "killed" / "logs" / "metrics.csv"
+    process = subprocess.Popen(
+        command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    limit = time.monotonic() + 200
+    while not (table.exists() and len(rows_of(table)) >= 3):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "metrics.json").exists()
+    subprocess.run(command(tmp_path / "killed"), check=True, capture_output=True, timeout=300)
+    whole, killed = (
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "killed")
+    )
+    for key in ("test", "validation", "epochs", "best_epoch"):
+        assert killed[key] == whole[key]
+    assert rows_of(table) == rows_of(tmp_path / "whole" / "logs" / "metrics.csv")
+    assert len(rows_of(table)) == 12
+
+
+def test_finished_run_is_left_alone(cnn_zoo: Path, tmp_path: Path) -> None:
+    first = train(generalization(cnn_zoo, tmp_path / "run"))
+    stamp = (tmp_path / "run" / "metrics.json").stat().st_mtime_ns
+    assert train(generalization(cnn_zoo, tmp_path / "run")) == first
+    assert (tmp_path / "run" / "metrics.json").stat().st_mtime_ns == stamp
+
+
+def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None:
+    train(generalization(cnn_zoo, tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"seed = 0 .got 1."):
+        train(generalization(cnn_zoo, tmp_path / "run", seed=1))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files"):
+        train(generalization(cnn_zoo, tmp_path / "full"))
+
+
+def test_early_stopping(cnn_zoo: Path, tmp_path: Path) -> None:
+    # At this learning rate nothing changes, so the first epoch stays the best one.
+    options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30}
+    metrics = train(generalization(cnn_zoo, tmp_path / "run", **options))
+    assert (metrics["epochs"], metrics["best_epoch"]) == (3, 0)
+
+
+def test_compile_is_asked_for(
+    cnn_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compiled(model: Any, **options: Any) -> Any:
+        asked.append(options)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    train(generalization(cnn_zoo, tmp_path / "run", compile=True, model="nfn-np"))
+    assert asked == [{"dynamic": True}]
+
+
+@pytest.mark.parametrize("model", ["nfn-np", "nfn-hnp", "statnn"])
+def test_widths_never_seen(model: str, cnn_zoo: Path, wide_zoo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(generalization(cnn_zoo, run, model=model, where=("depth=2",)))
+    found = evaluate(run, wide_zoo)
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["evaluations"] == {"wide": found}
+    assert found["networks"] == sum(r["is_finite"] for r in open_zoo_folder(wide_zoo).rows)
+    assert (run / "figures" / "scatter-wide.png").exists()
+    assert "wide" in (run / "report.html").read_text()
+    # The networks of the test split give what training gave.
+    again = evaluate(run, cnn_zoo, name="again", split="test", where=["depth=2"])
+    assert again == metrics["test"]
+
+
+def test_where(cnn_zoo: Path) -> None:
+    zoo = open_zoo_folder(cnn_zoo)
+    assert {row["width"] for row in filtered(zoo, ["width=3"]).rows} == {3}
+    assert len(filtered(zoo, ["width=3,4"])) == len(zoo)
+    chosen = filtered(zoo, ["width=3", "depth=2"])
+    assert 0 < len(chosen) < len(filtered(zoo, ["width=3"]))
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_classify(canonical: bool, inr_zoo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ClassifyInrOptions(
+        inr_zoo, run, preset="tiny", canonical=canonical, rotate=10.0, shift=0.1
+    )
+    metrics = train(ClassifyInr(options.resolved()))
+    test = metrics["test"]
+    rows = [row for row in rows_of(run / "predictions.csv") if row["split"] == "test"]
+    right = sum(row["target"] == row["prediction"] for row in rows)
+    assert test["accuracy"] == pytest.approx(right / len(rows))
+    assert sum(map(sum, test["confusion"])) == len(rows) == test["networks"]
+    assert sum(test["confusion"][i][i] for i in range(3)) == right
+    for name in ("confusion-test", "inrs-test", "curves"):
+        assert (run / "figures" / f"{name}.png").stat().st_size > 1000
+    found = evaluate(run, inr_zoo, name="narrow", where=["width=3"])
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_command_line(
+    cnn_zoo: Path, wide_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in ("0", "1"):
+        out = str(tmp_path / "runs" / f"np-{seed}")
+        options = ["--zoo", str(cnn_zoo), "--out", out, "--preset", "tiny", "--seed", seed]
+        assert main(["train", "predict-generalization", *options, "--where", "depth=2"]) == 0
+        assert main(["evaluate", out, "--zoo", str(wide_zoo)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "compared")]) == 0
+    assert "nfn-hnp" in capsys.readouterr().out
+    for name in ("compare.html", "compare.png", "compare.csv"):
+        assert (tmp_path / "compared" / name).stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--zoo", "nowhere"], "zoo.json"),
+        (["--epochs", "0"], "--epochs of at least 1 .got 0."),
+        (["--drop", "1.5"], "--drop within 0 and 1"),
+        (["--learning-rate", "0"], "--learning-rate above 0"),
+        (["--where", "colour=red"], "--where as NAME=VALUE"),
+        (["--where", "width=77"], "networks with width=77"),
+        (["--where", "split=train"], "networks of split 'validation'"),
+        (["--head", "0"], "--head of at least 1"),
+    ],
+)
+def test_bad_options(
+    options: list[str],
+    message: str,
+    cnn_zoo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--zoo", str(cnn_zoo), "--out", str(tmp_path / "run"), "--preset", "tiny", *options]
+    assert main(["train", "predict-generalization", *given]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and re.search(message, lines[0])
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_kind_of_zoo(inr_zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="zoo of kind 'cnn' for predict-generalization"):
+        train(generalization(inr_zoo, tmp_path / "run"))
+
+
+def test_evaluate_needs_a_finished_run(tmp_path: Path, cnn_zoo: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"folder of a run.*config\.json"):
+        evaluate(tmp_path, cnn_zoo)
