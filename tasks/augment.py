@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import WeightGraph
-from nfn_graph.layout import Layout
 from nfn_graph.spec import Symmetry, WeightKey
 from nfn_graph.symmetry import sample
 
@@ -125,11 +124,12 @@ class MoveCoordinates(BaseTransform):
         self.generator = generator
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """A moved copy of one network."""
+        """A copy of a graph or batch in which every network is moved in its own way."""
         key = first_weight(data)
-        inputs = data.spec.neuron[key[0]].size
-        matrix, shift = self.draw(0 if inputs is None else inputs)
-        return move_coordinates(data, matrix, shift)
+        inputs = data.spec.neuron[key[0]].size or 0
+        drawn = [self.draw(inputs) for _ in data.layouts]
+        matrices, shifts = zip(*drawn, strict=True)
+        return move_coordinates(data, torch.stack(matrices), torch.stack(shifts))
 
     def draw(self, inputs: int) -> tuple[Tensor, Tensor]:
         """A random matrix `A` and shift `t`, in double precision."""
@@ -150,15 +150,24 @@ class MoveCoordinates(BaseTransform):
 
 
 def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> WeightGraph:
-    """The network that shows at `matrix @ x + shift` what the given one shows at `x`."""
+    """The network that shows at `matrix @ x + shift` what the given one shows at `x`.
+
+    Args:
+        graph: One network or a batch.
+        matrix: `[inputs, inputs]` for all networks, or one for each along a first axis.
+        shift: `[inputs]`, or one for each along a first axis.
+    """
     key = first_weight(graph)
-    weight, bias = graph[key].edge_attr, graph[key[2]].x
-    inputs = len(shift)
-    back = torch.linalg.inv(matrix.to(torch.float64)).to(weight.device, weight.dtype)
-    rows = weight.view(-1, inputs, weight.shape[-1])
-    moved = torch.einsum("nic,ij->njc", rows, back)
-    offset = torch.einsum("njc,j->nc", moved, shift.to(weight.device, weight.dtype))
     raw = graph.features()
+    weight, bias = raw.weights[key], raw.neurons[key[2]]
+    network = raw.incidence.neurons[key[2]].graph.long()
+    inputs, networks = shift.shape[-1], raw.num_graphs
+    back = torch.linalg.inv(matrix.to(torch.float64)).expand(networks, inputs, inputs)
+    back = back.to(weight.device, weight.dtype)[network]
+    shift = shift.expand(networks, inputs).to(weight.device, weight.dtype)[network]
+    rows = weight.reshape(-1, inputs, weight.shape[-1])
+    moved = torch.einsum("nic,nij->njc", rows, back)
+    offset = torch.einsum("njc,nj->nc", moved, shift)
     return graph.with_features(
         {**raw.weights, key: moved.reshape(weight.shape)},
         {**raw.neurons, key[2]: bias - offset.unsqueeze(1)},
@@ -166,12 +175,9 @@ def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> Weigh
 
 
 def first_weight(graph: WeightGraph) -> WeightKey:
-    """The weight type that reads the inputs of one INR, whose neurons have a bias each."""
-    if not isinstance(graph, WeightGraph) or not isinstance(graph.layout, Layout):
-        raise TypeError(
-            f"Expected one WeightGraph (got {type(graph).__name__}). Transform networks before "
-            f"they are batched."
-        )
+    """The weight type that reads the inputs of INRs, whose neurons have a bias each."""
+    if not isinstance(graph, WeightGraph):
+        raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
     spec = graph.spec
     targets = {w.target for w in spec.weights}
     first = [w for w in spec.weights if w.source not in targets]

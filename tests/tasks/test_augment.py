@@ -125,6 +125,19 @@ def test_moving_acts_on_the_picture(inputs: int, points: Tensor) -> None:
     assert (render(moved, points) - render(graph, points)).abs().max() > 1e-3
 
 
+def test_every_network_of_a_batch_is_moved_in_its_own_way() -> None:
+    graphs = [siren(2, 8, 8, 1), siren(2, 5, 6, 1), siren(2, 8, 8, 1)]
+    transform = MoveCoordinates(90, (0.5, 2.0), 0.3)
+    drawn = [transform.draw(2) for _ in graphs]
+    matrices, shifts = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+    moved = move_coordinates(Batch.from_data_list(graphs), matrices, shifts)
+    for i, graph in enumerate(graphs):
+        alone = move_coordinates(graph, matrices[i], shifts[i])
+        assert torch.equal(render(moved[i], GRID), render(alone, GRID))
+    again = transform(Batch.from_data_list([graphs[0], graphs[0]]))
+    assert (render(again[0], GRID) - render(again[1], GRID)).abs().max() > 1e-3
+
+
 def test_a_quarter_turn_turns_the_picture() -> None:
     graph = siren(2, 8, 8, 1)
     grid = pixel_grid(9, 9, torch.float64)
@@ -144,8 +157,8 @@ def test_no_movement_by_default() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="two or three inputs"):
         MoveCoordinates(10)(siren(4, 8, 1))
-    with pytest.raises(TypeError, match="before they are batched"):
-        MoveCoordinates(10)(Batch.from_data_list([siren(2, 8, 1)]))
+    with pytest.raises(TypeError, match="Expected a WeightGraph"):
+        MoveCoordinates(10)(torch.rand(2))
     no_bias = WeightGraph.from_tensors([torch.rand(4, 2), torch.rand(1, 4)])
     with pytest.raises(ValueError, match="with biases"):
         MoveCoordinates(10)(no_bias)
