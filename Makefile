@@ -59,11 +59,8 @@ exactness: $(READY) ## Run the exactness suite on BACKEND
 demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; some minutes
 	$(BIN)/nfn-graph demo --out demo
 
-bench: $(READY) ## Run every benchmark
-	@set -e; for script in $(wildcard benchmarks/*.py); do \
-		echo "== $$script"; $(BIN)/python "$$script"; \
-	done
-	$(if $(wildcard benchmarks/*.py),,@echo "There are no benchmarks yet.")
+bench: $(READY) ## Run every benchmark; tables and figures in benchmarks/results
+	$(BIN)/python benchmarks/all.py
 
 clean: ## Delete .venv, caches and build products
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,9 @@
 """How time and memory grow with edges, channels, and the number of networks.
 
-The slope is that of a line through log time against log edges, from 1e5 edges on.
+Time is that of forward+backward of one layer; ours and the bare products in turn at every size.
+Memory is the most that the tensors of such a pass take at one time, beside the input. The
+slopes are those of the least-squares lines through their logarithms against that of the number
+of edges, from 1e5 edges on: 1 is growth in proportion.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from statistics import linear_regression, median
 
 import torch
 from harness.cases import Case, graph_features
+from harness.memory import peak_bytes
 from harness.products import products
 from harness.report import arguments, show
-from harness.timing import alternate
-from torch import Tensor
+from harness.timing import alternate, ratio
 
 from nfn_graph import NFLinear, WeightFeatures
 
@@ -36,11 +39,16 @@ def main() -> None:
     for networks in (1, 4, 16, 64, 256):
         width = round(math.sqrt(1e5 / 3 / networks))
         rows.append(measure("networks", Case((width,) * 4, networks, CHANNELS), args))
-    show(rows, "Scaling, NP, forward+backward", args.json)
-    large = [row for row in rows if row["against"] == "edges" and row["edges"] >= 9e4]
-    for name in ("ours ms", "products ms"):
-        logs = [[math.log(float(row[key])) for row in large] for key in ("edges", name)]
-        print(f"slope of {name} against edges from 1e5: {linear_regression(*logs).slope:.3f}")
+    columns = ("ours ms", "products ms", "ours peak MB")
+    slopes = {f"slope of {name} against edges from 1e5": slope(rows, name) for name in columns}
+    show(rows, "Scaling, NP, forward+backward", args.json, slopes)
+
+
+def slope(rows: list[dict[str, object]], name: str) -> float:
+    """By how many powers of ten a column grows where the edges grow by one."""
+    large = [row for row in rows if row["against"] == "edges" and float(row["edges"]) >= 9e4]  # type: ignore[arg-type]
+    logs = [[math.log(float(row[key])) for row in large] for key in ("edges", name)]  # type: ignore[arg-type]
+    return linear_regression(*logs).slope
 
 
 def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, object]:
@@ -55,6 +63,7 @@ def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, obj
 
     functions = {"ours": ours, "products": products(layer, features, True)}
     times = alternate(functions, 1.0 if args.quick else 3.0, args.device)
+    peak = peak_bytes(ours, args.device)
     edges = sum(x.shape[0] for x in features.weights.values())
     ms = {name: median(values) for name, values in times.items()}
     print(".", end="", flush=True)
@@ -66,27 +75,13 @@ def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, obj
         "edges": edges,
         "ours ms": ms["ours"],
         "products ms": ms["products"],
-        "ours / products": ms["ours"] / ms["products"],
-        "bytes per edge and channel": saved_bytes(layer, features) / edges / case.channels,
+        "ours / products": ratio(times, "ours", "products"),
+        "ours peak MB": peak / 2**20,
+        "bytes per edge and channel": peak / edges / case.channels,
     }
 
 
-def saved_bytes(layer: NFLinear, features: WeightFeatures) -> int:
-    """Bytes that the forward pass allocates and keeps for the backward pass, once each."""
-    storages: dict[int, int] = {}
-
-    def pack(x: Tensor) -> Tensor:
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = layer(features)
-    for x in our_tensors(out):
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-    return sum(storages.values())
-
-
-def our_tensors(features: WeightFeatures) -> list[Tensor]:
+def our_tensors(features: WeightFeatures) -> list[torch.Tensor]:
     """All tensors of our features that are not empty."""
     return [x for _, x in features.tensors() if x.numel()]
 

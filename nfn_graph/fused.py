@@ -60,6 +60,7 @@ class _FusedLayer(torch.autograd.Function):
         values, maps = _values(batch, tensors), _maps(batch, tensors)
         sums = edge_sums(batch, values.weights)
         neurons, summary = collect(batch, sums, values.neurons, values.network)
+        del sums
         mapped, message = map_summaries(batch, neurons, summary, maps)
         return (*spread(batch, values, maps.weights, mapped, message), *neurons, summary)
 
@@ -68,16 +69,24 @@ class _FusedLayer(torch.autograd.Function):
         ctx.plain, ctx.batch = inputs[:2]
         read = output[_num_values(ctx.batch) :]
         ctx.mark_non_differentiable(*read)
+        ctx.set_materialize_grads(False)  # What was read has none, and is large.
+        ctx.shapes = [x.shape for x in output[: _num_values(ctx.batch)]]
         ctx.save_for_backward(*inputs[2:], *read)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         count = _num_values(ctx.batch)
         needs = ctx.needs_input_grad[2:]
         wanted = (any(needs[:count]), any(needs[count:]))
         saved = ctx.saved_tensors
-        flat = [g.contiguous() for g in grads[:count]]
-        found = _FusedGradient.apply(ctx.plain, ctx.batch, wanted, *flat, *saved)
+        flat = [
+            saved[0].new_zeros(shape) if g is None else g.contiguous()
+            for g, shape in zip(grads, ctx.shapes, strict=False)
+        ]
+        # A function of its own only for those who look into the gradient.
+        watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        gradient = _FusedGradient.apply if watched else _FusedGradient.forward
+        found = gradient(ctx.plain, ctx.batch, wanted, *flat, *saved)
         values = found[:count] if wanted[0] else (None,) * count
         maps: list[Tensor | None] = [None] * (len(needs) - count)
         if wanted[1]:
@@ -112,11 +121,10 @@ class _FusedGradient(torch.autograd.Function):
         *reads, summary = inputs[-len(batch.neurons) - 1 :]
         ends = edge_sums(batch, grads.weights)
         sums, total = collect(batch, ends, grads.neurons, grads.network)
+        del ends
         found: list[Tensor] = []
-        if wanted[0]:
-            found += _values_gradient(batch, grads, maps, sums, total)
         if wanted[1]:
-            rows = [read_edges(x, batch, i) for i, x in enumerate(values.weights)]
+            rows = (read_edges(x, batch, i) for i, x in enumerate(values.weights))
             found += [g.t() @ x for g, x in zip(grads.weights, rows, strict=True)]
             for g, x, matrix in zip(sums, reads, maps.neurons, strict=True):
                 if matrix is not None:
@@ -124,7 +132,15 @@ class _FusedGradient(torch.autograd.Function):
             found.append(total.t() @ summary)
             if maps.bias is not None:
                 found.append(total.sum(0))
-        return tuple(found)
+        if not wanted[0]:
+            return tuple(found)
+        mapped, message = _map_gradients(batch, maps, sums, total)
+        del sums  # The largest tensors come now.
+        adjoint = [
+            _adjoint(matrix, wires.is_self)
+            for matrix, wires in zip(maps.weights, batch.wiring.bundles, strict=True)
+        ]
+        return (*spread(batch, grads, adjoint, mapped, message), *found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -167,9 +183,10 @@ class _FusedGradient(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
-def _values_gradient(
-    batch: Batched, grads: Values, maps: Maps, sums: Sequence[Tensor], total: Tensor
-) -> tuple[Tensor, ...]:
+def _map_gradients(
+    batch: Batched, maps: Maps, sums: Sequence[Tensor], total: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """What all neurons and the network say back."""
     message = total @ maps.network
     if batch.scales:
         tapped(message, batch.scales[-1]).mul_(batch.scales[-1])
@@ -182,11 +199,7 @@ def _values_gradient(
             tapped(x, scale).addcmul_(tapped(read @ matrix, scale), scale)
         else:
             x.addmm_(read, matrix)
-    adjoint = [
-        _adjoint(matrix, wires.is_self)
-        for matrix, wires in zip(maps.weights, batch.wiring.bundles, strict=True)
-    ]
-    return spread(batch, grads, adjoint, mapped, message)
+    return mapped, message
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:

@@ -191,12 +191,18 @@ class Incidence:
         per_source = _degree(source_start, source_size, target_size - less, num_sources)
         by_target = [(b.target_start, b.source_size - less) for b in blocks]
         by_source = [(b.source_start, b.target_size - less) for b in blocks]
+        at_target = self._segments(None, by_target, per_target, target, start, block)
+        at_source = self._segments(transposed, by_source, per_source, source, start, block)
         return EdgeRows(
             ends=torch.stack([target, source + num_targets], 1).flatten(),
             pairs=self._pairs.narrow(0, 0, total + 1),
+            order=torch.cat([at_target.order, at_source.order]),
+            pointers=torch.cat(
+                [at_target.pointers, at_source.pointers.narrow(0, 1, num_sources) + total]
+            ),
             transposed=transposed,
-            targets=self._segments(None, by_target, per_target, target, start, block),
-            sources=self._segments(transposed, by_source, per_source, source, start, block),
+            targets=at_target,
+            sources=at_source,
             per_graph=count.new_zeros(self.num_graphs).index_add(0, graph, count),
         )
 

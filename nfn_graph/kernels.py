@@ -30,8 +30,13 @@ def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     return bag_rows(x, segments.order, segments.pointers)
 
 
+def bag_edges(x: Tensor, edges: EdgeRows) -> Tensor:
+    """The sums of the edges at every target, and below them at every source neuron."""
+    return bag_rows(x, edges.order, edges.pointers)
+
+
 def bag_ends(table: Tensor, edges: EdgeRows) -> Tensor:
-    """For every edge, the sum of its target's and its source's row of a table of both."""
+    """For every edge, its target's plus its source's row: the adjoint of :func:`bag_edges`."""
     return bag_rows(table, edges.ends, edges.pairs)
 
 
@@ -39,59 +44,90 @@ def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
     """Sums rows `rows[pointers[i]:pointers[i + 1]]` of a tensor, for every `i`."""
     if not x.shape[1]:
         return x.new_zeros(pointers.shape[0] - 1, 0)
-    # Of a tensor with gradients it would prepare its own backward as well.
-    return torch.embedding_bag(x.detach(), rows, pointers, include_last_offset=True)[0]
+    if x.requires_grad:  # Then it would prepare its own backward as well.
+        x = x.detach()
+    return torch.embedding_bag(x, rows, pointers, include_last_offset=True)[0]
+
+
+def where_positive(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x` where the gate is positive, else 0; of `x` itself that is its ReLU."""
+    if out is None:
+        return torch.ops.aten.threshold_backward(x, gate, 0)
+    return torch.ops.aten.threshold_backward.grad_input(x, gate, 0, grad_input=out)
 
 
 class SegmentSum(torch.autograd.Function):
-    """:func:`plain_segment_sum`, differentiable any number of times."""
+    """:func:`plain_segment_sum`, differentiable any number of times.
+
+    With a gate, only of the values where it is positive. Gated by its own input it is the sum
+    of a ReLU that keeps no other tensor, and makes its gradient in one piece of memory.
+    """
 
     @staticmethod
-    def forward(x: Tensor, segments: Segments) -> Tensor:
+    def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
         """Sums."""
-        return bag_sum(x, segments)
+        return bag_sum(x if gate is None else where_positive(x, gate), segments)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Segments], output: Tensor) -> None:
-        """Keeps the pointers only."""
-        _, ctx.segments = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keeps the pointers and the gate only."""
+        _, ctx.segments, gate = inputs
+        ctx.save_for_backward(gate)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Expands."""
-        return Expand.apply(grads[0], ctx.segments), None
+        return Expand.apply(grads[0], ctx.segments, *ctx.saved_tensors), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, segments: Segments) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         """The plain operation, with the batch among the columns."""
-        return _columns_batched(plain_segment_sum, in_dims[0], x, segments)
+        x, gate, segments = *_columns_batched(info, in_dims, inputs), inputs[1]
+        x = x if gate is None else where_positive(x, gate)
+        return _batched(plain_segment_sum(x.flatten(1), segments), x)
 
 
 class Expand(torch.autograd.Function):
-    """:func:`plain_expand`, differentiable any number of times."""
+    """:func:`plain_expand`, differentiable any number of times; the adjoint of the above."""
 
     @staticmethod
-    def forward(x: Tensor, segments: Segments) -> Tensor:
+    def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
         """Expands."""
-        return plain_expand(x, segments)
+        out = plain_expand(x, segments)
+        return out if gate is None else where_positive(out, gate, out)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Segments], output: Tensor) -> None:
-        """Keeps the pointers only."""
-        _, ctx.segments = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keeps the pointers and the gate only."""
+        _, ctx.segments, gate = inputs
+        ctx.save_for_backward(gate)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Sums."""
-        return SegmentSum.apply(grads[0], ctx.segments), None
+        return SegmentSum.apply(grads[0], ctx.segments, *ctx.saved_tensors), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, segments: Segments) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         """The plain operation, with the batch among the columns."""
-        return _columns_batched(plain_expand, in_dims[0], x, segments)
+        x, gate, segments = *_columns_batched(info, in_dims, inputs), inputs[1]
+        out, _ = _batched(plain_expand(x.flatten(1), segments), x)
+        return (out if gate is None else where_positive(out, gate)), 1
 
 
-def _columns_batched(function: Any, dim: int, x: Tensor, segments: Segments) -> tuple[Tensor, int]:
-    x = x.movedim(dim, 1)
-    out = function(x.flatten(1), segments)
-    return out.reshape(out.shape[0], *x.shape[1:]), 1
+def _columns_batched(
+    info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
+) -> tuple[Tensor, Tensor | None]:
+    """The tensor and its gate, if it has one: `[rows, batch, width]`."""
+
+    def batched(x: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
+            return x.unsqueeze(1).expand(-1, info.batch_size, -1)
+        return x.movedim(dim, 1)
+
+    x, _, gate = inputs
+    return batched(x, in_dims[0]), None if gate is None else batched(gate, in_dims[2])
+
+
+def _batched(columns: Tensor, like: Tensor) -> tuple[Tensor, int]:
+    return columns.reshape(columns.shape[0], *like.shape[1:]), 1

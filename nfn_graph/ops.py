@@ -20,11 +20,12 @@ from nfn_graph.rows import EdgeRows, Segments
 Reduce = Literal["mean", "sum", "max"]
 
 
-def segment_sum(x: Tensor, segments: Segments) -> Tensor:
-    """Sums the rows of every segment: `[rows, width] -> [segments, width]`."""
+def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
+    """Sums the rows of every segment, or their ReLU: `[rows, width] -> [segments, width]`."""
     backend = current_backend()
     if backend == "torch":
-        return SegmentSum.apply(x, segments)
+        return SegmentSum.apply(x, segments, x if relu else None)
+    x = x.relu() if relu else x
     # torch-scatter does not know tensors without columns.
     if backend == "plain" or not x.shape[1]:
         return plain_segment_sum(x, segments)
@@ -38,7 +39,7 @@ def expand(x: Tensor, segments: Segments) -> Tensor:
     """Gives every row the value of its segment: `[segments, width] -> [rows, width]`."""
     backend = current_backend()
     if backend == "torch":
-        return Expand.apply(x, segments)
+        return Expand.apply(x, segments, None)
     if backend == "plain" or not segments.contiguous or not x.shape[1]:
         return plain_expand(x, segments)
     return import_module("torch_scatter").gather_csr(x, segments.pointers.long())

@@ -67,6 +67,8 @@ class EdgeRows:
         ends: `[2 * e]`, for each edge the rows of its target and its source neuron in a table
             of all target neurons followed by all source neurons.
         pairs: `[e + 1]`, where each edge begins in `ends`.
+        order: `[2 * e]`, the edges by target neuron, then the edges by source neuron.
+        pointers: `[targets + sources + 1]`, where each neuron begins in `order`.
         transposed: `[e]`, tensor by tensor, the edges by source, then target.
         targets: The edges by target neuron.
         sources: The edges by source neuron.
@@ -75,6 +77,8 @@ class EdgeRows:
 
     ends: Tensor
     pairs: Tensor
+    order: Tensor
+    pointers: Tensor
     transposed: Tensor
     targets: Segments
     sources: Segments
@@ -94,6 +98,11 @@ class EdgeRows:
     def count(self) -> int:
         """Edges of this type in the batch."""
         return self.transposed.shape[0]
+
+    @property
+    def num_ends(self) -> tuple[int, int]:
+        """How many target and source neurons there are, those without edges included."""
+        return self.targets.count, self.sources.count
 
     @property
     def target(self) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.kernels import bag_ends, bag_sum
+from nfn_graph.kernels import bag_edges, bag_ends, bag_sum
 from nfn_graph.ops import with_transposed
 from nfn_graph.rows import EdgeRows, NeuronRows
 from nfn_graph.wiring import Wiring
@@ -78,30 +78,23 @@ def cast_all(values: Values, maps: Maps, dtype: torch.dtype) -> tuple[Values, Ma
     )
 
 
-class Sums(NamedTuple):
-    """For every bundle, the sums of its edges at their target and source neurons."""
-
-    target: list[Tensor]
-    source: list[Tensor]
-
-
-def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> Sums:
-    """Sums all edges at both ends."""
-    return Sums(
-        [bag_sum(x, e.targets) for x, e in zip(weights, batch.edges, strict=True)],
-        [bag_sum(x, e.sources) for x, e in zip(weights, batch.edges, strict=True)],
-    )
+def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> list[Tensor]:
+    """For every bundle, the sums of its edges at all target, then at all source neurons."""
+    return [bag_edges(x, edges) for x, edges in zip(weights, batch.edges, strict=True)]
 
 
 def collect(
-    batch: Batched, sums: Sums, own: Sequence[Tensor], network: Tensor
+    batch: Batched, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Every neuron's own values beside the sums over its edges; their sums per network."""
     wiring = batch.wiring
+    ends = [
+        dict(zip(("target", "source"), x.split_with_sizes(edges.num_ends), strict=True))
+        for x, edges in zip(sums, batch.edges, strict=True)
+    ]
     neurons, totals = [], []
     for wires, x, rows in zip(wiring.neurons, own, batch.neurons, strict=True):
-        ends = [(sums.target if end == "target" else sums.source)[i] for i, end in wires.incident]
-        neuron = torch.cat([x, *ends], 1)
+        neuron = torch.cat([x, *(ends[bundle][end] for bundle, end in wires.incident)], 1)
         neurons.append(neuron)
         totals.append(split_taps(bag_sum(neuron, rows.graphs), wires.taps))
     # A sum over all edges is one over the sums at their targets.
@@ -174,7 +167,7 @@ def read_edges(x: Tensor, batch: Batched, bundle: int) -> Tensor:
 def split_taps(x: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
     """The parts of a summary, side by side."""
     channels = x.shape[1] // max(sum(taps), 1)
-    return x.split([count * channels for count in taps], 1)
+    return x.split_with_sizes([count * channels for count in taps], 1)
 
 
 def tapped(x: Tensor, like: Tensor) -> Tensor:

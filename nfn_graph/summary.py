@@ -21,6 +21,7 @@ def network_summary(
     spec: FoldedSpec,
     reduce: Reduce,
     totals: Sequence[Tensor] | None = None,
+    relu: bool = False,
 ) -> Tensor:
     """Weights, then neurons, then the network's own taps: `[graphs, G * channels]`.
 
@@ -30,12 +31,13 @@ def network_summary(
         reduce: The aggregate.
         totals: For every bundle, the sums over its edges (or the largest), where they are
             known already.
+        relu: Whether to take the ReLU of the weights first, for a mean or a sum.
     """
     incidence, graphs = features.incidence, features.num_graphs
     parts = []
     for i, bundle in enumerate(spec.bundles):
         edges = incidence.edges(bundle)
-        total = _total(features, bundle, reduce) if totals is None else totals[i]
+        total = _total(features, bundle, reduce, relu) if totals is None else totals[i]
         parts.append(divide_by_count(total, edges.per_graph) if reduce == "mean" else total)
     for neuron in spec.neurons:
         x = features.neurons[neuron.name].flatten(1)
@@ -49,11 +51,11 @@ def network_summary(
     return torch.cat(parts, 1)
 
 
-def _total(features: WeightFeatures, bundle: Bundle, reduce: Reduce) -> Tensor:
+def _total(features: WeightFeatures, bundle: Bundle, reduce: Reduce, relu: bool) -> Tensor:
     x, edges = features.weights[bundle.key].flatten(1), features.incidence.edges(bundle)
     neurons = features.incidence.neurons[bundle.target]
     if reduce == "max":
         graph = neurons.graph.index_select(0, edges.target)
         return segment_max(x, graph, features.num_graphs)
     # Through the target neurons: many short sums, which run in parallel.
-    return segment_sum(segment_sum(x, edges.targets), neurons.graphs)
+    return segment_sum(segment_sum(x, edges.targets, relu), neurons.graphs)

@@ -64,8 +64,8 @@ def test_chunks_hold_no_more_edges_than_asked_for():
 
     batch = batch_of(NAMED_SPECS["mlp"], (20, 20))
     model = NFN(batch.spec, (4, 4), in_channels=3, out_features=1, head=(4,)).double().eval()
-    for block in model.layers:
-        block[1].function = Watched()
+    for act in (model.layers[0][1], model.pool.act):
+        act.function = Watched()
     with torch.no_grad():
         model(batch, max_edges=60)
     assert max(seen) == 60

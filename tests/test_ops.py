@@ -44,14 +44,14 @@ def test_segment_sums_and_expansions(dtype):
     for segments in all_segments():
         rows = len(segments.order)
         x = torch.randint(-4, 5, (rows, 3)).to(dtype)
-        assert torch.equal(SegmentSum.apply(x, segments), plain_segment_sum(x, segments))
+        assert torch.equal(SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments))
         wide = torch.randn(rows, 6).to(dtype)[:, ::2]
         close = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else {}
-        summed = SegmentSum.apply(wide, segments)
+        summed = SegmentSum.apply(wide, segments, None)
         torch.testing.assert_close(summed, plain_segment_sum(wide, segments), **close)
         y = torch.randn(segments.count, 3).to(dtype)
-        assert torch.equal(Expand.apply(y, segments), y[segments.index.long()])
-        assert SegmentSum.apply(x[:, :0], segments).shape == (segments.count, 0)
+        assert torch.equal(Expand.apply(y, segments, None), y[segments.index.long()])
+        assert SegmentSum.apply(x[:, :0], segments, None).shape == (segments.count, 0)
 
 
 def test_gradients_of_segment_sums_and_expansions_of_any_order():
@@ -59,7 +59,7 @@ def test_gradients_of_segment_sums_and_expansions_of_any_order():
         x = torch.randn(len(segments.order), 2, dtype=torch.float64, requires_grad=True)
         y = torch.randn(segments.count, 2, dtype=torch.float64, requires_grad=True)
         for function, value in ((SegmentSum, x), (Expand, y)):
-            run = lambda v, f=function, s=segments: f.apply(v, s)  # noqa: E731
+            run = lambda v, f=function, s=segments: f.apply(v, s, None)  # noqa: E731
             assert torch.autograd.gradcheck(run, (value,))
             assert torch.autograd.gradgradcheck(lambda v, r=run: r(v).sin(), (value,))
 
@@ -72,7 +72,7 @@ def test_kernels_inside_vmap():
             (SegmentSum, plain_segment_sum, x),
             (Expand, plain_expand, y),
         ):
-            run = torch.vmap(lambda v, f=function, s=segments: f.apply(v, s), 1, 1)
+            run = torch.vmap(lambda v, f=function, s=segments: f.apply(v, s, None), 1, 1)
             expected = torch.stack([plain(v, segments) for v in value.unbind(1)], 1)
             torch.testing.assert_close(run(value), expected)
 
@@ -185,7 +185,9 @@ def test_edges_of_one_role_in_any_order_of_tensors():
     edges = Incidence(spec, shapes, CPU).weights["h", "weight", "h"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
     for segments, counts in ((edges.targets, edges.per_target), (edges.sources, edges.per_source)):
-        torch.testing.assert_close(SegmentSum.apply(x, segments), plain_segment_sum(x, segments))
+        torch.testing.assert_close(
+            SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments)
+        )
         assert torch.equal(torch.bincount(segments.index, minlength=segments.count), counts)
 
 

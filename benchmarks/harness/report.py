@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import nfn_graph
 from harness.timing import THREADS
 
 Row = Mapping[str, Any]
+#: The load of the machine when the benchmark began: other work slows it down.
+LOAD = os.getloadavg()
 
 
 def arguments(description: str | None) -> argparse.Namespace:
@@ -32,25 +34,48 @@ def arguments(description: str | None) -> argparse.Namespace:
     return args
 
 
-def show(rows: Sequence[Row], title: str, file: Path | None) -> None:
-    """Prints rows as a Markdown table, and writes them to a file if one is given."""
-    print(f"\n{title}\n{machine()}\n")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "---|" * len(columns))
-    for row in rows:
-        print("| " + " | ".join(_cell(row.get(column)) for column in columns) + " |")
+def show(
+    rows: Sequence[Row], title: str, file: Path | None, notes: Mapping[str, float] | None = None
+) -> None:
+    """Prints rows as a Markdown table, and writes them to a file if one is given.
+
+    Args:
+        rows: The table.
+        title: What stands above it.
+        file: Where to write it as JSON.
+        notes: Single numbers of the whole table.
+    """
+    found = {
+        "title": title,
+        "machine": machine(),
+        "load": {"at the start": LOAD, "at the end": os.getloadavg()},
+        "notes": dict(notes or {}),
+        "rows": list(rows),
+    }
+    print("\n" + "\n".join(markdown(found)), flush=True)
     if file is not None:
-        found = {"title": title, "machine": machine(), "rows": list(rows)}
         file.write_text(json.dumps(found, indent=2) + "\n")
 
 
+def markdown(found: Mapping[str, Any]) -> Iterable[str]:
+    """The lines of what :func:`show` writes as JSON."""
+    yield from (f"### {found['title']}", "", str(found["machine"]))
+    for when, load in found["load"].items():
+        yield f"Load {when}: " + " ".join(f"{x:.1f}" for x in load) + " (1, 5, 15 minutes)"
+    for name, value in found["notes"].items():
+        yield f"{name}: {_cell(value)}"
+    columns = list(dict.fromkeys(key for row in found["rows"] for key in row))
+    yield from ("", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns))
+    for row in found["rows"]:
+        yield "| " + " | ".join(_cell(row.get(column)) for column in columns) + " |"
+
+
 def machine() -> str:
-    """Cores, load, memory and versions."""
+    """Cores, memory and versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GB, "
-        f"load {os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, "
+        f"{torch.get_num_threads()} threads, "
         f"Python {platform.python_version()}, torch {torch.__version__}, "
         f"nfn_graph {nfn_graph.__version__}"
     )

@@ -13,25 +13,28 @@ THREADS = 2
 
 
 def alternate(
-    functions: Mapping[str, Callable[[], object]], seconds: float, device: torch.device
+    functions: Mapping[str, Callable[[], object]],
+    seconds: float,
+    device: torch.device,
+    rounds: int = 5,
 ) -> dict[str, list[float]]:
     """Runs functions in turn; returns the milliseconds of every run.
 
     Args:
         functions: What to time.
-        seconds: How long to go on, all functions together; at least five rounds.
+        seconds: How long to go on, all functions together.
         device: Where they run.
+        rounds: How often at least.
     """
     for function in functions.values():
-        for _ in range(2):
-            function()
+        function()
     times: dict[str, list[float]] = {name: [] for name in functions}
     end = time.perf_counter() + seconds
     # A collection of garbage in the middle of a run would be charged to that run.
     gc.collect()
     gc.disable()
     try:
-        while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
+        while time.perf_counter() < end or len(next(iter(times.values()))) < rounds:
             for name, function in functions.items():
                 times[name].append(_once(function, device))
     finally:

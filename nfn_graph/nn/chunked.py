@@ -21,8 +21,8 @@ from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.kernels import bag_rows
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
-from nfn_graph.ops import Reduce
-from nfn_graph.steps import Sums, collect, map_summaries, split_taps
+from nfn_graph.nn.pool import Pool
+from nfn_graph.steps import collect, map_summaries, split_taps
 from nfn_graph.summary import network_summary
 
 
@@ -102,14 +102,16 @@ class ChunkedFeatures:
             weights[bundle.key] = out
         return self.small.replace(Levels(weights, self.small.neurons, self.small.network))
 
-    def summary(self, reduce: Reduce) -> Tensor:
-        """The network summary of all features."""
+    def summary(self, pool: Pool) -> Tensor:
+        """What a pool makes of the features: `[graphs, entries * channels]`."""
         incidence, like, totals = self.input.incidence, self.small.network[NETWORK], []
+        act: list[nn.Module] = [] if pool.act is None else [pool.act]
+        reduce = pool.reduce
         for bundle in self.spec.bundles:
             edges, graph = incidence.edges(bundle), incidence.neurons[bundle.target].graph
             shape = (incidence.num_graphs, bundle.taps * self.small.channels)
             total = like.new_full(shape, -torch.inf if reduce == "max" else 0.0)
-            for start, x in self._chunks(bundle):
+            for start, x in self._chunks(bundle, act):
                 rows = graph.index_select(0, edges.targets.index.narrow(0, start, len(x)))
                 if reduce == "max":
                     where = rows.unsqueeze(1).expand(len(x), shape[1])
@@ -117,21 +119,21 @@ class ChunkedFeatures:
                 else:
                     total = total.index_add(0, rows, x.flatten(1))
             totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
-        return network_summary(self.small.owned(), self.spec, reduce, totals)
+        return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
 
     def _full(self, block: Block, read: WeightFeatures) -> WeightFeatures:
-        layer, sums = block.layer, Sums([], [])
+        layer = block.layer
+        sums: list[Tensor] = []
         own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
         network = read.network[NETWORK].flatten(1)
         batch = layer.batched(self.input.incidence, network.dtype, fused=True)
         for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
-            parts, width = (edges.targets, edges.sources), bundle.taps * layer.in_channels
-            totals = [network.new_zeros(part.count, width) for part in parts]
+            table = network.new_zeros(sum(edges.num_ends), bundle.taps * layer.in_channels)
+            neurons_of = edges.ends.view(-1, 2)
             for start, x in self._chunks(bundle, block.before):
-                for total, part in zip(totals, parts, strict=True):
-                    total.index_add_(0, part.index.narrow(0, start, len(x)), x.flatten(1))
-            sums.target.append(totals[0])
-            sums.source.append(totals[1])
+                for rows in neurons_of.narrow(0, start, len(x)).unbind(1):
+                    table.index_add_(0, rows, x.flatten(1))
+            sums.append(table)
         neurons, summary = collect(batch, sums, own, network)
         mapped, message = map_summaries(batch, neurons, summary, layer.maps())
         wires = batch.wiring

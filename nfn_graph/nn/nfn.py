@@ -14,7 +14,7 @@ from nfn_graph.features import WeightFeatures
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn.checks import check_features
 from nfn_graph.nn.chunked import ChunkedFeatures
-from nfn_graph.nn.elementwise import Dropout, Residual, activation
+from nfn_graph.nn.elementwise import Activation, Dropout, Residual, activation
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.norm import ChannelNorm, Standardize
@@ -135,14 +135,19 @@ class NFN(nn.Module):
             "reduce": reduce,
             "max_parameters": max_parameters,
         }
+        before_pool: Activation | None = None
         for i, out in enumerate(channels):
             block: list[nn.Module] = [ChannelNorm(folded, width)] if norm and i else []
             block.append(NFLinear(folded, width, out, **options))
-            if out_features is not None or i < len(channels) - 1:
+            around, last = residual and width == out, i == len(channels) - 1
+            if not last or (out_features is not None and (around or dropout)):
                 block.append(activation(act))
                 block += [Dropout(dropout)] if dropout else []
+            elif out_features is not None:
+                # The pool keeps one tensor less than an activation before it.
+                before_pool = activation(act)
             layer = nn.Sequential(*block)
-            layers.append(Residual(layer) if residual and width == out else layer)
+            layers.append(Residual(layer) if around else layer)
             width = out
         self.layers = nn.Sequential(*layers)
         self.edit_scale: nn.Parameter | None = None
@@ -151,7 +156,7 @@ class NFN(nn.Module):
         self.pool: Pool | None = None
         self.head: nn.Sequential | None = None
         if out_features is not None:
-            self.pool = Pool(folded, pool)
+            self.pool = Pool(folded, pool, act=before_pool)
             sizes = [self.pool.num_entries * width, *head]
             self.head = mlp(sizes, out_features, head_dropout)
 
@@ -180,7 +185,7 @@ class NFN(nn.Module):
         if max_edges is not None:
             chunked = ChunkedFeatures(features, max_edges).apply(self.layers)
             if self.pool is not None and self.head is not None:
-                return self.head(chunked.summary(self.pool.reduce))
+                return self.head(chunked.summary(self.pool))
             features = chunked.features()
         else:
             for layer in self.layers:

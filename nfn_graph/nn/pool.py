@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
+from nfn_graph.fold import Levels
 from nfn_graph.folded import FoldedSpec
 from nfn_graph.nn.checks import check_choice, check_features, check_folded
+from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce
 from nfn_graph.summary import network_summary
 
@@ -32,17 +34,26 @@ class Pool(nn.Module):
         full: Whether to keep the redundant entries of :math:`\tilde P`, which are
             :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
             are fixed, so all of its entries take the place of rows and columns.
+        act: An activation of the input. The mean or sum of a ReLU keeps only the input for
+            the gradient, where an activation before the pool keeps its own result too.
 
     Shapes:
         - input: features of `spec`.
         - output: `[graphs, num_entries, channels]`.
     """
 
-    def __init__(self, spec: FoldedSpec, reduce: Reduce = "mean", full: bool = False) -> None:
+    def __init__(
+        self,
+        spec: FoldedSpec,
+        reduce: Reduce = "mean",
+        full: bool = False,
+        act: Activation | None = None,
+    ) -> None:
         super().__init__()
         self.spec = check_folded(spec)
         self.reduce: Reduce = check_choice(reduce, ("mean", "sum", "max"))
         self.full = full
+        self.act = act
         self._coarse = spec.network.fold("np") if full and spec.symmetry == "hnp" else None
         # Where the aggregates of tensors with a fixed axis are in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
@@ -52,8 +63,15 @@ class Pool(nn.Module):
 
     def forward(self, features: WeightFeatures) -> Tensor:
         """Pools every network of the batch."""
-        features = check_features(features, self.spec)
-        entries = self._summary(features, self.spec)
+        check_features(features, self.spec)
+        relu = self._sums_relu()
+        if self.act is not None:
+            weights = {} if relu else features.weights
+            new = self.act(features.replace(Levels(weights, features.neurons, features.network)))
+            weights = features.weights if relu else new.weights
+            features = features.replace(Levels(weights, new.neurons, new.network))
+        features = features.owned()
+        entries = self._summary(features, self.spec, relu)
         if self._coarse is None:
             return entries
         coarse = self._summary(features.fold("np"), self._coarse)
@@ -63,8 +81,13 @@ class Pool(nn.Module):
         """Shown by `print(layer)`."""
         return f"{self.num_entries} entries, {self.reduce}, {self.spec.symmetry}"
 
-    def _summary(self, features: WeightFeatures, spec: FoldedSpec) -> Tensor:
-        flat = network_summary(features, spec, self.reduce)
+    def _sums_relu(self) -> bool:
+        """Whether the sums over the edges take the ReLU themselves."""
+        relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
+        return relu and self.reduce != "max" and not self.full
+
+    def _summary(self, features: WeightFeatures, spec: FoldedSpec, relu: bool = False) -> Tensor:
+        flat = network_summary(features, spec, self.reduce, relu=relu)
         return flat.reshape(features.num_graphs, spec.summary_taps, features.channels)
 
 

@@ -1,0 +1,60 @@
+"""The most memory that the tensors of a function take at one time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """Bytes that a function allocates, at their most, beside what is there already.
+
+    On the CPU all storages that operations return are counted for as long as they live, so the
+    figure does not depend on what the system's allocator keeps.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with _Storages() as storages:
+        function()
+    return storages.peak
+
+
+class _Storages(TorchDispatchMode):
+    """Follows the storages that operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: set[int] = set()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = {_pointer(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if not isinstance(x, Tensor) or _pointer(x) in given | self.live:
+                continue
+            storage = x.untyped_storage()
+            self.live.add(_pointer(x))
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self._free, _pointer(x), storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _free(self, pointer: int, size: int) -> None:
+        self.live.discard(pointer)
+        self.now -= size
+
+
+def _pointer(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
