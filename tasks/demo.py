@@ -24,7 +24,7 @@ from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
-SEEN, UNSEEN = (6, 10, 14), (8, 12, 18)
+SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)
 _UNSEEN = "unseen-widths"
 
 
@@ -42,9 +42,9 @@ class DemoOptions:
 
     out: Path = Path("demo")
     seed: int = 0
-    networks: int = 500
-    unseen: int = 80
-    epochs: int = 30
+    networks: int = 1000
+    unseen: int = 150
+    epochs: int = 20
 
 
 def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
@@ -76,6 +76,8 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
                     preset="small",
                     seed=options.seed,
                     epochs=options.epochs,
+                    head_dropout=0.3,
+                    noise=0.2,
                 ).resolved()
             )
             metrics = train(task, progress=True)
@@ -105,8 +107,16 @@ def _zoo(
         seed=seed,
         networks=networks,
         widths=widths,
-        epochs=(2, 20),
-        checkpoints=(0.1, 0.4, 1.0),
+        depths=(2,),
+        activations=("relu",),
+        train_fractions=(0.25, 0.5, 1.0),
+        epochs=(2, 12),
+        learning_rate=(1e-3, 3e-2),
+        l2=(1e-7, 3e-3),
+        dropout=(0.0, 0.4),
+        batch_size=32,
+        # An early checkpoint beside the last: accuracies from chance to the best.
+        checkpoints=(0.3, 1.0),
     )
     return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
 
