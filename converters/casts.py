@@ -24,12 +24,24 @@ class _Format(NamedTuple):
         return (1 << (self.bits - 1)) - (1 << self.fraction)
 
 
+# Of the types of 8 bits, the only one with more NaNs than signs.
 _FORMATS = {
+    torch.float8_e5m2: _Format(torch.int8, 8, 2),
     torch.float16: _Format(torch.int16, 16, 10),
     torch.bfloat16: _Format(torch.int16, 16, 7),
     torch.float32: _Format(torch.int32, 32, 23),
     torch.float64: _Format(torch.int64, 64, 52),
 }
+
+
+def promoted(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """The type that holds the values of both; torch knows it of all but those of 8 bits."""
+    if first == second:
+        return first
+    wide = [
+        torch.float32 if x.is_floating_point and x.itemsize == 1 else x for x in (first, second)
+    ]
+    return torch.promote_types(*wide)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

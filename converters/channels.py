@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.casts import cast
+from nfn_graph.converters.casts import cast, promoted
+from nfn_graph.converters.checkpoint_values import as_tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout, gather_tensors
@@ -17,7 +19,8 @@ from nfn_graph.spec import Key
 #: The name of the weights themselves among the channels.
 WEIGHTS = "weights"
 
-Channels = Mapping[str, Mapping[str, Tensor]]
+#: Values by name and key; None, as of a weight without a gradient, is as good as no value.
+Channels = Mapping[str, Mapping[str, Any]]
 
 
 def add_channels(graph: WeightGraph, channels: Channels) -> None:
@@ -27,9 +30,10 @@ def add_channels(graph: WeightGraph, channels: Channels) -> None:
             f"Expected another name of a channel than that of the weights (got '{WEIGHTS}')"
         )
     layout: Layout = graph.layout
+    tensors = {name: _tensors(name, values) for name, values in channels.items()}
     extra = [
         gather_tensors(layout, widened(layout, _filled(layout, name, values)))
-        for name, values in channels.items()
+        for name, values in tensors.items()
     ]
     for neuron in layout.spec.neurons:
         node = graph[neuron.name]
@@ -39,9 +43,26 @@ def add_channels(graph: WeightGraph, channels: Channels) -> None:
         edge.edge_attr = _with_channels(edge.edge_attr, [stores[weight.key] for stores in extra])
     graph.layout = layout.noting(
         channels={
-            name: {key: t.dtype for key, t in values.items()} for name, values in channels.items()
+            name: {key: t.dtype for key, t in values.items()} for name, values in tensors.items()
         },
     )
+
+
+def _tensors(name: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The values of a channel that there are."""
+    if not isinstance(values, Mapping):
+        raise ConversionError(
+            f"Expected values of channel '{name}' by key (got {type(values).__name__})"
+        )
+    found = {}
+    for key, value in values.items():
+        what = f"'{key}' of channel '{name}'"
+        tensor = as_tensor(what, value)
+        if isinstance(tensor, Tensor):
+            found[key] = tensor
+        elif value is not None:
+            raise ConversionError(f"Expected a tensor as {what} (got {type(value).__name__})")
+    return found
 
 
 def channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> int:
@@ -68,11 +89,11 @@ def widened(layout: Layout, tensors: Mapping[str, Tensor]) -> Mapping[str, Tenso
     dtypes: dict[Key, torch.dtype] = {}
     for p in layout.placements:
         dtype = tensors[p.keys[0]].dtype
-        dtypes[p.store] = torch.promote_types(dtypes.get(p.store, dtype), dtype)
+        dtypes[p.store] = promoted(dtypes.get(p.store, dtype), dtype)
     found = dict(tensors)
     for p in layout.placements:
         first = p.keys[0]
-        found[first] = cast(found[first], torch.promote_types(found[first].dtype, dtypes[p.store]))
+        found[first] = cast(found[first], promoted(found[first].dtype, dtypes[p.store]))
     return found
 
 
@@ -91,7 +112,7 @@ def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str
             raise ConversionError(f"Expected real values of '{given}' (got {value.dtype})")
         filled[placement.keys[0]] = cast(
             value if value.is_floating_point() else value.to(torch.float64),
-            torch.promote_types(placement.dtype, value.dtype),
+            promoted(placement.dtype, value.dtype),
         )
     unknown = [key for key in values if key not in layout.placed]
     if unknown:
@@ -104,5 +125,5 @@ def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str
 def _with_channels(own: Tensor, extra: list[Tensor | None]) -> Tensor:
     """Features with further channels; a layer without taps has none to add."""
     parts = [own, *(own if x is None else x for x in extra)]
-    dtype = reduce(torch.promote_types, [part.dtype for part in parts])
+    dtype = reduce(promoted, [part.dtype for part in parts])
     return torch.cat([cast(part, dtype) for part in parts], -1)

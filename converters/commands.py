@@ -27,6 +27,7 @@ from nfn_graph.converters.conversion import (
     find_files,
     load_file,
     one_line,
+    reason_of,
 )
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
@@ -71,9 +72,11 @@ def inspect(
     for path in find_files(files):
         try:
             table = summary(load_file(path, options))
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
             failed = True
-            print(f"nfn-graph: {one_line(error)}", file=sys.stderr)
+            reason = reason_of(error)
+            where = "" if one_line(str(path)) in reason else one_line(f"{path}: ")
+            print(f"nfn-graph: {where}{reason}", file=sys.stderr)
             continue
         if json:
             print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
@@ -96,6 +99,7 @@ def convert(
     """Convert checkpoint files to graphs: one .safetensors file for each, with its layout.
 
     Files that were converted before are skipped, so an interrupted run goes on where it stopped.
+    The graph of another file is not replaced, nor that of a file that cannot be read any more.
     What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
     failed. OUT may lie in a folder of checkpoints: what is in it is not converted again.
 
@@ -111,7 +115,7 @@ def convert(
         flatten: The order of entries between convolution and dense layer, if the file has none.
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         workers: Processes; 0 for one per core.
-        overwrite: Convert again what was converted before.
+        overwrite: Convert again what was converted before; replace graphs of other files.
     """
     options = Options(arch, flatten, input_shape)
     paths = find_files(files, out)

@@ -24,6 +24,8 @@ from nfn_graph.converters.workers import run_parallel
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
 _SOURCE = "nfn_graph.source"
+# Whether to show where a mistake of ours is, as for all commands.
+_TRACEBACK = "NFN_GRAPH_TRACEBACK"
 # Below this many files, starting processes takes longer than the work.
 _PARALLEL_FROM = 32
 
@@ -108,7 +110,8 @@ def convert_files(
         out: The folder; below it, files lie as below their common parent.
         options: How to read them.
         workers: Processes; 0 for one per core.
-        overwrite: Whether to convert again what was converted before.
+        overwrite: Whether to convert again what was converted before, and to replace graphs
+            of other files; what `convert` did not write is never replaced.
         on_done: Called after every file.
     """
     if workers < 0:
@@ -124,7 +127,8 @@ def convert_files(
             on_done()
         else:
             jobs.append((path, target))
-    for path, error in _run(jobs, options, workers or os.cpu_count() or 1):
+    convert = partial(_convert, options=options, overwrite=overwrite)
+    for path, error in _run(convert, jobs, workers or os.cpu_count() or 1):
         if error is None:
             report.converted += 1
         else:
@@ -156,38 +160,72 @@ def _source(path: Path, options: Options) -> str:
 
 def _is_done(path: Path, target: Path, options: Options) -> bool:
     try:
-        metadata = safetensors.read_header(target).get("__metadata__", {})
-        return bool(metadata.get(_SOURCE) == _source(path, options))
-    except (OSError, ConversionError):
+        return _noted_source(target) == _source(path, options)
+    except OSError:
         return False
 
 
 def _is_ours(target: Path) -> bool:
+    return _noted_source(target) is not None
+
+
+def _noted_source(target: Path) -> str | None:
+    """What a graph says that it was made from; None if `convert` did not write it."""
     try:
-        return _SOURCE in safetensors.read_header(target).get("__metadata__", {})
+        noted = safetensors.read_header(target).get("__metadata__", {}).get(_SOURCE)
     except (OSError, ConversionError):
-        return False
+        return None
+    return None if noted is None else str(noted)
 
 
-def _convert(job: Job, options: Options) -> str:
+def _made_from(target: Path) -> Path | None:
+    """The file that a graph was made from; None if it does not say."""
+    try:
+        path, *_ = json.loads(_noted_source(target) or "[]")
+        return Path(path)
+    except (ValueError, TypeError):
+        return None
+
+
+def _check_free(path: Path, target: Path, overwrite: bool) -> None:
+    """Refuses to replace a file that the graph of another file lies in, or no graph at all."""
+    if not target.exists():
+        return
+    if not _is_ours(target):
+        raise ConversionError(
+            f"Expected '{target}' to be free for the graph of '{path}' (got a file that "
+            f"convert did not write). Choose another --out."
+        )
+    if not overwrite and not _is_graph_of(path, target):
+        raise ConversionError(
+            f"Expected '{target}' to be free for the graph of '{path}' (got the graph of "
+            f"'{_made_from(target)}'). Choose another --out, convert both at once, or replace it "
+            f"with --overwrite."
+        )
+
+
+def _is_graph_of(path: Path, target: Path) -> bool:
+    made_from = _made_from(target)
+    return made_from is not None and os.path.realpath(made_from) == os.path.realpath(path)
+
+
+def _convert(job: Job, options: Options, overwrite: bool) -> str:
     """Converts one file; returns why it failed, nothing if it did not."""
     path, target = job
     try:
         graph = load_file(path, options)
-        if target.exists() and not _is_ours(target):
-            raise ConversionError(
-                f"Expected '{target}' to be free for the graph of '{path}' (got a file that "
-                f"convert did not write). Choose another --out."
-            )
+        _check_free(path, target, overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_graph(target, graph, {_SOURCE: _source(path, options)})
-    except (OSError, ValueError, TypeError, ImportError, MemoryError) as error:
-        return one_line(error)
+    except Exception as error:
+        reason = reason_of(error)
+        if _is_graph_of(path, target):
+            reason += f" The graph of an earlier content is still in '{target}'."
+        return reason
     return ""
 
 
-def _run(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result]:
-    convert = partial(_convert, options=options)
+def _run(convert: Callable[[Job], str], jobs: Sequence[Job], workers: int) -> Iterator[Result]:
     if workers == 1 or len(jobs) < _PARALLEL_FROM:
         for job in jobs:
             yield job[0], convert(job) or None
@@ -198,7 +236,19 @@ def _run(jobs: Sequence[Job], options: Options, workers: int) -> Iterator[Result
         yield job[0], error or None
 
 
-def one_line(error: BaseException) -> str:
+def reason_of(error: Exception) -> str:
+    """Why a file failed, in one line; a mistake of ours is called that."""
+    if isinstance(error, (OSError, ValueError, TypeError, ImportError, MemoryError)):
+        return one_line(error)
+    if os.environ.get(_TRACEBACK):
+        raise error
+    return one_line(
+        f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
+        f"{_TRACEBACK}=1 to see where"
+    )
+
+
+def one_line(error: BaseException | str) -> str:
     """What an error says, without line breaks and other signs that a terminal would obey."""
     line = " ".join(str(error).split()) or type(error).__name__
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

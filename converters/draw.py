@@ -72,7 +72,7 @@ class _Picture:
             if weight.taps > 1:
                 self._draw_kernels(axes, weight)
         note = "squares keep their order, circles may be permuted"
-        if any(bool(store.isnan().any()) for store in self._stores()):
+        if any(bool(_wide(store).isnan().any()) for store in self._stores()):
             note += ", green is NaN"
         low = min([-1.9, *(-2.6 - 3.4 * n for n in self.kernel_count.values())])
         axes.set_ylim(low, _HEIGHT + 1.4)
@@ -93,7 +93,7 @@ class _Picture:
 
     def _matrix(self, weight: WeightType) -> Tensor:
         """The shown kernels `[targets, sources, taps]`, relative to the largest of the type."""
-        x = self.graph[weight.key].edge_attr[..., self.channel].detach()
+        x = _wide(self.graph[weight.key].edge_attr[..., self.channel].detach())
         sources = self.graph[weight.source].x.shape[0]
         rows, columns = self.shown[weight.target], self.shown[weight.source]
         index = rows[:, None] * sources + columns[None, :]
@@ -180,6 +180,11 @@ class _Picture:
         style = {"ha": "center", "va": "top", "fontsize": 7, "color": "#555555"}
         name = f"{weight.source} → {weight.target}\n{height} × {width} kernels"
         axes.text(centre, middle - 1.15, name, **style)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The same in a type that torch can compute with: of 8 bits, it knows little but to store."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def _choice(count: int, most: int) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from nfn_graph.converters.chain import Hints, chain_layout
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.prefixes import PREFIXES, strip_prefixes
+from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
+from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.layout import Layout
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
@@ -37,6 +38,8 @@ def find_layout(
     signature = tuple(
         [(key, t.shape, t.dtype) for key, t in state_dict.items() if isinstance(t, Tensor)]
     )
+    if arch is not None:
+        arch = unwrapped_module(arch)
     known: dict[Any, Layout]
     name: Any
     if arch is None:
@@ -70,32 +73,29 @@ def shapes_of(example: Any) -> Any:
 def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: Any) -> Layout:
     """The layout of a module for a checkpoint with its keys, perhaps behind a prefix."""
     expected = arch.state_dict()
-    stripped = strip_prefixes(tensors, expected.keys())
-    names = dict(zip(stripped, tensors, strict=True))
-    missing = [key for key in expected if key not in stripped]
-    unknown = [key for key in stripped if key not in expected]
-    if missing or unknown:
+    keys = Keys(tensors, expected)
+    if not keys.fit:
         raise ConversionError(
-            f"Expected the keys of {type(arch).__name__} (got a state dict without "
-            f"{missing[:5] or 'none of them missing'}, and with unknown {unknown[:5]}). "
-            f"Prefixes {PREFIXES} are handled"
+            f"Expected the keys of {type(arch).__name__}, all behind one prefix (got a state dict "
+            f"without {keys.missing[:5] or 'none of them missing'}, and with unknown "
+            f"{keys.unknown[:5]})"
         )
-    for key, tensor in stripped.items():
-        if tensor.shape != expected[key].shape:
+    for key, own in keys.names.items():
+        if tensors[own].shape != expected[key].shape:
             raise ConversionError(
-                f"Expected '{key}' of shape {tuple(expected[key].shape)} as in "
-                f"{type(arch).__name__} (got {tuple(tensor.shape)})"
+                f"Expected '{own}' of shape {tuple(expected[key].shape)} as in "
+                f"{type(arch).__name__} (got {tuple(tensors[own].shape)})"
             )
     layout = trace(arch, example_input)
     placements = []
     for p in layout.placements:
-        tensor = stripped[p.keys[0]]
+        names = tuple(keys.names[key] for key in p.keys)
+        tensor = tensors[names[0]]
         if not tensor.is_floating_point():
             raise ConversionError(
-                f"Expected floating-point weights (got '{p.keys[0]}' of {tensor.dtype})"
+                f"Expected floating-point weights (got '{names[0]}' of {tensor.dtype})"
             )
-        keys = tuple(names[key] for key in p.keys)
-        placements.append(replace(p, keys=keys, dtype=tensor.dtype))
+        placements.append(replace(p, keys=names, dtype=tensor.dtype))
     return replace(layout, placements=tuple(placements), carried={}, keys=())
 
 

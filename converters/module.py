@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -12,9 +13,13 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace
+from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
+from nfn_graph.converters.pytorch.wrappers import unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.graph import WeightGraph
+
+# Of float64, relative to the largest output.
+_TOLERANCE = 1e-9
 
 
 def from_module(
@@ -29,13 +34,17 @@ def from_module(
     Linear maps, convolutions of any kind, norms, entrywise activations, pooling, residual
     additions, branches, several heads, shared weights, flattening and concatenation are
     followed; anything else raises :class:`ConversionError` that names the module and the
-    reason. Tensors that the computation does not use are carried along. Values are copied:
-    the graph does not change when the module is trained on.
+    reason. Floating-point buffers are weights like parameters; buffers of whole numbers, and
+    tensors that the computation does not use, are carried along. Values are copied: the graph
+    does not change when the module is trained on.
 
     Args:
-        module: The network; on the meta device it gives a graph without values.
+        module: The network; on the meta device it gives a graph without values. What
+            `torch.compile`, `DataParallel`, `DistributedDataParallel` and `AveragedModel` wrap
+            is followed, under the keys of the wrapper's state dict.
         example_input: An input, or a tuple of inputs. Needed where shapes decide: for
-            networks whose code looks at them, and where axes are counted from the front of
+            networks whose code looks at them or calls functions that are not torch's
+            (`torch.fx.wrap`), and where axes are counted from the front of
             values that may be `[batch, features]` or have more axes. Without it, a norm of
             channels (`BatchNorm1d`, `PReLU`) after a linear layer is taken to meet features,
             and a convolution to meet a batch.
@@ -58,33 +67,60 @@ def from_module(
     return graph
 
 
-def _verify(module: nn.Module, example: tuple[Any, ...], tolerance: float = 1e-9) -> None:
-    if any(p.is_meta for p in module.state_dict().values()):
+def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
+    if any(p.is_meta for p in _tensors_of(module)):
         raise ValueError("Expected a module with values to verify (got one on the meta device)")
-    network = copy.deepcopy(module).double().eval()
+    network = _copy(unwrapped_module(module)).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         # Fresh norm layers hold ones and zeros, which no permutation would move.
-        for tensor in network.state_dict().values():
+        for tensor in _tensors_of(network):
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
                 tensor += 0.1 * noise.to(tensor.device)
         inputs = map_tensors(lambda x: _random_like(x, generator), example)
         expected = _outputs(network, inputs)
+        if not torch.isfinite(expected).all():
+            raise ConversionError("Expected finite outputs to verify with (got NaN or infinity)")
+        difference = _distance(_outputs(network, inputs), expected)
+        if difference > _TOLERANCE:
+            raise ConversionError(
+                f"Expected a deterministic network to verify (got outputs that differ by "
+                f"{difference:.1e} when {type(network).__name__} runs twice on one input with "
+                f"the same weights, in eval mode)"
+            )
         graph = from_module(network, inputs)
         permuted = symmetry.sample(graph, "hnp", generator).apply(graph)
         network.load_state_dict(to_state_dict(permuted))
-        actual = _outputs(network, inputs)
-    if not torch.isfinite(expected).all():
-        raise ConversionError("Expected finite outputs to verify with (got NaN or infinity)")
-    scale = max(1.0, float(expected.abs().max()))
-    difference = float((actual - expected).abs().max())
-    if not difference <= tolerance * scale:
+        difference = _distance(_outputs(network, inputs), expected)
+    if difference > _TOLERANCE:
         raise ConversionError(
             f"Expected the network to compute the same with permuted neurons (got outputs that "
             f"differ by {difference:.1e}). It depends on the order of its neurons in a way that "
             f"its operations do not show"
         )
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """A module of its own, with computed tensors as constants and no wrappers inside."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    computed = [value for value in held if isinstance(value, Tensor) and not value.is_leaf]
+    network = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in computed})
+    unwrap_parts(network)
+    return network
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    return [value for value in module.state_dict().values() if isinstance(value, Tensor)]
+
+
+def _distance(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value; infinite for NaN or other shapes."""
+    if actual.shape != expected.shape or not torch.isfinite(actual).all():
+        return math.inf
+    if not actual.numel():
+        return 0.0
+    return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
 def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.casts import cast
+from nfn_graph.converters.casts import cast, promoted
 from nfn_graph.converters.chain import Hints
 from nfn_graph.converters.channels import (
     WEIGHTS,
@@ -20,7 +20,8 @@ from nfn_graph.converters.channels import (
 )
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.layouts import find_layout, shapes_of
-from nfn_graph.converters.prefixes import find_state_dict, strip_prefixes
+from nfn_graph.converters.prefixes import Keys, find_state_dict
+from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout, scatter_tensors
 from nfn_graph.spec import Key
@@ -45,14 +46,23 @@ def from_state_dict(
     that state something else (residual blocks, embeddings, gates, recurrence, attention,
     transposed convolutions, parallel branches) are refused, and so are numbered modules with
     several weights that return as many neurons as they read, which may have an addition
-    around them. A first convolution `[n, 1, ...]` is taken to read one channel, unless `n` is
-    at most 4 or a 1 x 1 convolution follows, where it may as well read `n` channels one by one.
-    Where several readings are possible, they are listed in the error.
+    around them, and convolutions of a decoder or a generator with as many inputs as outputs,
+    which may be transposed. A first convolution `[n, 1, ...]` is taken to read one channel,
+    unless `n` is at most 4 or a 1 x 1 convolution follows, where it may as well read `n`
+    channels one by one. Where several readings are possible, they are listed in the error.
+
+    Two vectors without running statistics behind a convolution may be those of a GroupNorm,
+    whose channels are not free: they are refused, unless their name says another norm (`ln`,
+    `bn`, `instance_norm`) or the number of channels is prime. Behind a linear layer they are
+    taken for a LayerNorm or a BatchNorm, unless their name says `gn` or `group`. What has no
+    parameters, such as a norm without them, leaves no trace in a checkpoint; give `arch`.
 
     A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
-    `model`, the first of these, or as the only mapping of tensors; what lies beside it is left
-    out. The prefixes of DDP (`module.`) and `torch.compile` (`_orig_mod.`) are understood. The
-    graph may share the memory of the tensors.
+    `model`, the first of these and also inside one another, or as the only mapping of tensors;
+    what lies beside it is left out. The prefixes of DDP (`module.`) and `torch.compile`
+    (`_orig_mod.`) are understood. With `arch`, its keys may lie behind any one prefix
+    (`encoder.`), and tensors without it are carried along. NumPy arrays are taken for tensors.
+    The graph may share the memory of the tensors.
 
     Args:
         state_dict: Tensors by key, or a checkpoint that holds such a mapping.
@@ -66,7 +76,8 @@ def from_state_dict(
             `[n, 1, ...]` reads.
         channels: Further values for the weights, by name: gradients, masks, optimiser
             moments, other networks of the same shapes. They become channels of the features
-            after the weights themselves; keys without a value are filled with zeros.
+            after the weights themselves; keys without a value, or with None, are filled with
+            zeros.
     """
     if flatten not in (None, "channels_first", "channels_last"):
         raise ValueError(
@@ -127,14 +138,15 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
         **{key: graph[key].x[..., at : at + 1] for key in layout.spec.neuron},
         **{key: graph[key].edge_attr[..., at : at + 1] for key in layout.spec.weight},
     }
+    keys = layout.keys or None
     if channel is not None and channel != WEIGHTS:
         dtypes = layout.channels[channel]
         own = [next((dtypes[k] for k in p.keys if k in dtypes), p.dtype) for p in layout.placements]
         placements = [replace(p, dtype=d) for p, d in zip(layout.placements, own, strict=True)]
-        layout = replace(layout, placements=tuple(placements), carried={}, keys=tuple(dtypes))
+        layout, keys = replace(layout, placements=tuple(placements), carried={}), tuple(dtypes)
     found: dict[str, Any] = _scattered(layout, stores)
     found.update(layout.carried)
-    return {key: found[key] for key in layout.keys or found}
+    return {key: found[key] for key in (found if keys is None else keys)}
 
 
 def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
@@ -144,7 +156,7 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
         # One type for all that a tensor is spread over, and so for all that lies beside it.
         dtype = stores[layout.placements[0].store].dtype
         for store in {p.store for p in layout.placements}:
-            dtype = torch.promote_types(dtype, stores[store].dtype)
+            dtype = promoted(dtype, stores[store].dtype)
         stores = {key: cast(store, dtype) for key, store in stores.items()}
         wide = replace(layout, placements=tuple(replace(p, dtype=dtype) for p in layout.placements))
     tensors = {key: x.squeeze(-1) for key, x in scatter_tensors(wide, stores).items()}
@@ -156,10 +168,17 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     """Loads the weights of a graph into a module, which is returned."""
-    state_dict = strip_prefixes(to_state_dict(graph), module.state_dict().keys())
-    on_meta = any(tensor.is_meta for tensor in module.state_dict().values())
+    state_dict = to_state_dict(graph)
+    network = module
+    if not Keys(state_dict, module.state_dict()).fit:
+        network = unwrapped_module(module)
+    own = network.state_dict()
+    keys = Keys(state_dict, own)
+    if keys.fit:
+        state_dict = {key: state_dict[name] for key, name in keys.names.items()}
+    on_meta = any(tensor.is_meta for tensor in own.values())
     try:
-        module.load_state_dict(state_dict, assign=on_meta)
+        network.load_state_dict(state_dict, assign=on_meta)
     except RuntimeError as error:
         raise ConversionError(
             f"Expected a module with the tensors of the graph (got {type(module).__name__}: "

@@ -97,6 +97,8 @@ def summary(graph: WeightGraph) -> Summary:
 
 
 def _row(name: str, neurons: int | None, weights: int | None, x: Tensor) -> Row:
+    if x.is_floating_point() and x.element_size() == 1:
+        x = x.float()  # Of 8 bits, torch knows little more than how to store them.
     finite = torch.isfinite(x)
     nan = int(torch.isnan(x).sum())
     values = x if bool(finite.all()) else x[finite]

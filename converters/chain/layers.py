@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from nfn_graph.converters.chain.names import Name, stem
-from nfn_graph.converters.chain.norms import VectorGroup, find_layer
+from nfn_graph.converters.chain.norms import VectorGroup, check_groups, find_layer
 from nfn_graph.converters.chain.order import ChainLayer, only_order
 from nfn_graph.converters.chain.topology import (
     ASK_FOR_ARCH,
     NamedWeight,
-    check_blocks,
+    check_chain,
     check_names,
 )
 from nfn_graph.converters.errors import ConversionError
@@ -59,7 +59,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     chain = only_order(layers)
     channels = _input_channels(chain, hints)
     if not hints.is_chain:
-        check_blocks(_named(chain, channels))
+        check_chain(_named(chain, channels))
     scalars = []
     shapes = [(layer.name, layer.shape) for layer in chain]
     shapes[0] = (chain[0].name, (chain[0].shape[0], channels))
@@ -68,7 +68,10 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
             scalars.append(group)
             continue
         at = find_layer(group, shapes, [g for g in groups if g.template == group.template])
-        chain[max(at - 1, 0)].vectors.append(group if at else group.at_input())
+        behind = chain[max(at - 1, 0)]
+        is_flat = group.size != (behind.shape[0] if at else channels)
+        check_groups(group, 0 if is_flat else behind.spatial)
+        behind.vectors.append(group if at else group.at_input())
     return _wired(tensors, chain, scalars, channels, hints.flatten)
 
 
@@ -77,7 +80,8 @@ def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:
     found = []
     for layer in chain:
         inputs = channels if layer.is_depthwise(channels) else layer.shape[1]
-        found.append(NamedWeight(layer.key, inputs, channels := layer.shape[0]))
+        is_square = layer.spatial > 0 and layer.shape[0] == layer.shape[1] > 1
+        found.append(NamedWeight(layer.key, inputs, channels := layer.shape[0], is_square))
     return found
 
 

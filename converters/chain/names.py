@@ -28,3 +28,8 @@ class Name(NamedTuple):
         """The name that a key gives."""
         numbers = tuple(int(n) for n in re.findall(r"\d+", key))
         return cls(re.sub(r"\d+", "#", key), numbers)
+
+
+def spelled(key: str) -> str:
+    """A key in small letters, with the words of `resBlock` apart."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()

@@ -1,14 +1,21 @@
-"""Which layer of a chain the vectors of a norm, or of a PReLU, belong to."""
+"""Which layer of a chain the vectors of a norm, or of a PReLU, belong to, and which norm it is."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nfn_graph.converters.chain.names import Name, stem
+from nfn_graph.converters.chain.names import Name, spelled, stem
 from nfn_graph.converters.errors import ConversionError
 
 _LEAVES = ("weight", "bias", "running_mean", "running_var")
+
+# Names of norms whose channels are free, and of the one whose channels may not be.
+_FREE_NORM = re.compile(
+    r"(?<![a-z])(ln|bn|(layer|batch|inst|instance)_?norm(alization)?)s?(?![a-z])|^in_?\d*$"
+)
+_GROUP_NORM = re.compile(r"(?<![a-z])(gns?(?![a-z])|group)")
 
 Layers = Sequence[tuple[Name, tuple[int, ...]]]
 
@@ -47,6 +54,39 @@ class VectorGroup:
     def at_input(self) -> VectorGroup:
         """The same, acting on the network's input."""
         return replace(self, is_input=True)
+
+
+def check_groups(group: VectorGroup, spatial: int) -> None:
+    """Refuses vectors that may be those of a norm over groups of channels.
+
+    Two vectors of a module without running statistics are the scale and the shift of some norm.
+    Behind a convolution, GroupNorm is as usual as others, so a name must say that it is none;
+    behind a linear layer it is rare, so a name must say that it is one. All groups are alike if
+    the number of channels is prime.
+
+    Args:
+        group: Vectors with an entry for every channel.
+        spatial: The axes of the kernel that they stand behind; 0 for a linear layer.
+    """
+    leaves = [key.rpartition(".")[2] for key in group.keys]
+    has_statistics = any(re.search("mean|var", leaf) for leaf in leaves)
+    counts = [n for n in range(2, group.size) if group.size % n == 0]
+    if len(leaves) < 2 or has_statistics or not counts:
+        return
+    module = spelled(group.keys[0].rpartition(".")[0])
+    name = next((part for part in reversed(module.split(".")) if not part.isdigit()), "")
+    is_named, is_group = _FREE_NORM.search(name) is not None, _GROUP_NORM.search(module) is not None
+    if not is_group and (is_named or not spatial):
+        return
+    *most, last = map(str, counts)
+    numbers = f"{', '.join(most)} or {last}" if most else last
+    raise ConversionError(
+        f"Expected to know which norm '{group.keys[0]}' of {group.size} entries belongs to (got "
+        f"two vectors without running statistics: GroupNorm with {numbers} groups, whose channels "
+        f"cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, LayerNorm, "
+        f"InstanceNorm or a BatchNorm without statistics, whose channels can). Give the network "
+        f"as arch, on the meta device if it is large"
+    )
 
 
 def find_layer(group: VectorGroup, layers: Layers, siblings: Sequence[VectorGroup]) -> int:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from nfn_graph.converters.chain.names import spelled
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.prefixes import PREFIXES
 
@@ -48,22 +49,32 @@ _PARALLEL = re.compile(
     r"critics?|actors?)[._]?(\d+)"
 )
 _SIDE_BY_SIDE = (
-    ({"actor", "policy"}, {"critic", "value", "advantage"}),
-    ({"advantage"}, {"value"}),
+    ({"actor", "policy", "pi", "action"}, {"critic", "value", "vf", "advantage", "adv"}),
+    ({"advantage", "adv"}, {"value", "val"}),
     ({"generator", "gen"}, {"discriminator", "disc"}),
     ({"teacher"}, {"student"}),
     ({"online"}, {"target"}),
     ({"mu", "mean"}, {"logvar", "var", "sigma", "std", "logstd"}),
 )
+# Networks that widen what they read, often by transposed convolutions.
+_WIDENING = re.compile(
+    r"(?<![a-z])(dec|decoders?|gen|generators?|ups?|up_?samplers?|up_?samples?|up_?sampling|"
+    r"up_?(blocks?|layers?))(?![a-z])"
+)
+_LINEAR = "(lin|linear|fc|dense|proj|projection|conv)"
+_FIRST, _LAST = (
+    re.compile(rf"(?<![a-z])({_LINEAR}_?{end}|{end}_?{_LINEAR})(?![a-z])") for end in ("in", "out")
+)
 _BLOCK = re.compile(r"(^|\.)(block_?\d*|blocks?\.\d+)$")
 
 
 class NamedWeight(NamedTuple):
-    """A weight of a chain: its key, and how many neurons it joins."""
+    """A weight of a chain: its key, the neurons that it joins, whether `[in, out]` fits, too."""
 
     key: str
     inputs: int
     outputs: int
+    may_be_transposed: bool
 
 
 def check_names(keys: Iterable[str]) -> None:
@@ -71,24 +82,43 @@ def check_names(keys: Iterable[str]) -> None:
     branches: dict[str, dict[int, str]] = {}
     words: dict[str, str] = {}
     for key in keys:
-        spelled = _spelled(key)
+        name = spelled(key)
         for reason, pattern in _STATED_PATTERN.items():
-            if pattern.search(spelled):
+            if pattern.search(name):
                 raise _refusal(f"'{key}': {reason}")
-        for name, number in _PARALLEL.findall(spelled):
-            branches.setdefault(name, {}).setdefault(int(number), key)
-        words.update(dict.fromkeys(re.findall("[a-z]+", spelled), key))
+        for branch, number in _PARALLEL.findall(name):
+            branches.setdefault(branch, {}).setdefault(int(number), key)
+        words.update(dict.fromkeys(re.findall("[a-z]+", name), key))
     for numbered in branches.values():
         if len(numbered) > 1:
             first, second, *_ = numbered.values()
             raise _refusal(f"'{first}' and '{second}', which are named as parallel branches")
     for one, other in _SIDE_BY_SIDE:
         ends = [words[next(iter(found))] for names in (one, other) if (found := names & {*words})]
-        if len(ends) == 2:
+        if len({*ends}) == 2:
             raise _refusal(f"'{ends[0]}' and '{ends[1]}', which are named as parallel branches")
 
 
-def check_blocks(chain: Sequence[NamedWeight]) -> None:
+def check_chain(chain: Sequence[NamedWeight]) -> None:
+    """Refuses weights that form a chain, but whose names and sizes allow something else."""
+    for weight in chain:
+        if weight.may_be_transposed and _WIDENING.search(spelled(weight.key)):
+            raise _refusal(
+                f"'{weight.key}' from {weight.inputs} to {weight.outputs} channels: a convolution, "
+                f"or a transposed one, which stores [in, out, ...]"
+            )
+    if _FIRST.search(spelled(chain[0].key)) and _LAST.search(spelled(chain[-1].key)):
+        for weight in chain[1:-1]:
+            if weight.inputs == weight.outputs and re.search(r"\d", weight.key):
+                raise _refusal(
+                    f"'{weight.key}' between '{chain[0].key}' and '{chain[-1].key}', which reads "
+                    f"and returns {weight.inputs} neurons: a part of the chain, or a layer with an "
+                    f"addition around it"
+                )
+    _check_blocks(chain)
+
+
+def _check_blocks(chain: Sequence[NamedWeight]) -> None:
     """Refuses modules of a list that may have an addition around them, or lie side by side.
 
     That is, modules that are called blocks, or are numbered and hold several weights, and that
@@ -125,9 +155,4 @@ def _repeated_modules(key: str) -> Iterator[str]:
 
 
 def _is_block(module: str) -> bool:
-    return _BLOCK.search(_spelled(module)) is not None
-
-
-def _spelled(key: str) -> str:
-    """A key in small letters, with the words of `resBlock` apart."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
+    return _BLOCK.search(spelled(module)) is not None

@@ -14,18 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.arrays import from_array, to_array
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import (
-    MAX_COMPRESSION,
-    check_declared,
-    check_tensors,
-    check_unique,
-)
+from nfn_graph.converters.files.checks import check_tensors, check_unique
+from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.files.hdf5_heap import check_heaps
 from nfn_graph.converters.optional import require
 
@@ -47,34 +42,30 @@ class KerasFile:
 
 def read(path: Path) -> KerasFile:
     """All weights of the file."""
-    h5py = require("h5py", "to read Keras .h5 files")
+    require("h5py", "to read Keras .h5 files")
     check_heaps(path)
-    try:
-        with h5py.File(path, "r") as file:
-            root = _child(path, file, "model_weights") if "model_weights" in file else file
-            layers = _named_layers(path, root) or _numbered_layers(h5py, path, root)
-            check_unique(path, [key for keys in layers.values() for key in keys])
-            tensors = {
-                key: _read_dataset(h5py, path, root, key)
-                for keys in layers.values()
-                for key in keys
-            }
-            config = file.attrs.get("model_config")
-            loaded = None if config is None else json.loads(config)
-    except ConversionError:
-        raise
-    except Exception as error:  # h5py raises many kinds on damaged files
-        raise ConversionError(
-            f"Expected a complete Keras .h5 file in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
+    contents, arrays = read_hdf5(path)
+    layers = {str(layer): tuple(keys) for layer, keys in contents["layers"]}
+    check_unique(path, [key for keys in layers.values() for key in keys])
+    tensors = {key: from_array(path, key, array) for key, array in arrays.items()}
     if not tensors:
         raise ConversionError(
             f"Expected the weights of a Keras model in '{path}' (got an HDF5 file without "
             f"'layer_names' and without layers)"
         )
     check_tensors(path, {key: x for key, x in tensors.items() if x.is_complex()})
-    return KerasFile(tensors, layers, loaded if isinstance(loaded, dict) else None)
+    return KerasFile(tensors, layers, _config(path, contents["config"]))
+
+
+def _config(path: Path, text: Any) -> dict[str, Any] | None:
+    try:
+        config = None if text is None else json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConversionError(
+            f"Expected the configuration of a Keras model as JSON in '{path}' (got "
+            f"{type(error).__name__}: {error}). It is damaged."
+        ) from error
+    return config if isinstance(config, dict) else None
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = None) -> None:
@@ -88,6 +79,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
     h5py = require("h5py", "to write Keras .h5 files")
     with replacing(path) as temporary:
         if template is not None:
+            read(template)  # What ends the process that reads it must not be opened here.
             shutil.copyfile(template, temporary)
             with h5py.File(temporary, "r+") as file:
                 root = file.get("model_weights", file)
@@ -105,46 +97,6 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
                 file[layer].attrs["weight_names"] = weights
 
 
-def _named_layers(path: Path, root: Any) -> dict[str, tuple[str, ...]]:
-    layers = {}
-    for layer in _names(root.attrs, "layer_names"):
-        group = _child(path, root, layer)
-        keys = tuple(f"{layer}/{weight}" for weight in _names(group.attrs, "weight_names"))
-        if keys:
-            layers[layer] = keys
-    return layers
-
-
-def _numbered_layers(h5py: Any, path: Path, root: Any) -> dict[str, tuple[str, ...]]:
-    """The layout of Keras 3: `layers/<layer>/vars/<number>`."""
-    layers: dict[str, tuple[str, ...]] = {}
-    if "layers" not in root:
-        return layers
-    group = _child(path, root, "layers")
-    for layer in group:
-        if "vars" in _child(path, group, layer):
-            variables = _child(path, group, f"{layer}/vars")
-            keys = tuple(f"layers/{layer}/vars/{n}" for n in sorted(variables, key=int))
-            if keys:
-                layers[layer] = keys
-        elif any(isinstance(child, h5py.Group) for child in group[layer].values()):
-            raise ConversionError(
-                f"Expected a model without models inside in '{path}' (got layer '{layer}' with "
-                f"layers of its own). Save it with model.save('name.h5')."
-            )
-    return layers
-
-
-def _names(attributes: Any, name: str) -> list[str]:
-    """A list of names; long ones are spread over several attributes."""
-    found: list[Any] = list(attributes.get(name, []))
-    number = 0
-    while f"{name}{number}" in attributes:
-        found += list(attributes[f"{name}{number}"])
-        number += 1
-    return [x.decode() if isinstance(x, bytes) else str(x) for x in found]
-
-
 def _child(path: Path, group: Any, key: str) -> Any:
     """A member of a group, which must lie in this file."""
     h5py = require("h5py", "to read Keras .h5 files")
@@ -156,25 +108,6 @@ def _child(path: Path, group: Any, key: str) -> Any:
             )
         group = group[name]
     return group
-
-
-def _read_dataset(h5py: Any, path: Path, root: Any, key: str) -> Tensor:
-    dataset = _child(path, root, key)
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
-        raise ConversionError(f"Expected an array '{key}' in '{path}' (got {dataset})")
-    if dataset.external or dataset.is_virtual:
-        raise ConversionError(
-            f"Expected the data of '{key}' inside '{path}' (got data in another file, which is "
-            f"not followed)"
-        )
-    if dataset.dtype.kind not in "biufcV":
-        raise ConversionError(
-            f"Expected numbers in array '{key}' of '{path}' (got the type {dataset.dtype})"
-        )
-    stored = min(dataset.id.get_storage_size(), path.stat().st_size)
-    available = stored * (1 if dataset.chunks is None else MAX_COMPRESSION)
-    check_declared(path, key, dataset.shape, dataset.dtype.itemsize, available)
-    return from_array(path, key, np.asarray(dataset[()]))
 
 
 def _overwrite(template: Path, root: Any, key: str, tensor: Tensor) -> None:

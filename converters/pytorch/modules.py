@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from nfn_graph.converters.pytorch.names import REFUSED
 from nfn_graph.converters.pytorch.operations import apply
+from nfn_graph.converters.pytorch.tensors import normed_tensors
 from nfn_graph.converters.wiring import Opaque, Wiring
 
 Fetch = Callable[[Tensor | None], Any]
@@ -51,7 +52,14 @@ def apply_module(
     if isinstance(module, _KNOWN_RANKS) and isinstance(first, Opaque):
         # The kind of norm says how many axes an input has of which nothing else is known.
         first = w.ranked(first, int(type(module).__name__[-2]) + 2)
-    name, rest = _as_operation(w, module, fetch)
+    normed = normed_tensors(module)
+
+    def fetch_stored(tensor: Tensor | None) -> Any:
+        if id(tensor) not in normed:
+            return fetch(tensor)
+        return apply(w, "_weight_norm", [fetch(part) for part in normed[id(tensor)]], {})
+
+    name, rest = _as_operation(w, module, fetch_stored)
     return apply(w, name, [first, *rest], {})
 
 
@@ -101,6 +109,8 @@ def _without_tensors(w: Wiring, m: Any, kind: str) -> tuple[str, list[Any]]:
         return "pad", [tuple(m.padding), "constant" if isinstance(m, _CONSTANT_PADDINGS) else kind]
     if isinstance(m, nn.PixelShuffle):
         return "pixel_shuffle", [m.upscale_factor]
+    if isinstance(m, nn.PixelUnshuffle):
+        return "pixel_unshuffle", [m.downscale_factor]
     if isinstance(m, nn.Softmax | nn.LogSoftmax | nn.Softmin):
         return "softmax", [m.dim]
     if isinstance(m, nn.Softmax2d):

@@ -36,6 +36,15 @@ ALONG_AXES = frozenset(
 #: Symmetric functions along axes that drop them.
 REDUCTIONS = frozenset(_REDUCTIONS.split())
 
+#: Linear maps whose second argument is a weight, never anything else.
+WITH_WEIGHT = frozenset(
+    {
+        "linear",
+        "convolution",
+        *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
+    }
+)
+
 #: Operations that have no graph, and why.
 REFUSED = {
     "scaled_dot_product_attention": "attention multiplies activations with each other",
@@ -43,7 +52,6 @@ REFUSED = {
     "_native_multi_head_attention": "attention multiplies activations with each other",
     "bmm": "a product of two activations, as in attention, has no graph of weights",
     "baddbmm": "a product of two activations, as in attention, has no graph of weights",
-    "einsum": "the axes that einsum contracts are not followed; use matmul or linear",
     "lstm": "a recurrence over time has no graph of weights",
     "gru": "a recurrence over time has no graph of weights",
     "rnn_tanh": "a recurrence over time has no graph of weights",

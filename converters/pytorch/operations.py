@@ -12,13 +12,21 @@ from functools import reduce
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch import axes, positions, weights
-from nfn_graph.converters.pytorch.names import ALONG_AXES, CASTS, ENTRYWISE, REDUCTIONS, REFUSED
+from nfn_graph.converters.pytorch import axes, positions, products, weights
+from nfn_graph.converters.pytorch.names import (
+    ALONG_AXES,
+    CASTS,
+    ENTRYWISE,
+    REDUCTIONS,
+    REFUSED,
+    WITH_WEIGHT,
+)
 from nfn_graph.converters.pytorch.reductions import reduction
 from nfn_graph.converters.pytorch.registry import HANDLERS, QUERIES, values_in
 from nfn_graph.converters.wiring import Opaque, Wiring
+from nfn_graph.converters.wiring.assembly import Use
 
-__all__ = ["apply", "axes", "positions", "weights"]
+__all__ = ["apply", "axes", "positions", "products", "weights"]
 
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -46,6 +54,8 @@ def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
         name, args = args[1], args[:1]
     if name in QUERIES:
         return QUERIES[name](*args, **kwargs)
+    if name in WITH_WEIGHT:
+        _check_weight(w, args)
     if all(isinstance(v, Opaque) for v in values) and name not in ("getitem", "cond"):
         return w.opaque(values)
     if name in REFUSED:
@@ -60,3 +70,11 @@ def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
             f"the parts of the network before and after it on their own"
         )
     return HANDLERS[name](w, *args, **kwargs)
+
+
+def _check_weight(w: Wiring, args: Sequence[Any]) -> None:
+    """Refuses a tensor of the checkpoint that is no weight in the place of one."""
+    weight = args[1] if len(args) > 1 else None
+    if isinstance(weight, Opaque) and weight.key is not None:
+        Use.of(weight.key, w.tensors[weight.key])
+        w.refuse(f"Expected a weight of the state dict (got values of '{weight.key}')")

@@ -106,6 +106,16 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
     return replace(input, stored=(*input.stored[:-3], Part(split, 0), Positions(), Positions()))
 
 
+@handles("pixel_unshuffle")
+def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
+    """`downscale_factor ** 2` positions of one neuron become entries of the channel axis."""
+    if not isinstance(input, Activation):
+        return w.refuse("Expected channels to unshuffle (got an unknown shape)")
+    channels = spread(w.neurons(input, -3), 1, downscale_factor**2)
+    w.mixes(input, [-2, -1])
+    return replace(input, stored=(*input.stored[:-3], Neurons(channels), Positions(), Positions()))
+
+
 @handles("im2col")
 def unfold(w: Wiring, input: Activation, kernel_size: Any, *_: Any, **__: Any) -> Value:
     """Patches: the entries of a patch are positions of each channel."""

@@ -50,6 +50,18 @@ def reduction(
     return w.reduce(input, axes or None, keepdim or keepdims or any(flags))
 
 
+@handles("var_mean", "std_mean")
+def spread_and_mean(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> tuple[Value, Value]:
+    """Two symmetric functions along the same axes."""
+    return reduction(w, "var", input, *args, **kwargs), reduction(w, "var", input, *args, **kwargs)
+
+
+@handles("cosine_similarity")
+def cosine_similarity(w: Wiring, x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> Value:
+    """A sum along an axis over pairs of entries."""
+    return w.reduce(w.combine(x1, x2), [dim])
+
+
 @handles("max", "min", "median", "nanmedian")
 def extremum(
     w: Wiring,

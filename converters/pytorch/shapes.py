@@ -19,8 +19,8 @@ def as_inputs(example_input: Any) -> tuple[Any, ...]:
     return example_input if isinstance(example_input, tuple) else (example_input,)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same lists, tuples and dictionaries with other tensors in them."""
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """The same lists, tuples and dictionaries with something else for each tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, list | tuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
@@ -18,11 +20,21 @@ class StoredTensors:
 
     One tensor under several keys is one weight; two tensors in one memory are refused, since
     whatever is loaded into one of them changes the other.
+
+    Args:
+        state_dict: The tensors themselves, `module.state_dict(keep_vars=True)`.
+        constants: Those of them that are no weights, but carried along as they are.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        found = module.state_dict(keep_vars=True)
-        self.tensors = {key: t for key, t in found.items() if isinstance(t, Tensor)}
+    def __init__(self, state_dict: Mapping[str, Any], constants: Sequence[Tensor] = ()) -> None:
+        self._constants = {id(tensor) for tensor in constants}
+        self.tensors = {key: t for key, t in state_dict.items() if isinstance(t, Tensor)}
+        for key, tensor in self.tensors.items():
+            if nn.parameter.is_lazy(tensor):
+                raise ConversionError(
+                    f"Expected parameters with a shape (got '{key}' of a lazy module, which has "
+                    f"none yet). Run the network once on an input first"
+                )
         self.on_meta = any(tensor.is_meta for tensor in self.tensors.values())
         self.keys: dict[int, str] = {}
         tied: dict[str, list[str]] = {}
@@ -30,14 +42,22 @@ class StoredTensors:
             first = self.keys.setdefault(id(tensor), key)
             if first != key:
                 tied.setdefault(first, []).append(key)
-        self._spans = _spans({key: self.tensors[key] for key in self.keys.values()})
+        spans = _spans({key: self.tensors[key] for key in self.keys.values()})
+        # What is carried along never changes, nor does a part of it.
+        self._spans = {key: span for key, span in spans.items() if self._moves(self.tensors[key])}
         self.wiring = Wiring(self.tensors, tied)
 
     def fetch(self, tensor: Tensor | None) -> Value | None:
-        """A tensor of the module as a weight, or as a constant if the state dict has it not."""
+        """A tensor of the module as a weight, or as a constant if the state dict has it not.
+
+        Buffers of whole numbers, such as masks and indices, are constants too: they are carried
+        along as they are.
+        """
         if tensor is None:
             return None
         key = self.keys.get(id(tensor))
+        if key is not None and not self._moves(tensor):
+            return replace(self.wiring.constant(tuple(tensor.shape)), key=key)
         if key is not None:
             return self.wiring.parameter(key)
         span = _span(tensor)
@@ -48,6 +68,14 @@ class StoredTensors:
                     f"of '{other}', which changes with it). Use '{other}' itself, or a clone"
                 )
         return self.wiring.constant(tuple(tensor.shape))
+
+    def _moves(self, tensor: Tensor) -> bool:
+        return is_weight(tensor) and id(tensor) not in self._constants
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is one of features, or refused as such; masks and counts are carried."""
+    return tensor.is_floating_point() or tensor.is_complex() or isinstance(tensor, nn.Parameter)
 
 
 def _spans(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -79,7 +107,8 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     """Leaves a module's attributes as they are, whatever is run inside, in eval mode.
 
     A network that keeps what it computed, in an attribute or in a list or dictionary, would
-    otherwise be left with symbols instead of tensors.
+    otherwise be left with symbols instead of tensors, and one that counts its calls with
+    another count.
     """
     saved = [(vars(part), dict(vars(part))) for part in module.modules()]
     held = {
@@ -88,10 +117,19 @@ def unchanged(module: nn.Module) -> Iterator[None]:
         for value in before.values()
         if type(value) in (list, dict, set)
     }
+    stored = module.state_dict(keep_vars=True).values()
+    symbols = {id(t) for t in stored if isinstance(t, Tensor) and is_weight(t)}
+    # All others are computed with, and so may be changed.
+    others = [b for b in module.buffers() if id(b) not in symbols and not b.is_inference()]
+    counts = [(buffer, buffer._version, buffer.clone()) for buffer in others]
     module.eval()
     try:
         yield
     finally:
+        with torch.no_grad():
+            for buffer, version, count in counts:
+                if buffer._version != version:
+                    buffer.copy_(count)
         for attributes, before in saved:
             _refill(attributes, before)
         for value, before in held.values():
@@ -108,7 +146,10 @@ def _refill(container: Any, before: Any) -> None:
 
 def check_as_written(module: nn.Module) -> None:
     """Refuses a module that does more than its class says, which a trace would not see."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    before = [
+        hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, WeightNorm)
+    ]
+    if module._forward_hooks or before:
         raise ConversionError(
             f"Expected {type(module).__name__} without forward hooks (got some, whose effect is "
             f"not followed). Remove hooks and parametrisations first"
@@ -118,3 +159,15 @@ def check_as_written(module: nn.Module) -> None:
             f"Expected {type(module).__name__} as it is written (got one with another forward "
             f"put in its place). Write a module with this forward instead"
         )
+
+
+def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
+    """The direction and length of each weight that `nn.utils.weight_norm` computes, by its id."""
+    return {
+        id(vars(module)[hook.name]): (
+            getattr(module, f"{hook.name}_v"),
+            getattr(module, f"{hook.name}_g"),
+        )
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, WeightNorm)
+    }

@@ -77,11 +77,20 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     if not x.is_input and x.shape is not None and all(n == 1 for n in x.shape):
         return weight
     if not x.is_input:
+        what = "a constant" if x.key is None else f"'{x.key}', a mask or other whole numbers,"
         raise ConversionError(
-            f"Expected a constant without a shape of its own beside a tensor of the checkpoint "
-            f"(got shape {x.shape} beside {list(weight.shape)})"
+            f"Expected a tensor of the checkpoint without a constant of a shape of its own beside "
+            f"it (got {what} of shape {list(x.shape or ())} beside {list(weight.shape)}). Store a "
+            f"mask as a floating-point buffer, which becomes part of the graph, or multiply it "
+            f"into the weight"
         )
     axis = large[0] - weight.rank
+    if x.shape is not None and len(x.shape) >= -axis and x.shape[axis] == 1:
+        raise ConversionError(
+            f"Expected a tensor with one entry along axis {axis} of an input of shape "
+            f"{list(x.shape)} (got {list(weight.shape)}). Differences of the input to several "
+            f"stored points, as in radial basis functions, have no graph of weights"
+        )
     # Parameters of a norm have no axis for the batch, statistics of an input have one.
     rank = weight.rank + (weight.shape[0] != 1)
     claimed = wiring.claim(wiring.ranked(x, rank), axis, weight.shape[axis])

@@ -61,7 +61,7 @@ class ValueSource:
         try:
             yield
         except ConversionError as error:
-            raise ConversionError(f"{where}: {error}") from error
+            raise type(error)(f"{where}: {error}") from error
 
     def refuse(self, reason: str) -> NoReturn:
         """Raises: what the network does here has no graph."""
@@ -88,11 +88,13 @@ class ValueSource:
             if not isinstance(value, Opaque):
                 raise ConversionError("Expected values without neurons (got an activation)")
         found = [v for v in values if isinstance(v, Opaque)]
+        is_input = any(v.is_input for v in found)
         return Opaque(
             None if shape is None else tuple(shape),
             next(self._origins),
-            any(v.is_input for v in found),
+            is_input,
             tuple(layer for v in found for layer in v.exposes),
+            None if is_input else next((v.key for v in found if v.key is not None), None),
         )
 
     def claim(self, x: Value, axis: int, size: int) -> Activation:

@@ -129,12 +129,15 @@ class Opaque:
         exposes: Layers whose order shows in it, such as in the place of a maximum: they are
             fixed where the value is used. Layers of a single neuron whose axis was dropped
             belong here too.
+        key: A tensor of the checkpoint that is no weight, such as a mask of whole numbers, from
+            which it was computed without any input.
     """
 
     shape: tuple[int | None, ...] | None
     origin: int
     is_input: bool = False
     exposes: tuple[Layer, ...] = ()
+    key: str | None = None
 
 
 @dataclass(frozen=True)

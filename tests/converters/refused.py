@@ -39,10 +39,6 @@ def _aliased(module: nn.Module) -> nn.Module:
     return module
 
 
-def _old_weight_norm(module: nn.Module) -> nn.Module:
-    return nn.utils.weight_norm(module)
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "recurrence": (lambda: S(nn.Linear(3, 4), nn.LSTM(4, 4)), (2, 5, 3), r"1 \(LSTM\).*recurrence"),
     "attention module": (
@@ -318,13 +314,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
             centres=nn.Parameter(torch.randn(5, 3)), b=nn.Linear(5, 2),
         ),
         (2, 3),
-        r"sub.*input channels",
+        r"sub.*radial basis",
     ),
     "complex weights": (lambda: nn.Linear(3, 4, dtype=torch.complex64), (2, 3), r"'weight' of"),
-    "old weight norm": (
-        lambda: S(_old_weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
+    "old spectral norm": (
+        lambda: S(nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Linear(4, 2)),
         (2, 3),
         r"0 \(Linear\).*parametrisations",
+    ),
+    "a hook beside an old weight norm": (
+        lambda: _hooked(S(nn.Linear(3, 4), nn.utils.weight_norm(nn.Linear(4, 2))), 1),
+        (2, 3),
+        r"1 \(Linear\).*hook",
     ),
     "no weights": (lambda: S(nn.ReLU()), (2, 3), r"weight between two layers"),
     "wrong example": (lambda: S(nn.Linear(4, 4)), (2, 3), r"example_input that the network takes"),

@@ -53,6 +53,23 @@ NOT_CHAINS: dict[str, dict[str, Tensor]] = {
         "discriminator.0.weight": torch.randn(8, 5), "discriminator.2.weight": torch.randn(1, 8),
     },
     "actor and critic": named(("policy.weight", (8, 8)), ("value.weight", (8, 8))),
+    "action and value": named(("action_net.weight", (8, 8)), ("value_net.weight", (8, 8))),
+    "pi and vf": named(("pi.weight", (8, 8)), ("vf.weight", (8, 8))),
+    "dueling": named(("adv.weight", (8, 8)), ("val.weight", (8, 8))),
+    "layers with ways around": {
+        "lin_in.weight": torch.randn(8, 3), "lin_out.weight": torch.randn(2, 8),
+        **{f"layers.{i}.weight": torch.randn(8, 8) for i in range(2)},
+    },
+    "one layer with a way around": {
+        "proj_in.weight": torch.randn(8, 3), "fc1.weight": torch.randn(8, 8),
+        "out_proj.weight": torch.randn(2, 8),
+    },
+    **{
+        name: {
+            f"{name}.0.weight": torch.randn(8, 8, 4, 4), f"{name}.2.weight": torch.randn(8, 8, 4, 4)
+        }
+        for name in ("decoder", "up", "gen", "generator", "net.upBlock")
+    },
     "i2h": {"i2h.weight": torch.randn(8, 3), "h2h.weight": torch.randn(8, 8),
             "h2o.weight": torch.randn(2, 8)},
     "cell": {"cell.weight_ih": torch.randn(8, 3), "cell.weight_hh": torch.randn(8, 8)},
@@ -84,6 +101,9 @@ def test_names_of_another_topology_need_the_network(state_dict: dict[str, Tensor
         "present.{}.weight",
         "second{}.weight",
         "block{}_fc.weight",
+        "decoder.{}.weight",  # linear
+        "update.{}.weight",
+        "action_value.{}.weight",  # of one network
     ],
 )
 def test_names_of_plain_layers_are_a_chain(keys: str) -> None:
@@ -97,6 +117,19 @@ def test_blocks_without_a_way_around_are_a_chain() -> None:
     sizes = {"block1.conv1": (4, 3), "block1.conv2": (6, 4), "block2.conv1": (8, 6)}
     graph = from_state_dict({f"{k}.weight": torch.randn(*s, 3, 3) for k, s in sizes.items()})
     assert graph.layout.shape.sizes == ((3,), (4,), (6,), (8,))
+
+
+def test_a_decoder_that_chains_one_way_is_a_chain() -> None:
+    """Transposed convolutions would store these channels the other way round."""
+    sizes = {"decoder.0.weight": (6, 8, 3, 3), "decoder.2.weight": (4, 6, 3, 3)}
+    graph = from_state_dict({key: torch.randn(size) for key, size in sizes.items()})
+    assert graph.layout.shape.sizes == ((8,), (6,), (4,))
+
+
+def test_ends_with_names_around_other_widths_are_a_chain() -> None:
+    sizes = {"lin_in": (8, 3), "layers.0": (6, 8), "layers.1": (5, 6), "lin_out": (2, 5)}
+    graph = from_state_dict({f"{key}.weight": torch.randn(size) for key, size in sizes.items()})
+    assert graph.layout.shape.sizes == ((3,), (8,), (6,), (5,), (2,))
 
 
 def test_a_first_convolution_of_one_channel_is_not_guessed() -> None:

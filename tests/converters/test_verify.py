@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from architectures import One
 from torch import nn
 
@@ -62,6 +63,14 @@ class Wrapping(nn.Module):
         (S(One(lambda m, x: m.a(x.float()), a=nn.Linear(3, 2))), r"runs in float64"),
         (One(lambda m, x: m.a(x).float(), a=nn.Linear(3, 2)), r"float64.*torch.float32"),
         (One(lambda m, x: m.a(x) / 0, a=nn.Linear(3, 2)), r"finite outputs"),
+        (
+            One(lambda m, x: m.a(x + torch.randn_like(x)), a=nn.Linear(3, 2)),
+            r"deterministic.*runs twice",
+        ),
+        (
+            S(nn.Linear(3, 4), One(lambda m, x: F.dropout(x)), nn.Linear(4, 2)),
+            r"deterministic.*runs twice",
+        ),
     ],
 )
 def test_what_cannot_be_verified_is_an_error(module: nn.Module, reason: str) -> None:

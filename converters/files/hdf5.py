@@ -1,0 +1,202 @@
+"""HDF5 files read by another process, which a damaged file may end or keep busy for ever."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import hdf5_process
+from nfn_graph.converters.files.arrays import Array
+from nfn_graph.converters.files.checks import MAX_COMPRESSION, check_declared
+
+#: After so many seconds a file that is still not read is given up, and later if it is large.
+SECONDS = 30.0
+_BYTES_PER_SECOND = 5 * 2**20
+# What the libraries take, and what a file may take beside its arrays.
+_MEMORY = 2 * 2**30
+
+
+class ProcessEnded(Exception):
+    """The process died, or said what it cannot have meant."""
+
+
+class Reader:
+    """A process that reads one HDF5 file after the other."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", os.path.abspath(hdf5_process.__file__), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise OSError("no pipes to the process")
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked; a copy of the process that started it cannot ask it."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def ask(self, **request: Any) -> None:
+        """Sends a request."""
+        try:
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        except (OSError, ValueError) as error:
+            raise ProcessEnded from error
+
+    def answer(self) -> tuple[dict[str, Any], bytearray]:
+        """The next answer, and the bytes of the array that was asked for."""
+        try:
+            reply = json.loads(self._receive(int.from_bytes(self._receive(8), "little")))
+            if not isinstance(reply, dict):
+                raise ProcessEnded
+            return reply, self._receive(int(reply.get("size", 0)))
+        except ProcessEnded:
+            raise
+        except Exception as error:  # whatever a damaged process may have written
+            raise ProcessEnded from error
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Ends the process after some time, beside its own alarm, which not all systems have."""
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _receive(self, size: int) -> bytearray:
+        # Straight into its memory: `read` would make a copy.
+        data = bytearray(size)
+        view, position = memoryview(data), 0
+        while position < size:
+            read = self._answers.readinto(view[position:])  # type: ignore[attr-defined]
+            if not read:
+                raise ProcessEnded
+            position += read
+        return data
+
+    def end(self) -> int:
+        """Ends the process; returns its exit code."""
+        if self.owner != os.getpid():
+            return 0
+        self._process.kill()
+        for stream in (self._requests, self._answers):
+            with suppress(OSError):
+                stream.close()
+        return self._process.wait()
+
+
+_readers: list[Reader] = []
+_lock = threading.RLock()
+
+
+def reader() -> Reader:
+    """The process that reads for this one; started when it is first needed, or again."""
+    with _lock:
+        if not _readers or not _readers[0].is_alive:
+            if _readers:
+                _readers.pop().end()
+            try:
+                _readers.append(Reader())
+            except OSError as error:
+                raise ConversionError(
+                    f"Expected to start a process that reads .h5 files (got {error})"
+                ) from error
+        return _readers[0]
+
+
+@atexit.register
+def _end() -> None:
+    for process in _readers:
+        process.end()
+
+
+def read_hdf5(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What a Keras file says of its layers, and all its arrays."""
+    size = path.stat().st_size
+    seconds = SECONDS + size / _BYTES_PER_SECOND
+    memory = _MEMORY + 2 * MAX_COMPRESSION * size
+    with _lock:
+        process = reader()
+        try:
+            with process.within(seconds):
+                return _read(process, path, size, {"seconds": seconds, "memory": memory})
+        except ConversionError:
+            raise
+        except (ProcessEnded, KeyError, AttributeError, TypeError, ValueError) as error:
+            code = process.end()
+            raise ConversionError(
+                f"Expected a complete Keras .h5 file in '{path}' (got one that ends the process "
+                f"that reads it, with code {code}, or takes it more than {seconds:.3g} s). It is "
+                f"damaged."
+            ) from error
+        except BaseException:
+            # A reply may be on its way, which the next file must not get.
+            process.end()
+            raise
+
+
+def _read(
+    process: Reader, path: Path, size: int, limits: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    process.ask(path=os.path.abspath(path), name=str(path), **limits)
+    contents, _ = process.answer()
+    _check_answer(path, contents)
+    try:
+        declared = {k: _declared(path, k, array, size) for k, array in contents["arrays"].items()}
+    except ConversionError:
+        process.ask(keys=[], **limits)  # which closes the file
+        raise
+    process.ask(keys=list(declared), **limits)
+    arrays: dict[str, Array] = {}
+    for key, (shape, dtype) in declared.items():
+        answer, data = process.answer()
+        _check_answer(path, answer)
+        if len(data) != math.prod(shape) * dtype.itemsize:
+            raise ProcessEnded
+        arrays[key] = np.ndarray(shape, dtype, data)
+    return contents, arrays
+
+
+def _declared(
+    path: Path, key: str, array: Mapping[str, Any], size: int
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    shape, dtype = tuple(map(int, array["shape"])), np.dtype(array["dtype"])
+    stored = min(int(array["stored"]), size)
+    available = stored * (MAX_COMPRESSION if array["is_packed"] else 1)
+    check_declared(path, key, shape, dtype.itemsize, available)
+    return shape, dtype
+
+
+def _check_answer(path: Path, reply: Mapping[str, Any]) -> None:
+    if reply.get("refused") is not None:
+        raise ConversionError(str(reply["refused"]))
+    if "error" in reply:
+        raise ConversionError(
+            f"Expected a complete Keras .h5 file in '{path}' (got one that cannot be read: "
+            f"{reply['error']}). It is truncated or damaged."
+        )

@@ -1,0 +1,183 @@
+"""The program that opens HDF5 files, in a process of its own.
+
+A damaged file can end a process inside the HDF5 library, out of reach of Python, or keep it there
+for ever. So this program is started by its path and knows neither torch nor this package; see
+`nfn_graph.converters.files.hdf5` for the other end. A request is one line of JSON: to open a file,
+which is answered by what it contains, or to read its arrays, which is answered by each of them and
+closes it. An answer is the length of its JSON in 8 bytes, the JSON, and the bytes of an array.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+
+class Refused(ValueError):
+    """A file that was read and is not what it should be."""
+
+
+class OpenFile:
+    """A Keras file whose layers and arrays are described, and whose arrays can be read."""
+
+    def __init__(self, path: str, name: str) -> None:
+        # When it is needed, so that its absence is a reply.
+        self.h5py: Any = importlib.import_module("h5py")
+        self.name = name
+        self.file: Any = self.h5py.File(path, "r")
+        inside = "model_weights" in self.file
+        self.root = self.child(self.file, "model_weights") if inside else self.file
+
+    def close(self) -> None:
+        """Closes the file, as far as a damaged one can be."""
+        with suppress(Exception):
+            self.file.close()
+
+    def contents(self) -> dict[str, Any]:
+        """The layers with the keys of their weights, the arrays, the configuration as text."""
+        layers = self._named_layers() or self._numbered_layers()
+        config = self.file.attrs.get("model_config")
+        return {
+            "layers": list(layers.items()),
+            "arrays": {key: self._describe(key) for keys in layers.values() for key in keys},
+            "config": config.decode() if isinstance(config, bytes) else config,
+        }
+
+    def array(self, key: str) -> Any:
+        """The numbers of one array."""
+        numpy: Any = importlib.import_module("numpy")
+        return numpy.ascontiguousarray(self.child(self.root, key)[()])
+
+    def child(self, group: Any, key: str) -> Any:
+        """A member of a group, which must lie in this file."""
+        for name in key.split("/"):
+            link = group.get(name, getlink=True)
+            if not isinstance(link, self.h5py.HardLink):
+                got = "nothing" if link is None else "a link"
+                raise Refused(f"Expected '{key}' in '{self.name}' (got {got})")
+            group = group[name]
+        return group
+
+    def _named_layers(self) -> dict[str, list[str]]:
+        layers = {}
+        for layer in _names(self.root.attrs, "layer_names"):
+            group = self.child(self.root, layer)
+            keys = [f"{layer}/{weight}" for weight in _names(group.attrs, "weight_names")]
+            if keys:
+                layers[layer] = keys
+        return layers
+
+    def _numbered_layers(self) -> dict[str, list[str]]:
+        """The layout of Keras 3: `layers/<layer>/vars/<number>`."""
+        layers: dict[str, list[str]] = {}
+        if "layers" not in self.root:
+            return layers
+        group = self.child(self.root, "layers")
+        for layer in group:
+            if "vars" in self.child(group, layer):
+                variables = self.child(group, f"{layer}/vars")
+                keys = [f"layers/{layer}/vars/{n}" for n in sorted(variables, key=int)]
+                if keys:
+                    layers[layer] = keys
+            elif any(isinstance(child, self.h5py.Group) for child in group[layer].values()):
+                raise Refused(
+                    f"Expected a model without models inside in '{self.name}' (got layer "
+                    f"'{layer}' with layers of its own). Save it with model.save('name.h5')."
+                )
+        return layers
+
+    def _describe(self, key: str) -> dict[str, Any]:
+        dataset = self.child(self.root, key)
+        if not isinstance(dataset, self.h5py.Dataset) or dataset.shape is None:
+            raise Refused(f"Expected an array '{key}' in '{self.name}' (got {dataset})")
+        if dataset.external or dataset.is_virtual:
+            raise Refused(
+                f"Expected the data of '{key}' inside '{self.name}' (got data in another file, "
+                f"which is not followed)"
+            )
+        if dataset.dtype.kind not in "biufcV":
+            raise Refused(
+                f"Expected numbers in array '{key}' of '{self.name}' (got the type {dataset.dtype})"
+            )
+        return {
+            "shape": list(dataset.shape),
+            "dtype": dataset.dtype.str,
+            "stored": dataset.id.get_storage_size(),
+            "is_packed": dataset.chunks is not None,
+        }
+
+
+def _names(attributes: Any, name: str) -> list[str]:
+    """A list of names; long ones are spread over several attributes."""
+    found: list[Any] = list(attributes.get(name, []))
+    number = 0
+    while f"{name}{number}" in attributes:
+        found += list(attributes[f"{name}{number}"])
+        number += 1
+    return [x.decode() if isinstance(x, bytes) else str(x) for x in found]
+
+
+def answer(requests: BinaryIO, replies: BinaryIO) -> None:
+    """Answers requests until there are no more."""
+    open_file: OpenFile | None = None
+    for line in requests:
+        request = json.loads(line)
+        _limit(request["seconds"], request["memory"])
+        try:
+            if "path" in request:
+                open_file = OpenFile(request["path"], request["name"])
+                _send(replies, open_file.contents())
+            for key in request.get("keys", ()):
+                data = open_file.array(key).reshape(-1).view("u1").data if open_file else b""
+                _send(replies, {"size": len(data)}, data)
+            is_done = "keys" in request
+        except Exception as error:  # h5py raises many kinds on damaged files
+            refused = str(error) if isinstance(error, Refused) else None
+            kind = type(error).__name__
+            _send(replies, {"refused": refused, "error": f"{kind}: {error}"})
+            is_done = True
+        if is_done and open_file is not None:
+            open_file.close()
+            open_file = None
+        replies.flush()
+        _limit(0, None)
+
+
+def _send(replies: BinaryIO, reply: dict[str, Any], data: Any = b"") -> None:
+    text = json.dumps(reply).encode()
+    replies.write(len(text).to_bytes(8, "little") + text)
+    replies.write(data)
+
+
+def _limit(seconds: float, memory: int | None) -> None:
+    """Ends this process after some time, and what it may take in memory; 0 and None for no end."""
+    if hasattr(signal, "setitimer"):
+        # Not handled in Python, which the library may never return to.
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        import resource
+    except ImportError:
+        return
+    if memory is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = memory if most == resource.RLIM_INFINITY else min(memory, most)
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+
+
+def main() -> None:
+    """Serves the process that started this one, until it closes its end."""
+    # The modules that the other process finds, and not those beside this file.
+    sys.path[:] = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # What a library prints is no reply.
+    answer(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

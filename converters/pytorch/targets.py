@@ -1,0 +1,71 @@
+"""Where the functions of a traced computation come from: only torch's own are known by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import OpOverload, OpOverloadPacket
+
+from nfn_graph.converters.errors import ConversionError
+
+_PACKAGES = frozenset({"torch", "operator", "_operator", "math", "builtins"})
+_NAMESPACES = frozenset({"aten", "prim", "prims"})
+
+#: Operators of aten that take or return something else than torch's functions.
+_OTHERWISE = {"batch_norm", "instance_norm", "embedding"} | {
+    f"adaptive_max_pool{n}d" for n in (1, 2, 3)
+}
+
+
+class ForeignFunctionError(ConversionError):
+    """A computation calls a function of somebody else, whose name says nothing."""
+
+
+def is_torch(target: Any) -> bool:
+    """Whether a function returns tensors of torch, rather than numbers of Python."""
+    return isinstance(target, str) or _origin(target) == "torch"
+
+
+def is_known(target: Any) -> bool:
+    """Whether a function is torch's or Python's own, so that its name says what it does."""
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return _qualified(target).split("::")[0] in _NAMESPACES
+    return isinstance(target, str) or _origin(target) in _PACKAGES
+
+
+def check_known(target: Any) -> None:
+    """Refuses a function of somebody else, whatever its name."""
+    if not is_known(target):
+        raise ForeignFunctionError(
+            f"Expected functions of torch (got {full_name(target)}, whose effect on neurons is "
+            f"not known)"
+        )
+
+
+def full_name(target: Any) -> str:
+    """A function's name with that of its module or namespace."""
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return _qualified(target)
+    return f"{getattr(target, '__module__', '?')}.{function_name(target)}"
+
+
+def function_name(target: Any) -> str:
+    """The name of a method or function."""
+    return str(target if isinstance(target, str) else getattr(target, "__name__", target))
+
+
+def operator_name(target: Any) -> str:
+    """The name under which a function, a method or an operator of aten is handled."""
+    if not isinstance(target, OpOverload | OpOverloadPacket):
+        return function_name(target)
+    name = _qualified(target).split("::")[-1]
+    return f"aten.{name}" if name in _OTHERWISE else name
+
+
+def _qualified(target: OpOverload | OpOverloadPacket) -> str:
+    return target._schema.name if isinstance(target, OpOverload) else target._qualified_op_name
+
+
+def _origin(target: Any) -> str:
+    """The package that a function belongs to."""
+    return str(getattr(target, "__module__", None) or "").split(".")[0]
