@@ -41,6 +41,11 @@ COMMANDS = {
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
     ),
+    "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
+    "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
+    "retrain": Command(
+        "nfn_graph.tasks.prune:retrain", "Train initialisations under masks: a table."
+    ),
     "demo": Command(
         "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it, write a report; minutes."
     ),

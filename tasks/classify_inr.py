@@ -86,8 +86,9 @@ class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
         """The names of the classes."""
         return {"classes": [str(name) for name in zoo.description["classes"]]}
 
-    def prepare(self, graph: WeightGraph, row: Row) -> WeightGraph:
-        """The canonical form, if asked for."""
+    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds the label; the canonical form, if asked for."""
+        graph = super().prepare(graph, row, facts)
         return CanonicalPhases(row["w0"])(graph) if self.options.canonical else graph
 
     def label(self, row: Row) -> Tensor:

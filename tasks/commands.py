@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
+from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.predict_generalization import (
     PredictGeneralization,
     PredictGeneralizationOptions,
@@ -16,12 +17,16 @@ from nfn_graph.tasks.predict_generalization import (
 from nfn_graph.tasks.registry import TASKS
 from nfn_graph.tasks.reports.compare import compare as compare_runs
 from nfn_graph.tasks.reports.compare import print_table
+from nfn_graph.tasks.reports.page import format_value
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
+from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 
 TrainCommand = (
     Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
     | Annotated[ClassifyInrOptions, subcommand(ClassifyInr.name)]
+    | Annotated[EditInrOptions, subcommand(EditInr.name)]
+    | Annotated[WinningTicketsOptions, subcommand(WinningTickets.name)]
 )
 
 
@@ -33,6 +38,8 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     Examples:
       nfn-graph train predict-generalization --zoo zoos/digits --out runs/np --model nfn-np
       nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
+      nfn-graph train edit-inr --zoo zoos/fashion --out runs/dilate --operation dilate
+      nfn-graph train winning-tickets --zoo zoos/tickets --out runs/tickets
 
     Args:
         command: The task and its options.
@@ -110,5 +117,5 @@ def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
 
 
 def _line(metrics: dict[str, Any]) -> str:
-    shown = [f"{k} {v:.3f}" for k, v in metrics.items() if isinstance(v, float)]
+    shown = [f"{k} {format_value(v)}" for k, v in metrics.items() if isinstance(v, float)]
     return ", ".join(shown)

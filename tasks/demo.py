@@ -76,6 +76,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
                     preset="small",
                     seed=options.seed,
                     epochs=options.epochs,
+                    batch_size=32,
                     head_dropout=0.3,
                     noise=0.2,
                 ).resolved()

@@ -1,34 +1,47 @@
-"""What the tasks with one label per network share: augmentation."""
+"""What the tasks with one label per network share."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from nfn_graph import Batch
-from nfn_graph.tasks.augment import PermuteNeurons, WeightDrop, WeightNoise
+from torch import Tensor, nn
+
+from nfn_graph import NetworkSpec, WeightGraph
+from nfn_graph.tasks.models import build_model
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.task import Task
+from nfn_graph.tasks.zoo.store import Row
 
 Options = TypeVar("Options", bound=TrainOptions)
 
 
 class SupervisedTask(Task[Options]):
-    """A task with one label per network.
+    """A task with one label per network, from an invariant model.
 
     Args:
         options: Its options, resolved.
     """
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self.augmentations = [
-            *([PermuteNeurons()] if options.model == "mlp-aug" else []),
-            *([WeightNoise(options.noise)] if options.noise else []),
-            *([WeightDrop(options.drop)] if options.drop else []),
-        ]
+    @abstractmethod
+    def label(self, row: Row) -> Tensor:
+        """What is to be predicted, of one network."""
 
-    def augment(self, batch: Batch) -> Batch:
-        """Permutations for the model that must learn them, noise and drop where asked for."""
-        for transform in self.augmentations:
-            batch = transform(batch)
-        return batch
+    @abstractmethod
+    def num_outputs(self, facts: Mapping[str, Any]) -> int:
+        """Outputs of the model per network."""
+
+    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds the label."""
+        graph.y = self.label(row)
+        return graph
+
+    def build(
+        self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
+    ) -> nn.Module:
+        """An untrained model for networks of these types and sizes."""
+        options = self.options
+        return build_model(
+            options.model, options.model_settings(), spec, sizes, self.num_outputs(facts)
+        )

@@ -35,8 +35,7 @@ class FlatMLP(nn.Module):
         self.spec = spec
         self.sizes = dict(sizes)
         self.standardize = Standardize(spec, 1)
-        width = sum(self._places(key) * taps for key, taps in spec.taps.items())
-        self.head = mlp([width, *head], out_features, dropout)
+        self.head = mlp([num_places(spec, sizes), *head], out_features, dropout)
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of every network."""
@@ -44,30 +43,52 @@ class FlatMLP(nn.Module):
 
     def flatten(self, features: WeightFeatures) -> Tensor:
         """All values of each network at fixed places: `[networks, places]`."""
-        incidence, parts = features.incidence, []
-        for name, rows in incidence.neurons.items():
+        self._check_sizes(features)
+        parts = []
+        for key, x in features.tensors():
+            graph, place = self._where(key, features)
+            out = x.new_zeros(features.num_graphs, _rows(key, self.sizes), x.shape[1] * x.shape[2])
+            out[graph, place] = x.flatten(1)
+            parts.append(out.flatten(1))
+        return torch.cat(parts, 1)
+
+    def unflatten(self, flat: Tensor, features: WeightFeatures) -> WeightFeatures:
+        """Features of the same networks, from values at the places of :meth:`flatten`."""
+        tensors = dict(features.tensors())
+        counts = [_rows(key, self.sizes) * x.shape[1] * x.shape[2] for key, x in tensors.items()]
+        parts = dict(zip(tensors, flat.split(counts, 1), strict=True))
+
+        def values(key: Key, x: Tensor) -> Tensor:
+            graph, place = self._where(key, features)
+            return parts[key].unflatten(1, (_rows(key, self.sizes), -1))[graph, place].view_as(x)
+
+        return features.map_types(values)
+
+    def _check_sizes(self, features: WeightFeatures) -> None:
+        for name, rows in features.incidence.neurons.items():
             most = int(rows.position.max()) + 1 if rows.count else 0
             if most > self.sizes.get(name, 0):
                 raise ValueError(
                     f"Expected networks with at most {self.sizes.get(name, 0)} neurons of type "
                     f"'{name}', for which this MLP was made (got {most})"
                 )
-        for key, x in features.tensors():
-            if isinstance(key, str):
-                neurons = incidence.neurons[key]
-                graph, place = neurons.graph, neurons.position
-            else:
-                edges = incidence.weights[key]
-                source, target = incidence.neurons[key[0]], incidence.neurons[key[2]]
-                graph = target.graph[edges.target]
-                place = target.position[edges.target] * self.sizes[key[0]]
-                place = place + source.position[edges.source]
-            out = x.new_zeros(features.num_graphs, self._places(key), x.shape[1] * x.shape[2])
-            out[graph.long(), place.long()] = x.flatten(1)
-            parts.append(out.flatten(1))
-        return torch.cat(parts, 1)
 
-    def _places(self, key: Key) -> int:
+    def _where(self, key: Key, features: WeightFeatures) -> tuple[Tensor, Tensor]:
+        """The network and the place of every row of a type."""
+        incidence = features.incidence
         if isinstance(key, str):
-            return self.sizes[key]
-        return self.sizes[key[0]] * self.sizes[key[2]]
+            neurons = incidence.neurons[key]
+            return neurons.graph.long(), neurons.position.long()
+        edges = incidence.weights[key]
+        source, target = incidence.neurons[key[0]], incidence.neurons[key[2]]
+        place = target.position[edges.target] * self.sizes[key[0]] + source.position[edges.source]
+        return target.graph[edges.target].long(), place.long()
+
+
+def num_places(spec: NetworkSpec, sizes: Mapping[str, int]) -> int:
+    """How many numbers a network with so many neurons of each type has."""
+    return sum(_rows(key, sizes) * taps for key, taps in spec.taps.items())
+
+
+def _rows(key: Key, sizes: Mapping[str, int]) -> int:
+    return sizes[key] if isinstance(key, str) else sizes[key[0]] * sizes[key[2]]

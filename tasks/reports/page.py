@@ -18,8 +18,21 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.tasks.reports.template import PAGE, STYLE
 
 # Facts about the data, which no model changes.
-BACKGROUND = ("networks", "tau_ceiling")
-_NAMES = {"tau": "Kendall tau", "tau_ceiling": "tau ceiling", "r2": "R²", "mae": "MAE"}
+BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")
+_NAMES = {
+    "tau": "Kendall tau",
+    "tau_ceiling": "tau ceiling",
+    "r2": "R²",
+    "mae": "MAE",
+    "mse": "MSE",
+    "mse_unedited": "MSE without an edit",
+    "mse_fit": "MSE of the fits",
+    "relative": "MSE / without an edit",
+    "relative_to_fit": "MSE / of the fits",
+    "overlap_magnitude": "overlap by magnitude",
+}
+# The metric that a report begins with: the first of these that a task has.
+_FIRST = ("tau", "accuracy", "mse", "overlap")
 _PNG = b"\x89PNG\r\n\x1a\n"
 # A figure wider than this, or in relation to its height, gets a row of its own.
 _WIDE_PIXELS, _WIDE_RATIO = 1200, 1.6
@@ -29,6 +42,8 @@ _FIGURES = {
     "confusion": "Confusion matrix on {}: a row for each true class, with counts.",
     "curves": "Learning curves, by epoch.",
     "inrs": "Networks of {}, drawn back, each with the class that the model took it for.",
+    "edits": "Networks of {}: what they showed, what they show after the edit, what they were to.",
+    "scores": "Networks of {}: the score of every weight against its initial value, by layer.",
 }
 
 
@@ -221,7 +236,7 @@ def _figure(shown: Shown) -> dict[str, object]:
 
 def _headline(run: Run) -> str:
     test = scalar_metrics(run.metrics["test"])
-    name = next((m for m in ("tau", "accuracy") if m in test), None)
+    name = next((m for m in _FIRST if m in test), None)
     text = f"{run.options.get('model', 'The model')} on the test split"
     if name is not None:
         text += f": {metric_name(name)} {format_value(test[name])}"

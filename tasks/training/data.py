@@ -1,8 +1,8 @@
-"""From a zoo to labelled graphs, and batches of them in an order that a seed decides."""
+"""From a zoo to graphs that are ready for a model, and batches in an order that a seed decides."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ def load_data(task: Task[Options]) -> TaskData:
                 f"Expected networks of split '{split}' in '{zoo.folder}' (got none). Build a "
                 f"larger zoo, or use other values of --where."
             )
-    graphs = {split: load_graphs(task, part) for split, part in zoos.items()}
-    return TaskData(zoos, graphs, task.facts(zoo))
+    facts = task.facts(zoo)
+    graphs = {split: load_graphs(task, part, facts) for split, part in zoos.items()}
+    return TaskData(zoos, graphs, facts)
 
 
 def open_for(task: Task[Options], path: Path, where: Sequence[str]) -> ZooFolder:
@@ -62,13 +63,12 @@ def filtered(zoo: ZooFolder, where: Sequence[str]) -> ZooFolder:
     return zoo
 
 
-def load_graphs(task: Task[Options], zoo: ZooFolder) -> list[WeightGraph]:
-    """The labelled graphs of a part of a zoo."""
+def load_graphs(task: Task[Options], zoo: ZooFolder, facts: Mapping[str, Any]) -> list[WeightGraph]:
+    """The graphs of a part of a zoo, ready for a model."""
     graphs = []
     for graph, row in zip(zoo, zoo.rows, strict=True):
         del graph.row
-        graph.y = task.label(row)
-        graphs.append(task.prepare(graph, row))
+        graphs.append(task.prepare(graph, row, facts))
     return graphs
 
 

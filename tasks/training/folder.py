@@ -3,7 +3,7 @@
 config.json        the task, its options, versions, the zoo and what the model was made for
 checkpoints/       last.ckpt, to go on from, and best.ckpt, the best epoch by validation
 logs/metrics.csv   the learning curve; logs for TensorBoard beside it
-predictions.csv    split, network, target, prediction
+predictions.csv    for every network its split, its number and what the task keeps of it
 metrics.json       written last: a run that has it is finished
 figures/*.png      and report.html
 """
@@ -103,6 +103,6 @@ class RunFolder:
             replacing(self.path / "predictions.csv") as temporary,
             temporary.open("w", newline="") as file,
         ):
-            writer = csv.DictWriter(file, ["split", "network", "target", "prediction"])
+            writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

@@ -33,7 +33,7 @@ class TaskModule(pl.LightningModule):
         self._seen: list[Predictions] = []
         self.found: Metrics = {}
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
         return self._compiled[0](batch)
 

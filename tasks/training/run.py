@@ -94,8 +94,9 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     for split in ("test", "validation"):
         predictions = predict(task, model, data.graphs[split])
         metrics[split] = _measured(task, predictions, data.facts)
-        rows += _rows(split, data.zoos[split], predictions)
+        rows += _rows(task, split, data.zoos[split], predictions)
         task.draw(folder.figures, split, predictions, data.zoos[split])
+        task.show(folder.figures, split, model, data.graphs[split])
     metrics |= {
         "evaluations": {},
         "epochs": trainer.current_epoch,
@@ -124,25 +125,36 @@ def evaluate(
         split: Only networks of this split; all of them if empty.
         where: Further conditions, such as `width=16`.
     """
-    from nfn_graph.tasks.registry import TASKS
-
     folder = RunFolder(run)
-    config, metrics = folder.read("config.json"), folder.read("metrics.json")
-    kind = TASKS[config["task"]]
-    task = kind(from_plain(kind.OPTIONS, config["options"]))
-    made_for = config["made_for"]
+    task, model, facts = load_model(run)
+    metrics = folder.read("metrics.json")
     conditions = [*where, f"split={split}"] if split else where
     chosen = open_for(task, Path(zoo), conditions)
-    model = task.build(spec_from_json(made_for["spec"]), made_for["sizes"], made_for["facts"])
-    model.load_state_dict(_model_state(_load(folder.best)))
-    predictions = predict(task, model, load_graphs(task, chosen))
-    found = _measured(task, predictions, made_for["facts"])
+    graphs = load_graphs(task, chosen, facts)
+    predictions = predict(task, model, graphs)
+    found = _measured(task, predictions, facts)
     name = name or Path(zoo).name
     task.draw(folder.figures, name, predictions, chosen)
+    task.show(folder.figures, name, model, graphs)
     metrics["evaluations"][name] = found
     folder.write("metrics.json", metrics)
     _report(folder)
     return found
+
+
+def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
+    """The task of a run, its best model, and the facts about the zoo that it was trained on."""
+    from nfn_graph.tasks.registry import TASKS
+
+    folder = RunFolder(run)
+    config = folder.read("config.json")
+    kind = TASKS[config["task"]]
+    task = kind(from_plain(kind.OPTIONS, config["options"]))
+    made_for = config["made_for"]
+    facts: Metrics = made_for["facts"]
+    model = task.build(spec_from_json(made_for["spec"]), made_for["sizes"], facts)
+    model.load_state_dict(_model_state(_load(folder.best)))
+    return task, model.eval(), facts
 
 
 @torch.no_grad()
@@ -168,13 +180,13 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
         "enable_version_counter": False,
     }
     checkpoints = [
-        ModelCheckpoint(filename=folder.best.stem, monitor=monitor, mode="max", **every_epoch),
+        ModelCheckpoint(filename=folder.best.stem, monitor=monitor, mode=task.best, **every_epoch),
         ModelCheckpoint(filename=folder.last.stem, **every_epoch),
     ]
     # The table comes first: the checkpoint is to hold the row of its own epoch.
     callbacks: list[pl.Callback] = [History(folder.path / "logs" / "metrics.csv")]
     if options.patience:
-        callbacks.append(EarlyStopping(monitor, mode="max", patience=options.patience))
+        callbacks.append(EarlyStopping(monitor, mode=task.best, patience=options.patience))
     if progress:
         callbacks.append(RichProgressBar(leave=False))
     return pl.Trainer(
@@ -210,15 +222,13 @@ def _measured(task: Task[Options], predictions: Predictions, facts: Any) -> Metr
     return {**task.metrics(predictions, facts), "networks": count}
 
 
-def _rows(split: str, zoo: ZooFolder, predictions: Predictions) -> Iterator[dict[str, Any]]:
-    columns = zip(predictions["target"].tolist(), predictions["prediction"].tolist(), strict=True)
-    for row, (target, prediction) in zip(zoo.rows, columns, strict=True):
-        yield {
-            "split": split,
-            "network": row["network"],
-            "target": target,
-            "prediction": prediction,
-        }
+def _rows(
+    task: Task[Options], split: str, zoo: ZooFolder, predictions: Predictions
+) -> Iterator[dict[str, Any]]:
+    columns = zip(*(predictions[name].tolist() for name in task.columns), strict=True)
+    for row, values in zip(zoo.rows, columns, strict=True):
+        known = dict(zip(task.columns, values, strict=True))
+        yield {"split": split, "network": row["network"], **known}
 
 
 def _draw_curves(task: Task[Options], folder: RunFolder) -> None:

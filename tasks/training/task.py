@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
+from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
-from nfn_graph.tasks.models import build_model, fit_inputs, sizes_of
+from nfn_graph.tasks.augment import PermuteNeurons, WeightDrop, WeightNoise
+from nfn_graph.tasks.models import fit_inputs, sizes_of
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.store import Row
@@ -28,7 +30,7 @@ class TaskData:
 
     Attributes:
         zoos: The parts of the zoo, row for row the networks.
-        graphs: Their graphs, labelled.
+        graphs: Their graphs, prepared.
         facts: What else the task knows about them, such as the names of classes.
     """
 
@@ -38,70 +40,76 @@ class TaskData:
 
 
 class Task(ABC, Generic[Options]):
-    """A task: labels, loss, metrics and figures.
+    """A task: a model, its loss, metrics and figures.
 
     Args:
         options: Its options, resolved.
+
+    Attributes:
+        augmentations: What is done to every batch in training, in turn.
     """
 
     name: ClassVar[str]
     # The kind of zoo that it needs.
     kind: ClassVar[str]
-    # The validation metric by which the best epoch is chosen; larger is better.
+    # The validation metric by which the best epoch is chosen, and which of its values is best.
     monitor: ClassVar[str]
+    best: ClassVar[Literal["max", "min"]] = "max"
+    # What `predictions.csv` says of every network.
+    columns: ClassVar[tuple[str, ...]] = ("target", "prediction")
     OPTIONS: ClassVar[type[TrainOptions]]
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.augmentations: list[BaseTransform] = [
+            *([PermuteNeurons()] if options.model == "mlp-aug" else []),
+            *([WeightNoise(options.noise)] if options.noise else []),
+            *([WeightDrop(options.drop)] if options.drop else []),
+        ]
 
     @abstractmethod
-    def label(self, row: Row) -> Tensor:
-        """What is to be predicted, of one network."""
+    def build(
+        self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
+    ) -> nn.Module:
+        """An untrained model for networks of these types and sizes."""
 
     @abstractmethod
-    def num_outputs(self, facts: Mapping[str, Any]) -> int:
-        """Outputs of the model per network."""
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The mean loss of a batch, of what the model returned for it."""
 
     @abstractmethod
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The mean loss of a batch."""
-
-    @abstractmethod
-    def predict(self, outputs: Tensor, batch: Batch) -> Predictions:
-        """What is kept of every network of a batch: its target and its prediction."""
+    def predict(self, outputs: Any, batch: Batch) -> Predictions:
+        """What is kept of every network of a batch: all of `columns`, perhaps more."""
 
     @abstractmethod
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
         """The metrics of a split."""
 
-    @abstractmethod
     def draw(self, folder: Path, name: str, predictions: Predictions, zoo: ZooFolder) -> None:
-        """Draws the figures of a split into a folder."""
+        """Draws figures of the predictions for a split into a folder, if the task has any."""
+
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """Draws what a trained model does to networks of a split, if the task has such figures."""
 
     def usable(self, row: Row) -> bool:
         """Whether a network can be learnt from."""
         return True
 
-    def prepare(self, graph: WeightGraph, row: Row) -> WeightGraph:
-        """What is done to every graph once, such as bringing it into a canonical form."""
+    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
+        """What is done to every graph once: its labels, perhaps a canonical form."""
         return graph
 
     def augment(self, batch: Batch) -> Batch:
-        """What is done to every batch in training."""
+        """Permutations for the model that must learn them, noise and drop where asked for."""
+        for transform in self.augmentations:
+            batch = transform(batch)
         return batch
 
     def facts(self, zoo: ZooFolder) -> dict[str, Any]:
-        """What metrics and figures must know about a zoo."""
+        """What the preparation of graphs, metrics and figures must know about a zoo."""
         return {}
-
-    def build(
-        self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
-    ) -> nn.Module:
-        """An untrained model for networks of these types and sizes."""
-        options = self.options
-        return build_model(
-            options.model, options.model_settings(), spec, sizes, self.num_outputs(facts)
-        )
 
     def fitted(self, data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
         """An untrained model that has seen the scale of its inputs, and what it was made for."""

@@ -11,13 +11,17 @@ from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
 from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_networks, render_zoo
+from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
+from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
 
 __all__ = [
     "CnnZooOptions",
     "InrZooOptions",
+    "TicketZooOptions",
     "ZooFolder",
     "build_cnn_zoo",
     "build_inr_zoo",
+    "build_ticket_zoo",
     "open_zoo_folder",
     "render_networks",
     "render_zoo",

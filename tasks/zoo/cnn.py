@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from nfn_graph.tasks.zoo.build import (
 )
 from nfn_graph.tasks.zoo.metrics import TrainingData
 from nfn_graph.tasks.zoo.options import CnnZooOptions
-from nfn_graph.tasks.zoo.runs import ClassifierRun, draw_run
+from nfn_graph.tasks.zoo.runs import ClassifierRun, draw_run, largest_activation
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
 
@@ -69,7 +68,9 @@ def build_cnn_zoo(
             key=lambda run: (run.architecture, run.activation, run.dropout > 0),
             # Networks that are trained for about as long finish together.
             order=lambda run: run.num_steps,
-            together=lambda run: networks_together(options, _entries(run, options.batch_size)),
+            together=lambda run: networks_together(
+                options, largest_activation(run, options.batch_size)
+            ),
         ):
             group.sort(key=lambda run: run.optimiser)
             found += train_classifiers(group, data[0], options.batch_size, on_steps=on_steps)
@@ -77,11 +78,6 @@ def build_cnn_zoo(
         return [(_row(c, options), c.run.architecture.name, c.parameters) for c in found]
 
     return build_shards(options, writer, runs, lambda run: run.num_steps, train, progress=progress)
-
-
-def _entries(run: ClassifierRun, batch_size: int) -> int:
-    sizes = [run.architecture.image, *run.architecture.units]
-    return batch_size * max(math.prod(size) for size in sizes)
 
 
 def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:

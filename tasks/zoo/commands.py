@@ -13,6 +13,8 @@ from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
 from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_zoo
+from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
+from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class RenderOptions:
 Command = (
     Annotated[CnnZooOptions, subcommand("cnn")]
     | Annotated[InrZooOptions, subcommand("inr")]
+    | Annotated[TicketZooOptions, subcommand("tickets")]
     | Annotated[RenderOptions, subcommand("render")]
 )
 
@@ -51,6 +54,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo cnn --out zoos/mixed --widths 8 16 32 --depths 2 3
       nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
+      nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
 
     Args:
@@ -67,6 +71,12 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
             f"{path}: {len(built)} checkpoints, test accuracy {accuracies[0]:.3f} to "
             f"{accuracies[-1]:.3f}, median {middle:.3f}"
         )
+        return 0
+    if isinstance(command, TicketZooOptions):
+        path = build_ticket_zoo(command, progress=True)
+        built = open_zoo_folder(path)
+        mean = sum(row["dense_accuracy"] for row in built.rows) / len(built)
+        print(f"{path}: {len(built)} tickets, mean test accuracy before pruning {mean:.3f}")
         return 0
     path = build_inr_zoo(command, progress=True)
     built = open_zoo_folder(path)

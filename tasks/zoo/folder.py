@@ -16,6 +16,9 @@ from nfn_graph.converters.state_dict import from_state_dict
 from nfn_graph.tasks.zoo.arrow import arrow, parquet
 from nfn_graph.tasks.zoo.store import Row, read_description
 
+# What the keys of masks end in, in a zoo of winning tickets.
+MASK = "_mask"
+
 
 def open_zoo_folder(path: str | Path) -> ZooFolder:
     """The zoo in a folder; shards that are not built yet are left out."""
@@ -26,7 +29,8 @@ class ZooFolder(Sequence[WeightGraph]):
     """The networks of a zoo, in the order of its table.
 
     Weights are mapped into memory; a network is read when it is asked for. `zoo[i]` is its
-    graph, with its row as the attribute `row`.
+    graph, with its row as the attribute `row`; of a zoo of winning tickets, with the mask as
+    a second channel.
 
     Args:
         folder: The zoo's folder.
@@ -51,7 +55,13 @@ class ZooFolder(Sequence[WeightGraph]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
-        graph = from_state_dict(self.state_dict(index), example_input=self._example)
+        masks = self.masks(index)
+        graph = from_state_dict(
+            self.state_dict(index),
+            flatten=self.description.get("flatten"),
+            example_input=self._example,
+            channels={"mask": masks} if masks else None,
+        )
         graph.row = self.rows[index]
         return graph
 
@@ -67,15 +77,29 @@ class ZooFolder(Sequence[WeightGraph]):
 
     def state_dict(self, index: int) -> dict[str, Tensor]:
         """The checkpoint of one network."""
+        found = self._tensors(index)
+        return {key: found[key] for key in sorted(found, key=_layer) if not key.endswith(MASK)}
+
+    def masks(self, index: int) -> dict[str, Tensor]:
+        """Of a zoo of winning tickets, where each parameter of a network is kept."""
+        found = self._tensors(index)
+        if not any(key.endswith(MASK) for key in found):
+            return {}
+        # Biases have no mask of their own: all of them are kept.
+        return {
+            key: found.get(f"{key}{MASK}", torch.ones_like(x)).to(x.dtype)
+            for key, x in self.state_dict(index).items()
+        }
+
+    def _tensors(self, index: int) -> dict[str, Tensor]:
         row = self.rows[index]
         prefix = f"{row['group']}/"
         stacks = self._shard(row["shard"])
-        found = {
+        return {
             key.removeprefix(prefix): tensor[row["row"]].clone()
             for key, tensor in stacks.items()
             if key.startswith(prefix)
         }
-        return {key: found[key] for key in sorted(found, key=_layer)}
 
     def select(self, indices: Sequence[int]) -> ZooFolder:
         """Some of the networks, as a zoo."""

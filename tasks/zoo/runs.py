@@ -120,6 +120,12 @@ def padding_of(options: CnnZooOptions, images: Images) -> int:
     return 0
 
 
+def largest_activation(run: ClassifierRun, batch_size: int) -> int:
+    """How many numbers the largest activation of a training step holds."""
+    sizes = [run.architecture.image, *run.architecture.units]
+    return batch_size * max(math.prod(size) for size in sizes)
+
+
 def split_of(draw: float, validation_share: float, test_share: float) -> str:
     """The part that a number within [0, 1) falls into."""
     if draw < test_share:

@@ -1,0 +1,102 @@
+"""The command `nfn-graph edit`: a trained editor at work on a user's network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tyro.conf import OmitArgPrefixes, Positional
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters import load, save
+from nfn_graph.tasks.edit_inr import EditInr, pictures
+from nfn_graph.tasks.rendering import siren_layers
+from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.zoo.render import draw_sheet
+
+# Formats that are written into a copy of the file that was read.
+_TEMPLATES = (".onnx", ".h5")
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """Edit the image that a SIREN holds.
+
+    Attributes:
+        checkpoint: The network, in any format that nfn-graph reads. It must follow the
+            conventions of the zoo that the model was trained on, which its zoo.json states.
+        run: The folder of a finished run of edit-inr.
+        out: The edited network, with the keys and types of the checkpoint. A picture of
+            before and after is written beside it, as .png.
+        zoom: How many pixels wide each pixel of the picture is drawn.
+    """
+
+    checkpoint: Positional[Path]
+    run: Path
+    out: Path
+    zoom: int = 8
+
+
+def edit(options: OmitArgPrefixes[EditOptions]) -> int:
+    """Edit the image that a SIREN holds, with a model that `nfn-graph train edit-inr` gave.
+
+    Examples:
+      nfn-graph edit digit.pt --run runs/dilate --out thicker.pt
+
+    Args:
+        options: What to edit.
+    """
+    if options.zoom < 1:
+        raise ValueError(f"Expected --zoom of at least 1 (got {options.zoom})")
+    picture = options.out.with_suffix(".png")
+    task, model, facts = load_model(options.run)
+    if not isinstance(task, EditInr):
+        raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
+    graph = load(options.checkpoint)
+    edited, before, after = edit_network(task, model, graph, facts)
+    is_alike = options.out.suffix.lower() == options.checkpoint.suffix.lower()
+    template = options.checkpoint if is_alike and options.out.suffix in _TEMPLATES else None
+    save(edited, options.out, template=template)
+    draw_sheet(torch.cat([before, after]), picture, columns=2, zoom=options.zoom)
+    error = float((after - edited.y).square().mean())
+    unedited = float((before - edited.y).square().mean())
+    print(
+        f"{options.out}: {task.options.operation}, mean squared error {error:.4g} (before the "
+        f"edit {unedited:.4g})\n{picture}: before and after"
+    )
+    return 0
+
+
+@torch.no_grad()
+def edit_network(
+    task: EditInr, model: torch.nn.Module, graph: WeightGraph, facts: dict[str, Any]
+) -> tuple[WeightGraph, Tensor, Tensor]:
+    """One network after the edit, and its picture before and after.
+
+    Args:
+        task: The task of a run.
+        model: Its model.
+        graph: The network; its own precision is kept, half precision is computed in single.
+        facts: What the run knows about the zoo that it was trained on.
+    """
+    raw = graph.features()
+    if raw.num_graphs != 1 or raw.channels != 1:
+        raise ValueError(
+            f"Expected one network with its weights (got {raw.num_graphs} networks with "
+            f"{raw.channels} channels)"
+        )
+    last, known = siren_layers(graph.spec)[-1][2], facts["image_shape"][0]
+    if graph.layout.num_rows(last) != known:
+        raise ValueError(
+            f"Expected an INR with {known} neuron(s) of type '{last}', as those that the model "
+            f"was trained on (got {graph.layout.num_rows(last)})"
+        )
+    dtype = torch.promote_types(raw.dtype, torch.float32)
+    model = model.to(dtype)
+    graph = raw.to(dtype).to_graph()
+    prepared = task.placed(graph, facts["w0"], facts["output_offset"], facts)
+    edited: WeightGraph = model(prepared)
+    return edited, pictures(prepared), pictures(edited)

@@ -1,0 +1,163 @@
+"""Editing the image that an implicit neural representation holds, through its weights.
+
+The fourth task of `Permutation Equivariant Neural Functionals
+<https://arxiv.org/abs/2302.14040>`_ (section 3.4, appendix D.4). What an edited network is to
+show is an operation of image processing on what it showed before, drawn from its weights: a
+zoo is all that a run needs, and a user's network has a target like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import Batch, NetworkSpec, WeightGraph
+from nfn_graph.tasks.canonical import CanonicalPhases
+from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
+from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models.editors import EditorName, build_editor
+from nfn_graph.tasks.rendering import render_graphs
+from nfn_graph.tasks.training.options import Preset, TrainOptions
+from nfn_graph.tasks.training.task import Metrics, Predictions, Task
+from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.store import Row
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class EditInrOptions(TrainOptions):
+    """Edit the images that SIRENs hold, through their weights.
+
+    Attributes:
+        preset: The paper's model and training (3 NF-Layers, 128 channels between them), or
+            smaller ones. The last NF-Layer has one channel and is not among --channels.
+        operation: What is to happen to the images.
+        amount: Pixels of dilate and erode, factor of contrast, pixels of blur, degrees of
+            rotate; 0 for 3, 1.5, 1 and 45.
+        edit_scale: What gamma of U + gamma f(U) starts at.
+        scale_per_tensor: Whether every type of weight or bias has a gamma of its own.
+        canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
+            function that the network computes stays the same.
+    """
+
+    PRESETS: ClassVar[Mapping[str, Preset]] = {
+        # 45,000 images in batches of 32: 36 epochs are the paper's 50,000 steps.
+        "paper": Preset(
+            ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True), 36, 32, 1e-3
+        ),
+        "small": Preset(ModelSettings((32, 32), (512, 512), io_encoding=True), 20, 32, 1e-3),
+        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
+    }
+
+    model: EditorName = "nfn-np"
+    preset: Literal["paper", "small", "tiny"] = "small"
+    operation: Operation = "dilate"
+    amount: float = 0.0
+    edit_scale: float = 0.01
+    scale_per_tensor: bool = False
+    canonical: bool = True
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        check_operation(self.operation, self.amount)
+
+
+class EditInr(Task[EditInrOptions]):
+    """An image per network: the mean squared error over pixels, through the SIREN."""
+
+    name = "edit-inr"
+    kind = "inr"
+    monitor = "mse"
+    best = "min"
+    columns = ("mse", "mse_unedited", "mse_fit")
+    OPTIONS = EditInrOptions
+
+    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+        """How the networks are to be drawn."""
+        description = zoo.description
+        if description["signal"] != "image":
+            raise ValueError(
+                f"Expected a zoo of INRs of images (got '{zoo.folder}', which holds the "
+                f"{description['signal']} of shapes). Build one with: nfn-graph zoo inr --out ..."
+            )
+        names = ("image_shape", "output_offset")
+        return {"w0": description["options"]["w0"], **{n: description[n] for n in names}}
+
+    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds the image that the edited network is to show, and the errors to compare with."""
+        graph = self.placed(graph, row["w0"], row["output_offset"], facts)
+        graph.mse_fit = torch.tensor([row["mse"]])
+        return graph
+
+    def placed(
+        self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
+    ) -> WeightGraph:
+        """The network with what it shows and is to show: `original` and `y`."""
+        graph.w0, graph.offset = torch.tensor([w0]), torch.tensor([offset])
+        height, width = facts["image_shape"][1:]
+        original = render_graphs(graph, (height, width), graph.w0, graph.offset)
+        graph.y = edit_images(original, self.options.operation, self.options.amount)
+        graph.mse_unedited = _errors(original, graph.y)
+        return CanonicalPhases(w0)(graph) if self.options.canonical else graph
+
+    def build(
+        self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
+    ) -> nn.Module:
+        """An untrained editor for networks of these types and sizes."""
+        options = self.options
+        return build_editor(
+            options.model,
+            options.model_settings(),
+            spec,
+            sizes,
+            scale=options.edit_scale,
+            per_tensor=options.scale_per_tensor,
+        )
+
+    def loss(self, outputs: WeightGraph, batch: Batch) -> Tensor:
+        """The mean squared error between what the edited networks show and their targets."""
+        return _errors(pictures(outputs), batch.y).mean()
+
+    def predict(self, outputs: WeightGraph, batch: Batch) -> Predictions:
+        """The error of every network: edited, left alone, and of its own fit to its image."""
+        mse = _errors(pictures(outputs), batch.y)
+        return {"mse": mse, "mse_unedited": batch.mse_unedited, "mse_fit": batch.mse_fit}
+
+    def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
+        """The mean error, as such and in relation to doing nothing and to that of the fits."""
+        means = {name: float(predictions[name].double().mean()) for name in self.columns}
+        return {
+            **means,
+            "relative": means["mse"] / max(means["mse_unedited"], 1e-12),
+            "relative_to_fit": means["mse"] / max(means["mse_fit"], 1e-12),
+        }
+
+    @torch.no_grad()
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """A sheet: what some networks showed, show after the edit, and are to show."""
+        from nfn_graph.tasks.reports.edits import edit_sheet
+
+        batch = Batch.from_data_list(graphs[:_SHOWN])
+        batch = batch.to(next(model.parameters()).device)
+        edited = pictures(model(batch))
+        edit_sheet(folder / f"edits-{name}.png", pictures(batch), edited, batch.y)
+
+
+def pictures(graph: WeightGraph) -> Tensor:
+    """The images that prepared networks show, in the size of their targets."""
+    height, width = graph.y.shape[2:]
+    return render_graphs(graph, (height, width), graph.w0, graph.offset)
+
+
+def _errors(images: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error of every image."""
+    return (images - targets.to(images.dtype)).square().flatten(1).mean(1)

@@ -1,0 +1,117 @@
+r"""Models that return weights: they edit the networks that they read.
+
+.. math:: U' = U + \gamma f(U), \qquad f(\sigma U) = \sigma f(U)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from nfn_graph import NFN, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.spec import Key
+from nfn_graph.tasks.models.flat import FlatMLP, num_places
+from nfn_graph.tasks.models.settings import ModelSettings
+
+EditorName = Literal["nfn-np", "nfn-hnp", "nfn-pointwise", "mlp", "mlp-aug"]
+
+
+class Editor(nn.Module):
+    r"""Adds a learned change to every weight of a network: :math:`U' = U + \gamma f(U)`.
+
+    Args:
+        network: The function :math:`f`, from features before the fold to features of the same
+            networks with one channel.
+        scale: What :math:`\gamma` starts at.
+        per_tensor: Whether every type of weight or bias has a :math:`\gamma` of its own.
+    """
+
+    def __init__(
+        self, network: NFN | FlatEditor, scale: float = 0.01, per_tensor: bool = False
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.spec: NetworkSpec = network.spec
+        self.places: dict[Key, int] = {
+            key: i if per_tensor else 0 for i, key in enumerate(self.spec.taps)
+        }
+        self.scale = nn.Parameter(torch.full((max(self.places.values()) + 1,), scale))
+
+    def forward(self, graph: WeightGraph) -> WeightGraph:
+        """The edited networks, with all else that the graph or batch holds."""
+        features = graph.features(spec=self.spec)
+        change: WeightFeatures = self.network(features).unfold()
+        scaled = change.map_types(lambda key, x: x * self.scale[self.places[key]])
+        return (features + scaled).to_graph()
+
+
+class FlatEditor(nn.Module):
+    """An MLP on the flattened weights that returns a number for each of them.
+
+    Args:
+        spec: The types of all networks.
+        sizes: The most neurons of each type that a network may have.
+        head: Hidden sizes.
+        dropout: Between them.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        sizes: Mapping[str, int],
+        head: tuple[int, ...],
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.flat = FlatMLP(spec, sizes, num_places(spec, sizes), head, dropout)
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """A number for every weight, as features before the fold."""
+        features = self.flat.standardize(features)
+        return self.flat.unflatten(self.flat.head(self.flat.flatten(features)), features)
+
+
+def build_editor(
+    name: str,
+    settings: ModelSettings,
+    spec: NetworkSpec,
+    sizes: Mapping[str, int],
+    *,
+    scale: float = 0.01,
+    per_tensor: bool = False,
+) -> Editor:
+    """An untrained editor.
+
+    Args:
+        name: Which model.
+        settings: Its parts; `channels` are those of all NF-Layers but the last one.
+        spec: The types of all networks that it will see.
+        sizes: The most neurons of each type; only the MLP is bound by it.
+        scale: See :class:`Editor`.
+        per_tensor: See :class:`Editor`.
+    """
+    if name not in get_args(EditorName):
+        raise ValueError(
+            f"Expected a model that returns weights: {', '.join(get_args(EditorName))} "
+            f"(got '{name}')"
+        )
+    if name in ("mlp", "mlp-aug"):
+        flat = FlatEditor(spec, sizes, settings.head, settings.head_dropout)
+        return Editor(flat, scale, per_tensor)
+    network = NFN(
+        spec,
+        (*settings.channels, 1),
+        "hnp" if name == "nfn-hnp" else "np",
+        pointwise=name == "nfn-pointwise",
+        io_encoding="sinusoidal" if settings.io_encoding else None,
+        fourier_features=settings.fourier_features,
+        fourier_scale=settings.fourier_scale,
+        standardize=True,
+        norm=settings.norm,
+        residual=settings.residual,
+    )
+    return Editor(network, scale, per_tensor)

@@ -1,0 +1,100 @@
+r"""A conditional variational autoencoder of masks, given the weights that they are laid on.
+
+.. math:: \ln p(M \mid U) \ge \mathbb{E}_{Z \sim q(Z \mid U, M)} \ln p(M \mid U, Z)
+          - D_{KL}(q(Z \mid U, M) \,\|\, p(Z))
+
+Encoder and decoder are equivariant, :math:`f(\sigma U, \sigma M) = \sigma f(U, M)`, and
+:math:`Z` has some normal channels for every weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import NFN, NetworkSpec, Standardize, WeightFeatures, WeightGraph
+
+# Variances of the latent channels stay within exp(-8) and exp(8).
+_MOST = 8.0
+
+
+class Ticket(NamedTuple):
+    """What the autoencoder says about networks.
+
+    Attributes:
+        scores: The logit of every weight to be kept: one channel, before the fold.
+        divergence: The divergence of the posterior from the prior, summed over all networks;
+            0 where no mask was read.
+    """
+
+    scores: WeightFeatures
+    divergence: Tensor
+
+
+class TicketAutoencoder(nn.Module):
+    """Learns which weights of an initialisation to keep.
+
+    In training it reads the mask, through the latent channels; in evaluation mode these are
+    at the mean of their prior, 0, and the scores depend on the weights alone.
+
+    Args:
+        spec: The types of all networks.
+        channels: Of all NF-Layers of the encoder, and of the decoder, but the last ones.
+        latent: Latent channels per weight.
+        pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
+        **options: Further options of both :class:`NFN`.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        channels: Sequence[int],
+        latent: int = 5,
+        pointwise: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if latent < 1:
+            raise ValueError(f"Expected at least one latent channel (got {latent})")
+        self.latent = latent
+        both: dict[str, Any] = {"pointwise": pointwise, **options}
+        self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=2, **both)
+        self.decoder = NFN(spec, (*channels, 1), "np", in_channels=1 + latent, **both)
+        self.spec: NetworkSpec = self.encoder.spec
+        self.standardize = Standardize(self.spec, 2)
+
+    def forward(self, graph: WeightGraph) -> Ticket:
+        """Scores of a network or batch with the channels weights and, for training, mask."""
+        features = graph.features(spec=self.spec)
+        if features.channels == 1 and not self.training:
+            features = features.map(lambda x: torch.cat([x, torch.zeros_like(x)], -1))
+        features = self.standardize(features)
+        initial = features.map(lambda x: x[..., :1])
+        if self.training:
+            code: WeightFeatures = self.encoder(features).unfold()
+            divergence = sum((_divergence(x) for _, x in code.tensors()), torch.zeros(()))
+            latent = code.map(_draw)
+        else:
+            divergence = torch.zeros(())
+            latent = initial.map(lambda x: x.new_zeros(*x.shape[:2], self.latent))
+        scores = self.decoder(WeightFeatures.cat([initial, latent])).unfold()
+        return Ticket(scores, divergence)
+
+
+def _halves(code: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the logarithm of the variance."""
+    mean, variance = code.chunk(2, -1)
+    return mean, variance.clamp(-_MOST, _MOST)
+
+
+def _draw(code: Tensor) -> Tensor:
+    mean, variance = _halves(code)
+    return mean + torch.exp(variance / 2) * torch.randn_like(mean)
+
+
+def _divergence(code: Tensor) -> Tensor:
+    mean, variance = _halves(code)
+    return (mean.square() + variance.exp() - 1 - variance).sum() / 2

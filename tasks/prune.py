@@ -1,0 +1,176 @@
+"""The commands `nfn-graph prune` and `nfn-graph retrain`: winning tickets at work."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from tyro.conf import OmitArgPrefixes, Positional
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters import load, save
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.optional import require
+from nfn_graph.tasks.masks import Scope, masks_from_scores, prunable
+from nfn_graph.tasks.retraining import Result, compare_masks
+from nfn_graph.tasks.sources import open_images
+from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
+from nfn_graph.tasks.zoo.folder import open_zoo_folder
+
+# Formats that are written into a copy of the file that was read.
+_TEMPLATES = (".onnx", ".h5")
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """Prune an initialisation before it is trained.
+
+    Attributes:
+        checkpoint: The initial weights, in any format that nfn-graph reads.
+        run: The folder of a finished run of winning-tickets.
+        out: The masked weights, with the keys and types of the checkpoint. The mask is written
+            beside it: 1 where a weight is kept, as NAME.mask.SUFFIX.
+        sparsity: The share of the weights to prune; that of the run's zoo if not given.
+        scope: Whether weights compete within the network or within their layer; as in the
+            run's zoo if not given.
+        biases: Whether biases and norm parameters may be pruned too.
+        flatten: The order of the entries between a convolution and a dense layer, where the
+            file does not say it.
+    """
+
+    checkpoint: Positional[Path]
+    run: Path
+    out: Path
+    sparsity: float | None = None
+    scope: Scope | None = None
+    biases: bool = False
+    flatten: Literal["channels_first", "channels_last"] | None = None
+
+
+def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
+    """Prune an initialisation, with a model that `nfn-graph train winning-tickets` gave.
+
+    Examples:
+      nfn-graph prune initial.pt --run runs/tickets --out sparse.pt
+      nfn-graph prune initial.pt --run runs/tickets --out sparse.pt --sparsity 0.8 --scope layer
+
+    Args:
+        options: What to prune.
+    """
+    task, model, facts = load_model(options.run)
+    if not isinstance(task, WinningTickets):
+        raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
+    graph = load(options.checkpoint, flatten=options.flatten)
+    sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
+    mask = mask_network(model, graph, sparsity, options.scope or facts["scope"], options.biases)
+    masked = (graph.features() * mask.features()).to_graph()
+    mask_path = options.out.with_suffix(f".mask{options.out.suffix}")
+    is_alike = options.out.suffix.lower() == options.checkpoint.suffix.lower()
+    template = options.checkpoint if is_alike and options.out.suffix in _TEMPLATES else None
+    save(masked, options.out, template=template)
+    save(mask, mask_path, template=template)
+    tensors = mask.to_tensors()
+    counts = [tensors[key] for key in prunable(mask.layout, options.biases)]
+    kept, count = sum(int(x.sum()) for x in counts), sum(x.numel() for x in counts)
+    print(f"{options.out}: {kept:,} of {count:,} weights are kept\n{mask_path}: the mask")
+    return 0
+
+
+@torch.no_grad()
+def mask_network(
+    model: nn.Module, graph: WeightGraph, sparsity: float, scope: Scope, biases: bool = False
+) -> WeightGraph:
+    """The mask that a trained model lays on a network, as a graph of zeros and ones.
+
+    Args:
+        model: An autoencoder of masks.
+        graph: One network; half precision is computed in single.
+        sparsity: The share of the weights to prune, exactly.
+        scope: See `masks_from_scores`.
+        biases: Whether biases and norm parameters may be pruned too.
+    """
+    raw = graph.features()
+    if raw.num_graphs != 1 or raw.channels != 1:
+        raise ValueError(
+            f"Expected one network with its weights (got {raw.num_graphs} networks with "
+            f"{raw.channels} channels)"
+        )
+    dtype = torch.promote_types(raw.dtype, torch.float32)
+    scores = mask_scores(model.to(dtype), raw.to(dtype).to_graph())[0]
+    chosen = {key: scores[key].unsqueeze(0) for key in prunable(graph.layout, biases)}
+    masks = masks_from_scores(chosen, sparsity, scope)
+    own = graph.to_tensors()
+    ones = {key: torch.ones_like(x) for key, x in own.items()}
+    kept = {key: x[0].to(own[key].dtype) for key, x in masks.items()}
+    return WeightGraph.from_placements(graph.layout, {**ones, **kept})
+
+
+@dataclass(frozen=True)
+class RetrainOptions:
+    """Train initialisations under masks.
+
+    Attributes:
+        runs: Finished runs of winning-tickets.
+        zoo: The zoo of tickets with the initialisations.
+        networks: How many of them, the first ones.
+        split: Which part of the zoo.
+        data: The images of the zoo, if they are no longer where it says.
+        out: A CSV file for the accuracies; none if not given.
+    """
+
+    runs: Positional[tuple[Path, ...]]
+    zoo: Path
+    networks: int = 10
+    split: Literal["test", "validation", "train"] = "test"
+    data: str | None = None
+    out: Path | None = None
+
+
+def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
+    """Train held-out initialisations under the masks of trained models and of baselines.
+
+    Examples:
+      nfn-graph retrain runs/np runs/pt --zoo zoos/tickets --networks 20 --out tickets.csv
+
+    Args:
+        options: What to compare.
+    """
+    if options.networks < 1:
+        raise ValueError(f"Expected --networks of at least 1 (got {options.networks})")
+    zoo = open_zoo_folder(options.zoo)
+    zoo = zoo.where(split=options.split, is_finite=True)[: options.networks]
+    if not len(zoo):
+        raise ValueError(f"Expected networks of --split {options.split} (got none)")
+    images = None if options.data is None else open_images(options.data)
+    results = compare_masks(options.runs, zoo, images=images)
+    _print(results)
+    if options.out is not None:
+        _write(options.out, results, [row["network"] for row in zoo.rows])
+    return 0
+
+
+def _print(results: list[Result]) -> None:
+    console = require("rich.console", "to print tables").Console()
+    table = require("rich.table", "to print tables").Table(
+        "mask", "test accuracy", "standard error", "networks"
+    )
+    for result in results:
+        error = result.standard_error
+        numbers = (f"{result.mean:.4f}", "" if error is None else f"{error:.4f}")
+        table.add_row(result.name, *numbers, str(len(result.accuracies)))
+    console.print(table)
+
+
+def _write(path: Path, results: list[Result], networks: list[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["mask", "network", "test_accuracy"])
+        for result in results:
+            for network, accuracy in zip(networks, result.accuracies, strict=True):
+                writer.writerow([result.name, network, accuracy])

@@ -1,0 +1,164 @@
+"""Training initialisations again under masks: what a ticket is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import Batch
+from nfn_graph.tasks.masks import masks_from_scores
+from nfn_graph.tasks.sources import Images, open_images
+from nfn_graph.tasks.training.data import load_graphs
+from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
+from nfn_graph.tasks.zoo.build import device_of, dtype_of
+from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.metrics import TrainingData
+from nfn_graph.tasks.zoo.seeds import generator_of
+from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
+from nfn_graph.tasks.zoo.tickets import ticket_run, weights_of
+from nfn_graph.tasks.zoo.training import train_classifiers
+
+# Networks that are trained as one computation.
+_TOGETHER = 32
+# Of one network by key; None keeps all weights.
+Masks = Mapping[str, Tensor] | None
+
+
+class Result(NamedTuple):
+    """Test accuracies of all networks under one kind of mask.
+
+    Attributes:
+        name: The kind.
+        accuracies: One for every network.
+    """
+
+    name: str
+    accuracies: list[float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over networks."""
+        return sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean; None for a single network."""
+        count = len(self.accuracies)
+        if count < 2:
+            return None
+        squares = sum((x - self.mean) ** 2 for x in self.accuracies)
+        return math.sqrt(squares / (count - 1) / count)
+
+
+def compare_masks(
+    runs: Sequence[Path], zoo: ZooFolder, *, images: Images | None = None
+) -> list[Result]:
+    """Trains the networks of a zoo from their initial weights, under several masks each.
+
+    Args:
+        runs: Finished runs of winning-tickets; each gives a row by the name of its model.
+        zoo: The networks, such as ten of the test split.
+        images: The data, if not to be read from where the zoo says.
+
+    Returns:
+        Dense, IMP, Random and Magnitude (of the initial weights), then the runs.
+    """
+    options = options_of(zoo)
+    images = open_images(options.data) if images is None else images
+    if images.fingerprint != zoo.description["fingerprint"]:
+        raise ValueError(
+            f"Expected the images that the zoo '{zoo.folder}' was made with (got others from "
+            f"'{images.name}')"
+        )
+    count = len(zoo)
+    initial = [zoo.state_dict(i) for i in range(count)]
+    sparsity, scope = options.sparsity, options.scope
+
+    def cut(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        stacked = {key: x.unsqueeze(0) for key, x in weights_of(scores).items()}
+        return {key: x[0] for key, x in masks_from_scores(stacked, sparsity, scope).items()}
+
+    kinds: dict[str, list[Masks]] = {
+        "Dense": [None] * count,
+        "IMP": [zoo.masks(i) for i in range(count)],
+        "Random": [cut(_random(x, row)) for x, row in zip(initial, zoo.rows, strict=True)],
+        "Magnitude": [cut({key: x.abs() for key, x in state.items()}) for state in initial],
+    }
+    for run in runs:
+        task, model, _ = load_model(run)
+        if not isinstance(task, WinningTickets):
+            raise ValueError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
+        model_name = task.options.model
+        name = f"{model_name} ({Path(run).name})" if model_name in kinds else model_name
+        kinds[name] = [cut(scores) for scores in _scores(task, model, zoo)]
+    everything = [(i, masks) for kind in kinds.values() for i, masks in enumerate(kind)]
+    accuracies = retrain(options, images, zoo, everything)
+    parts = [accuracies[k * count : (k + 1) * count] for k in range(len(kinds))]
+    return [Result(name, part) for name, part in zip(kinds, parts, strict=True)]
+
+
+def retrain(
+    options: TicketZooOptions,
+    images: Images,
+    zoo: ZooFolder,
+    jobs: Sequence[tuple[int, Masks]],
+) -> list[float]:
+    """The test accuracy of networks of a zoo that are trained under masks, job by job."""
+    data = TrainingData.of(images, device_of(options), dtype_of(options))
+    found = [math.nan] * len(jobs)
+    by_group: dict[str, list[int]] = {}
+    for job, (i, _) in enumerate(jobs):
+        by_group.setdefault(zoo.rows[i]["group"], []).append(job)
+    pieces = [
+        members[k : k + _TOGETHER]
+        for members in by_group.values()
+        for k in range(0, len(members), _TOGETHER)
+    ]
+    for members in pieces:
+        runs, initial, masks = [], [], []
+        for job in members:
+            i, mask = jobs[job]
+            run = ticket_run(options, images, zoo.rows[i]["network"])
+            runs.append(dataclasses.replace(run, network=job, checkpoints=(run.num_steps,)))
+            initial.append(zoo.state_dict(i))
+            ones = {key: torch.ones_like(x) for key, x in weights_of(initial[-1]).items()}
+            masks.append(ones if mask is None else {k: mask[k].to(x) for k, x in ones.items()})
+        for done in train_classifiers(
+            runs, data, options.batch_size, initial=_stack(initial), masks=_stack(masks)
+        ):
+            found[done.run.network] = done.metrics.test_accuracy
+    return found
+
+
+def options_of(zoo: ZooFolder) -> TicketZooOptions:
+    """The options that a zoo of tickets was made with."""
+    if zoo.description["kind"] != "tickets":
+        raise ValueError(
+            f"Expected a zoo of tickets (got '{zoo.folder}', a zoo of kind "
+            f"'{zoo.description['kind']}'). Build one with: nfn-graph zoo tickets --out ..."
+        )
+    values: dict[str, Any] = {
+        key: tuple(x) if isinstance(x, list) else x for key, x in zoo.description["options"].items()
+    }
+    return TicketZooOptions(zoo.folder, **values)
+
+
+def _scores(task: WinningTickets, model: nn.Module, zoo: ZooFolder) -> list[dict[str, Tensor]]:
+    graphs = load_graphs(task, zoo, task.facts(zoo))
+    return [found for g in graphs for found in mask_scores(model, Batch.from_data_list([g]))]
+
+
+def _random(state: Mapping[str, Tensor], row: Mapping[str, Any]) -> dict[str, Tensor]:
+    generator = generator_of(row["seed"], "random ticket")
+    return {key: torch.rand(x.shape, generator=generator) for key, x in state.items()}
+
+
+def _stack(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: torch.stack([network[key] for network in networks]) for key in networks[0]}

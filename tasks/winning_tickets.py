@@ -1,0 +1,191 @@
+"""Predicting which weights of an initialisation a winning ticket keeps.
+
+The third task of `Permutation Equivariant Neural Functionals
+<https://arxiv.org/abs/2302.14040>`_ (section 3.3, appendix D.2): a conditional variational
+autoencoder learns from pairs of an initialisation and its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.tasks.masks import masks_from_scores, prunable
+from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models.tickets import Ticket, TicketAutoencoder
+from nfn_graph.tasks.training.options import Preset, TrainOptions
+from nfn_graph.tasks.training.task import Metrics, Predictions, Task
+from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.store import Row
+
+_SHOWN = 4
+# What is known of one network, by key.
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class WinningTicketsOptions(TrainOptions):
+    """Predict winning tickets from initialisations.
+
+    Attributes:
+        preset: The paper's model and training (encoder and decoder of 4 NF-Layers each, 64
+            channels between them), or smaller ones. The last NF-Layers are not among
+            --channels.
+        latent: Latent channels per weight.
+        divergence_weight: Of the divergence from the prior in the loss; 1 for the evidence
+            lower bound.
+    """
+
+    PRESETS: ClassVar[Mapping[str, Preset]] = {
+        "paper": Preset(ModelSettings((64, 64, 64), (), io_encoding=True), 200, 8, 1e-3),
+        "small": Preset(ModelSettings((16, 16, 16), (), io_encoding=True, norm=True), 40, 8, 3e-3),
+        "tiny": Preset(ModelSettings((4,), (), io_encoding=True), 2, 4, 1e-3),
+    }
+
+    model: Literal["nfn-np", "nfn-pointwise"] = "nfn-np"
+    preset: Literal["paper", "small", "tiny"] = "small"
+    latent: int = 5
+    divergence_weight: float = 1.0
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        if self.latent < 1:
+            raise ValueError(f"Expected --latent of at least 1 (got {self.latent})")
+        if not self.divergence_weight >= 0:
+            raise ValueError(
+                f"Expected --divergence-weight of at least 0 (got {self.divergence_weight})"
+            )
+        if self.noise or self.drop:
+            raise ValueError(
+                "Expected no --noise and no --drop, which would change the masks too "
+                f"(got {self.noise} and {self.drop})"
+            )
+
+
+class WinningTickets(Task[WinningTicketsOptions]):
+    """A mask per network: the evidence lower bound, per weight."""
+
+    name = "winning-tickets"
+    kind = "tickets"
+    monitor = "overlap"
+    columns = ("overlap", "overlap_magnitude", "loss")
+    OPTIONS = WinningTicketsOptions
+
+    def usable(self, row: Row) -> bool:
+        """The mask of a network that diverged says nothing."""
+        return bool(row["is_finite"])
+
+    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+        """How the masks were made."""
+        return {name: zoo.description["options"][name] for name in ("sparsity", "scope")}
+
+    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds how the mask was made, as the metrics need it."""
+        graph.is_global = torch.tensor([row["scope"] == "global"])
+        return graph
+
+    def build(
+        self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
+    ) -> nn.Module:
+        """An untrained autoencoder for networks of these types."""
+        options, settings = self.options, self.options.model_settings()
+        if options.model not in ("nfn-np", "nfn-pointwise"):
+            raise ValueError(
+                f"Expected a model of masks: nfn-np or nfn-pointwise (got '{options.model}')"
+            )
+        return TicketAutoencoder(
+            spec,
+            settings.channels,
+            options.latent,
+            options.model == "nfn-pointwise",
+            io_encoding="sinusoidal" if settings.io_encoding else None,
+            norm=settings.norm,
+            residual=settings.residual,
+        )
+
+    def loss(self, outputs: Ticket, batch: Batch) -> Tensor:
+        """The negative evidence lower bound, divided by the number of weights."""
+        scores, truth = outputs.scores, batch.features(spec=outputs.scores.incidence.spec)
+        wrong = [
+            binary_cross_entropy_with_logits(x, truth.weights[key][..., 1:2], reduction="sum")
+            for key, x in scores.weights.items()
+        ]
+        count = sum(x.numel() for x in scores.weights.values())
+        divergence = self.options.divergence_weight * outputs.divergence
+        return (torch.stack(wrong).sum() + divergence) / count
+
+    def predict(self, outputs: Ticket, batch: Batch) -> Predictions:
+        """The share of the kept weights that the scores find, and those of the baseline."""
+        found: dict[str, list[Tensor]] = {name: [] for name in self.columns}
+        both = batch.features()
+        masks = by_network(both.map(lambda x: x[..., 1:2]))
+        initial = by_network(both.map(lambda x: x[..., :1]))
+        scores = by_network(outputs.scores)
+        for i, layout in enumerate(batch.layouts):
+            keys, is_global = prunable(layout), bool(batch.is_global[i])
+            truth = {key: masks[i][key] for key in keys}
+            sizes = {key: initial[i][key].abs() for key in keys}
+            found["overlap"].append(_overlap(truth, scores[i], is_global))
+            found["overlap_magnitude"].append(_overlap(truth, sizes, is_global))
+            flat = [torch.cat([t[key].flatten() for key in keys]) for t in (scores[i], truth)]
+            found["loss"].append(binary_cross_entropy_with_logits(flat[0], flat[1]))
+        return {name: torch.stack(values) for name, values in found.items()}
+
+    def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
+        """Means over networks; a random mask has an overlap of one minus the sparsity."""
+        return {name: float(predictions[name].double().mean()) for name in self.columns}
+
+    @torch.no_grad()
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """The score of every weight against its initial value, by layer."""
+        from nfn_graph.tasks.reports.scores import score_plot
+
+        batch = Batch.from_data_list(graphs[:_SHOWN])
+        batch = batch.to(next(model.parameters()).device)
+        scores: WeightFeatures = model(batch).scores
+        raw = batch.features(spec=scores.incidence.spec)
+        layers = {
+            f"{key[0]} to {key[2]}": (
+                raw.weights[key][..., 0].flatten(),
+                x.flatten(),
+                raw.weights[key][..., 1].flatten() > 0,
+            )
+            for key, x in scores.weights.items()
+        }
+        score_plot(folder / f"scores-{name}.png", layers, title=f"{self.options.model}, {name}")
+
+
+def by_network(features: WeightFeatures) -> list[Tensors]:
+    """The tensors of every network of features with one channel, by the keys of checkpoints."""
+    graph = features.to_graph()
+    if not isinstance(graph, Batch):
+        return [graph.to_tensors()]
+    return [graph.get_example(i).to_tensors() for i in range(features.num_graphs)]
+
+
+@torch.no_grad()
+def mask_scores(model: nn.Module, graph: WeightGraph) -> list[Tensors]:
+    """How much a trained model wants to keep each weight, for every network of a graph."""
+    return by_network(model.eval()(graph).scores)
+
+
+def _overlap(truth: Tensors, scores: Tensors, is_global: bool) -> Tensor:
+    """The share of the kept weights that as many weights of the largest scores hold."""
+    hits = kept = 0.0
+    for keys in [list(truth)] if is_global else [[key] for key in truth]:
+        own = sum(float(truth[key].sum()) for key in keys)
+        count = sum(truth[key].numel() for key in keys)
+        masks = masks_from_scores({key: scores[key].unsqueeze(0) for key in keys}, 1 - own / count)
+        hits += sum(float((truth[key] * masks[key][0]).sum()) for key in keys)
+        kept += own
+    return torch.tensor(hits / kept)

@@ -1,0 +1,164 @@
+"""Zoos of winning tickets: `build_ticket_zoo`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nfn_graph.tasks.masks import masks_from_scores
+from nfn_graph.tasks.sources import Images, open_images
+from nfn_graph.tasks.zoo.architecture import Architecture
+from nfn_graph.tasks.zoo.build import (
+    BuiltNetwork,
+    OnSteps,
+    build_shards,
+    device_of,
+    dtype_of,
+    grouped,
+    networks_together,
+    plain_options,
+)
+from nfn_graph.tasks.zoo.folder import MASK
+from nfn_graph.tasks.zoo.metrics import TrainingData
+from nfn_graph.tasks.zoo.runs import ClassifierRun, largest_activation, split_of
+from nfn_graph.tasks.zoo.seeds import Draws, seed_of
+from nfn_graph.tasks.zoo.store import Row, ZooWriter
+from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
+from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
+
+MOST_POSITIONS = 16
+_NOT_IN_ROWS = ("architecture", "checkpoints")
+
+
+def build_ticket_zoo(
+    options: TicketZooOptions, *, images: Images | None = None, progress: bool = False
+) -> Path:
+    """Trains and prunes the networks of a zoo, or those that are missing of it.
+
+    The checkpoints of the zoo are the initial weights; `zoo.masks(i)` are the masks.
+
+    Args:
+        options: What to build, and where.
+        images: The data, if not to be read from `options.data`.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The zoo's folder, for `open_zoo_folder`.
+    """
+    options.check()
+    device, dtype = device_of(options), dtype_of(options)
+    images = open_images(options.data) if images is None else images
+    runs = [ticket_run(options, images, network) for network in range(options.networks)]
+    writer = ZooWriter(
+        Path(options.out),
+        "tickets",
+        plain_options(options),
+        {
+            "fingerprint": images.fingerprint,
+            "classes": list(images.classes),
+            "image_shape": list(images.shape),
+            "pixels": "scaled from [0, 1] to [-1, 1]",
+            "flatten": "channels_first",
+        },
+    )
+    data: list[TrainingData] = []
+
+    def train(chosen: Sequence[ClassifierRun], on_steps: OnSteps) -> list[BuiltNetwork]:
+        if not data:
+            data.append(TrainingData.of(images, device, dtype))
+        built: list[BuiltNetwork] = []
+        for group in grouped(
+            chosen,
+            key=lambda run: run.architecture,
+            order=lambda run: run.network,
+            together=lambda run: networks_together(
+                options, largest_activation(run, options.batch_size)
+            ),
+        ):
+            found = list(train_classifiers(group, data[0], options.batch_size, on_steps=on_steps))
+            first = {c.run.network: c for c in found if c.step == 0}
+            last = [c for c in found if c.step == c.run.num_steps]
+            built += [_pair(first[c.run.network], c, options) for c in last]
+        built.sort(key=lambda network: network[0]["network"])
+        return built
+
+    return build_shards(options, writer, runs, lambda run: run.num_steps, train, progress=progress)
+
+
+def ticket_run(options: TicketZooOptions, images: Images, network: int) -> ClassifierRun:
+    """How one network is trained: it depends on the options, the data and its number only."""
+    draws = Draws(options.seed, network, "ticket")
+    width = draws.choice(options.widths)
+    split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
+    num_images = len(images.train_index)
+    num_steps = max(1, math.ceil(options.epochs * num_images / options.batch_size))
+    return ClassifierRun(
+        network=network,
+        seed=seed_of(options.seed, network),
+        architecture=ticket_architecture(options, images, width),
+        activation=options.activation,
+        init=options.init,
+        init_scale=1.0,
+        optimiser=options.optimiser,
+        learning_rate=options.learning_rate,
+        l2=0.0,
+        dropout=0.0,
+        train_fraction=1.0,
+        epochs=options.epochs,
+        num_images=num_images,
+        num_steps=num_steps,
+        checkpoints=(0, num_steps),
+        split=split,
+    )
+
+
+def ticket_architecture(options: TicketZooOptions, images: Images, width: int) -> Architecture:
+    """Two hidden layers; or three convolutions and two dense layers."""
+    classes = len(images.classes)
+    if options.arch == "mlp":
+        return Architecture(images.shape, (), (width, width), classes)
+    found = Architecture(images.shape, (width,) * 3, (width,), classes, 1, "flatten")
+    positions = math.prod(found.maps[-1])
+    if positions > MOST_POSITIONS:
+        raise ValueError(
+            f"Expected images of at most 32 x 32 pixels for --arch cnn, whose dense layer reads "
+            f"at most {MOST_POSITIONS} positions (got {positions} positions of "
+            f"'{images.name}')"
+        )
+    return found
+
+
+def weights_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights among the parameters of a network, without its biases."""
+    return {key: x for key, x in parameters.items() if key.endswith("weight")}
+
+
+def _pair(
+    first: TrainedCheckpoint, last: TrainedCheckpoint, options: TicketZooOptions
+) -> BuiltNetwork:
+    """The row, the group and the tensors of an initialisation with its mask."""
+    run = last.run
+    is_finite = all(bool(x.isfinite().all()) for x in last.parameters.values())
+    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(last.parameters).items()}
+    masks = masks_from_scores(sizes, options.sparsity, options.scope)
+    values: dict[str, Any] = {
+        f.name: getattr(run, f.name) for f in fields(run) if f.name not in _NOT_IN_ROWS
+    }
+    row: Row = {
+        **values,
+        "arch": options.arch,
+        "width": run.architecture.hidden[0],
+        "sparsity": options.sparsity,
+        "scope": options.scope,
+        "num_weights": sum(m.numel() for m in masks.values()),
+        "num_kept": sum(int(m.sum()) for m in masks.values()),
+        "is_finite": is_finite,
+        "dense_accuracy": last.metrics.test_accuracy,
+    }
+    tensors = {**first.parameters, **{f"{key}{MASK}": m[0] for key, m in masks.items()}}
+    return row, run.architecture.name, tensors

@@ -1,0 +1,248 @@
+"""Winning tickets: the model of masks, training, retraining, the commands."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ticket_data import COLOURS, IMAGES, build_cnns, build_mlps
+from torch import Tensor
+from zoo_data import tiny_images
+
+from nfn_graph import Batch, WeightGraph
+from nfn_graph.cli import main
+from nfn_graph.converters import from_state_dict
+from nfn_graph.symmetry import sample
+from nfn_graph.tasks.models import fit_inputs
+from nfn_graph.tasks.models.tickets import TicketAutoencoder
+from nfn_graph.tasks.prune import mask_network
+from nfn_graph.tasks.retraining import compare_masks, options_of
+from nfn_graph.tasks.training import train
+from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
+from nfn_graph.tasks.zoo import open_zoo_folder
+from nfn_graph.tasks.zoo.architecture import initialise
+from nfn_graph.tasks.zoo.tickets import ticket_architecture
+from nfn_graph.testing import assert_equivariant
+
+MODELS = ("nfn-np", "nfn-pointwise")
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_mlps(tmp_path_factory.mktemp("zoos") / "mlps")
+
+
+@pytest.fixture(scope="module")
+def cnns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_cnns(tmp_path_factory.mktemp("zoos") / "cnns")
+
+
+@pytest.fixture(scope="module")
+def runs(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of every model."""
+    folder = tmp_path_factory.mktemp("runs")
+    for model in MODELS:
+        train(tickets(zoo, folder / model, model=model, epochs=15, learning_rate=1e-2))
+    return {model: folder / model for model in MODELS}
+
+
+def tickets(zoo: Path, out: Path, **options: Any) -> WinningTickets:
+    chosen = WinningTicketsOptions(zoo, out, **{"preset": "tiny", **options})
+    return WinningTickets(chosen.resolved())
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def in_double(graph: WeightGraph) -> WeightGraph:
+    return graph.features().to(torch.float64).to_graph()
+
+
+@pytest.mark.parametrize("pointwise", [False, True])
+@pytest.mark.parametrize("kind", ["zoo", "cnns"])
+def test_masks_follow_the_neurons(
+    kind: str, pointwise: bool, request: pytest.FixtureRequest
+) -> None:
+    zoo = open_zoo_folder(request.getfixturevalue(kind))
+    graphs = [in_double(zoo[i]) for i in range(3)]
+    for graph in graphs:
+        del graph.row
+    batch = Batch.from_data_list(graphs)
+    model = TicketAutoencoder(batch.spec, (6, 6), 3, pointwise, io_encoding="sinusoidal")
+    fit_inputs(model.double().eval(), graphs)
+    assert_equivariant(lambda f: model(f.to_graph()).scores, batch, "hnp", folded=False)
+    single = graphs[0].features().map(lambda x: x[..., :1]).to_graph()
+    single.layout = single.layout.noting(channels={})
+    move = sample(single, "hnp")
+    assert not move.is_identity
+    expected = move.apply(mask_network(model, single, 0.8, "global"))
+    found = mask_network(model, move.apply(single), 0.8, "global")
+    for key, x in found.features().tensors():
+        assert torch.equal(x, dict(expected.features().tensors())[key])
+    assert sum(int((x == 0).sum()) for _, x in found.features().tensors()) > 0
+
+
+def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
+    graph = open_zoo_folder(zoo)[0]
+    model = TicketAutoencoder(graph.spec, (4,), 2)
+    raw = graph.features()
+    other = raw.map(lambda x: torch.cat([x[..., :1], 1 - x[..., 1:]], -1)).to_graph()
+
+    def found(network: WeightGraph) -> Tensor:
+        torch.manual_seed(0)
+        return torch.cat([x.flatten() for _, x in model(network).scores.tensors()])
+
+    assert not torch.equal(found(graph), found(other))
+    assert float(model(graph).divergence.detach()) > 0
+    model.eval()
+    assert torch.equal(found(graph), found(other))
+    assert float(model(graph).divergence) == 0
+
+
+def test_training_finds_tickets(runs: dict[str, Path], zoo: Path) -> None:
+    for model, run in runs.items():
+        rows = rows_of(run / "logs" / "metrics.csv")
+        assert float(rows[-1]["train/loss"]) < float(rows[0]["train/loss"])
+        predictions = rows_of(run / "predictions.csv")
+        overlaps = [float(r["overlap"]) for r in predictions if r["split"] == "test"]
+        # A random mask keeps a fifth of the ticket.
+        assert sum(overlaps) / len(overlaps) > 0.35, model
+        assert (run / "figures" / "scores-test.png").stat().st_size > 1000
+        assert "score of every weight" in (run / "report.html").read_text()
+
+
+class Stopped(WinningTickets):
+    """Breaks off in the third epoch."""
+
+    steps = 0
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        self.steps += 1
+        if self.steps > 10:
+            raise InterruptedError
+        return super().loss(outputs, batch)
+
+
+def test_a_stopped_run_ends_as_an_uninterrupted_one(zoo: Path, tmp_path: Path) -> None:
+    whole = train(tickets(zoo, tmp_path / "whole", epochs=4))
+    with pytest.raises(InterruptedError):
+        train(Stopped(tickets(zoo, tmp_path / "stopped", epochs=4).options))
+    assert (tmp_path / "stopped" / "checkpoints" / "last.ckpt").exists()
+    stopped = train(tickets(zoo, tmp_path / "stopped", epochs=4))
+    assert all(stopped[key] == whole[key] for key in ("test", "validation", "best_epoch"))
+
+
+def test_convolutional_tickets(cnns: Path, tmp_path: Path) -> None:
+    metrics = train(tickets(cnns, tmp_path / "run", where=("arch=cnn",)))
+    assert 0 <= metrics["test"]["overlap"] <= 1
+    zoo = open_zoo_folder(cnns)[:2]
+    results = compare_masks([tmp_path / "run"], zoo, images=COLOURS)
+    assert [r.name for r in results] == ["Dense", "IMP", "Random", "Magnitude", "nfn-np"]
+
+
+def test_retraining(runs: dict[str, Path], zoo: Path) -> None:
+    chosen = open_zoo_folder(zoo).where(split="test")[:4]
+    results = compare_masks(list(runs.values()), chosen, images=IMAGES)
+    found = {result.name: result for result in results}
+    assert list(found) == ["Dense", "IMP", "Random", "Magnitude", *MODELS]
+    # Without a mask, training repeats what the zoo did.
+    assert found["Dense"].accuracies == pytest.approx([r["dense_accuracy"] for r in chosen.rows])
+    mean = torch.tensor(found["IMP"].accuracies, dtype=torch.float64)
+    assert found["IMP"].mean == pytest.approx(float(mean.mean()))
+    assert found["IMP"].standard_error == pytest.approx(float(mean.std()) / 2)
+    with pytest.raises(ValueError, match="images that the zoo"):
+        compare_masks([], chosen, images=tiny_images(90))
+
+
+def checkpoint(path: Path, zoo: Path, dtype: torch.dtype, width: int = 9) -> Path:
+    """An initialisation of a width that no network of the zoo has, with names of its own."""
+    architecture = ticket_architecture(options_of(open_zoo_folder(zoo)), IMAGES, width)
+    state = initialise(architecture, "he_normal", 1.0, torch.Generator().manual_seed(5))
+    names = {key: key.replace("layers", "classifier.fc") for key in state}
+    torch.save({names[key]: (x + 0.01).to(dtype) for key, x in state.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_prune(dtype: torch.dtype, runs: dict[str, Path], zoo: Path, tmp_path: Path) -> None:
+    path, out = checkpoint(tmp_path / "in.pt", zoo, dtype), tmp_path / "out.pt"
+    command = ["prune", str(path), "--run", str(runs["nfn-np"]), "--out", str(out)]
+    assert main([*command, "--sparsity", "0.9"]) == 0
+    before, after, mask = (
+        torch.load(p, weights_only=True) for p in (path, out, tmp_path / "out.mask.pt")
+    )
+    assert list(after) == list(mask) == list(before)
+    count = sum(x.numel() for x in before.values() if x.dim() == 2)
+    kept = sum(int(x.sum()) for x in mask.values() if x.dim() == 2)
+    assert kept == round(0.1 * count)
+    for key, x in before.items():
+        assert after[key].dtype == dtype
+        assert torch.equal(after[key], x * mask[key])
+        assert x.dim() == 2 or bool((mask[key] == 1).all())
+
+
+def test_prune_by_layer_with_biases(runs: dict[str, Path], zoo: Path, tmp_path: Path) -> None:
+    path, out = checkpoint(tmp_path / "in.pt", zoo, torch.float32), tmp_path / "out.pt"
+    command = ["prune", str(path), "--run", str(runs["nfn-pointwise"]), "--out", str(out)]
+    assert main([*command, "--scope", "layer", "--biases"]) == 0
+    mask = torch.load(tmp_path / "out.mask.pt", weights_only=True)
+    for x in mask.values():
+        assert int(x.sum()) == max(1, round(0.2 * x.numel()))
+
+
+def test_wrong_network(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = WeightGraph.from_tensors(
+        [torch.rand(4, 64), torch.rand(3, 4)], [torch.rand(4), torch.rand(3)]
+    )
+    path = tmp_path / "shallow.pt"
+    torch.save(graph.to_tensors(), path)
+    command = ["prune", str(path), "--run", str(runs["nfn-np"]), "--out"]
+    assert main([*command, str(tmp_path / "out.pt")]) == 2
+    assert re.search(r"'hidden1', 'weight', 'output'", capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == [path]
+    assert from_state_dict(torch.load(path, weights_only=True)).spec == graph.spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--noise", "0.1"], "no --noise and no --drop"),
+        (["--latent", "0"], "--latent of at least 1"),
+        (["--divergence-weight", "-1"], "--divergence-weight of at least 0"),
+        (["--model", "mlp"], "nfn-pointwise"),
+    ],
+)
+def test_bad_options(
+    options: list[str],
+    message: str,
+    zoo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--zoo", str(zoo), "--out", str(tmp_path / "run"), "--preset", "tiny"]
+    assert main(["train", "winning-tickets", *given, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zoo, run = str(tmp_path / "zoo"), str(tmp_path / "run")
+    build = ["--networks", "20", "--widths", "4", "--epochs", "1", "--test-share", "0.2"]
+    assert main(["zoo", "tickets", "--out", zoo, *build, "--validation-share", "0.2"]) == 0
+    assert "20 tickets" in capsys.readouterr().out
+    assert main(["train", "winning-tickets", "--zoo", zoo, "--out", run, "--preset", "tiny"]) == 0
+    table = tmp_path / "table.csv"
+    command = ["retrain", run, "--zoo", zoo, "--networks", "2", "--out", str(table)]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    for name in ("Dense", "IMP", "Random", "Magnitude", "nfn-np"):
+        assert name in shown
+    assert len(rows_of(table)) == 10
