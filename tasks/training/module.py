@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import Batch
+from nfn_graph import NFN, Batch
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
 
@@ -35,6 +35,9 @@ class TaskModule(pl.LightningModule):
 
     def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
+        if self.task.options.compile and isinstance(self.model, NFN):
+            # What belongs together in a batch is settled before the compiler begins.
+            return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
