@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from torch import nn
 
@@ -35,17 +35,10 @@ def build_model(
         return NFN(
             spec,
             settings.channels,
-            "hnp" if name == "nfn-hnp" else "np",
             out_features=out_features,
             head=settings.head,
             head_dropout=settings.head_dropout,
-            pointwise=name == "nfn-pointwise",
-            io_encoding="sinusoidal" if settings.io_encoding else None,
-            fourier_features=settings.fourier_features,
-            fourier_scale=settings.fourier_scale,
-            standardize=True,
-            norm=settings.norm,
-            residual=settings.residual,
+            **nfn_options(name, settings),
         )
     if name == "statnn":
         return StatNN(spec, out_features, settings.head, settings.head_dropout)
@@ -56,6 +49,20 @@ def build_model(
     raise ValueError(
         f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
     )
+
+
+def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
+    """What invariant and equivariant NFNs of a name have in common."""
+    return {
+        "symmetry": "hnp" if name == "nfn-hnp" else "np",
+        "pointwise": name == "nfn-pointwise",
+        "io_encoding": "sinusoidal" if settings.io_encoding else None,
+        "fourier_features": settings.fourier_features,
+        "fourier_scale": settings.fourier_scale,
+        "standardize": True,
+        "norm": settings.norm,
+        "residual": settings.residual,
+    }
 
 
 def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from nfn_graph import NFN, NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.spec import Key
+from nfn_graph.tasks.models.build import nfn_options
 from nfn_graph.tasks.models.flat import FlatMLP, num_places
 from nfn_graph.tasks.models.settings import ModelSettings
 
@@ -102,16 +103,5 @@ def build_editor(
     if name in ("mlp", "mlp-aug"):
         flat = FlatEditor(spec, sizes, settings.head, settings.head_dropout)
         return Editor(flat, scale, per_tensor)
-    network = NFN(
-        spec,
-        (*settings.channels, 1),
-        "hnp" if name == "nfn-hnp" else "np",
-        pointwise=name == "nfn-pointwise",
-        io_encoding="sinusoidal" if settings.io_encoding else None,
-        fourier_features=settings.fourier_features,
-        fourier_scale=settings.fourier_scale,
-        standardize=True,
-        norm=settings.norm,
-        residual=settings.residual,
-    )
+    network = NFN(spec, (*settings.channels, 1), **nfn_options(name, settings))
     return Editor(network, scale, per_tensor)

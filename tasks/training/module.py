@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NFN, Batch
-from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
+from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
 
 
@@ -31,7 +31,6 @@ class TaskModule(pl.LightningModule):
         # Kept out of the parameters: checkpoints hold the model alone.
         self._compiled = [torch.compile(model, dynamic=True) if compiled else model]
         self._seen: list[Predictions] = []
-        self.found: Metrics = {}
 
     def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
@@ -66,17 +65,12 @@ class TaskModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Computes the metrics of the whole split."""
-        self.found = self.task.metrics(self.collect(), self.facts)
-        for name, value in self.found.items():
+        found = self.task.metrics(self._collect(), self.facts)
+        for name, value in found.items():
             if isinstance(value, float):
                 self.log(f"validation/{name}", value, prog_bar=name == self.task.monitor)
 
-    test_step = validation_step
-
-    def on_test_epoch_end(self) -> None:
-        """Nothing is logged: the caller collects the predictions."""
-
-    def collect(self) -> Predictions:
+    def _collect(self) -> Predictions:
         """The predictions for all networks that were seen since the last call."""
         names = self._seen[0]
         found = {name: torch.cat([seen[name] for seen in self._seen]) for name in names}

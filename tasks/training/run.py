@@ -45,7 +45,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         progress: Whether to show a progress bar.
 
     Returns:
-        What was written to `metrics.json`.
+        What was written to `metrics.json`; nothing in all processes but the first.
     """
     options = task.options
     options.check()

@@ -50,12 +50,7 @@ def build_cnn_zoo(
         Path(options.out),
         "cnn",
         plain_options(options),
-        {
-            "fingerprint": images.fingerprint,
-            "classes": list(images.classes),
-            "image_shape": list(images.shape),
-            "pixels": "scaled from [0, 1] to [-1, 1]",
-        },
+        TrainingData.facts(images),
     )
     data: list[TrainingData] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,16 @@ class TrainingData(NamedTuple):
             parts.append((images.values(index) * 2 - 1).to(device, dtype))
             parts.append(images.labels[index].to(device))
         return cls(*parts)
+
+    @staticmethod
+    def facts(images: Images) -> dict[str, Any]:
+        """What a reader of a zoo must know about its images."""
+        return {
+            "fingerprint": images.fingerprint,
+            "classes": list(images.classes),
+            "image_shape": list(images.shape),
+            "pixels": "scaled from [0, 1] to [-1, 1]",
+        }
 
 
 class Metrics(NamedTuple):

@@ -58,13 +58,7 @@ def build_ticket_zoo(
         Path(options.out),
         "tickets",
         plain_options(options),
-        {
-            "fingerprint": images.fingerprint,
-            "classes": list(images.classes),
-            "image_shape": list(images.shape),
-            "pixels": "scaled from [0, 1] to [-1, 1]",
-            "flatten": "channels_first",
-        },
+        {**TrainingData.facts(images), "flatten": "channels_first"},
     )
     data: list[TrainingData] = []
 
