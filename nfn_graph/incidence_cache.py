@@ -36,6 +36,7 @@ class IncidenceCache(Generic[Value]):
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self._sizes: dict[Hashable, int] = {}
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
@@ -47,7 +48,13 @@ class IncidenceCache(Generic[Value]):
         value = make()
         if value.is_lasting:
             with self._lock:
+                # What was used last may have grown since. Measuring all values for every new
+                # one would cost more than making it.
+                if self._values:
+                    last = next(reversed(self._values))
+                    self._sizes[last] = self._values[last].num_bytes
                 self._values[key] = value
+                self._sizes[key] = value.num_bytes
                 self._shrink()
         return value
 
@@ -55,6 +62,7 @@ class IncidenceCache(Generic[Value]):
         """Forgets all values."""
         with self._lock:
             self._values.clear()
+            self._sizes.clear()
 
     @property
     def num_bytes(self) -> int:
@@ -65,8 +73,7 @@ class IncidenceCache(Generic[Value]):
         return len(self._values)
 
     def _shrink(self) -> None:
-        sizes = {key: value.num_bytes for key, value in self._values.items()}
-        total = sum(sizes.values())
+        total = sum(self._sizes.values())
         while len(self._values) > self.max_entries or total > self.max_bytes:
             key, _ = self._values.popitem(last=False)
-            total -= sizes[key]
+            total -= self._sizes.pop(key)

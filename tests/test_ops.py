@@ -232,6 +232,20 @@ def test_the_cache_is_bounded_by_entries_and_by_bytes():
     assert len(cache) == 0
 
 
+def test_the_cache_notices_what_grew_when_it_was_used():
+    cache: IncidenceCache[Held] = IncidenceCache(max_entries=3, max_bytes=10)
+    grown = cache.get("a", lambda: Held(1))
+    grown.num_bytes = 9
+    cache.get("b", lambda: Held(1))
+    assert len(cache) == 2
+    assert cache.get("a", lambda: Held(2)) is grown
+    cache.get("c", lambda: Held(1))
+    assert cache.get("a", lambda: Held(2)) is grown, "what was used last goes last"
+    grown.num_bytes = 11
+    cache.get("d", lambda: Held(1))
+    assert cache.get("a", lambda: Held(2)) is not grown
+
+
 def test_an_incidence_knows_its_bytes():
     small, large = (chain((2, n, n, 3)).features().incidence for n in (10, 100))
     edges = 100 * 100
