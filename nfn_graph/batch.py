@@ -114,8 +114,10 @@ class _Collater(PyGCollater):
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
-    """A shallow copy with empty stores for the types that the graph lacks."""
+    """A shallow copy with empty stores for the types that the graph lacks, if it lacks any."""
     own = graph.spec
+    if own == spec and graph.layout.within is None:
+        return graph
     out = copy.copy(graph)
     out.layout = graph.layout.inside(spec)
     like = graph[own.weights[0].key].edge_attr
