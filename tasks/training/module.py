@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,6 +12,15 @@ from torch import Tensor, nn
 from nfn_graph import NFN, Batch
 from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
+
+# The share of all steps in which the learning rate rises.
+_RISE = 0.1
+
+
+def cosine(step: int, steps: int) -> float:
+    """The factor of the learning rate in a step: a linear rise, then half a cosine wave."""
+    rising = (step + 1) / max(1, round(_RISE * steps))
+    return min(1.0, rising) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 class TaskModule(pl.LightningModule):
@@ -39,15 +49,19 @@ class TaskModule(pl.LightningModule):
             return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, or AdamW if weights decay."""
+    def configure_optimizers(self) -> Any:
+        """Adam, or AdamW if weights decay, and the schedule of its learning rate."""
         options = self.task.options
         rate = options.learning_rate or 1e-3
-        if options.weight_decay:
-            return torch.optim.AdamW(
-                self.model.parameters(), rate, weight_decay=options.weight_decay
-            )
-        return torch.optim.Adam(self.model.parameters(), rate)
+        # AdamW without decay is Adam.
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), rate, weight_decay=options.weight_decay
+        )
+        if options.schedule != "cosine":
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, steps))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of a batch. All that is drawn depends on the seed and the step alone, so that

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from nfn_graph.tasks.models import ModelName, ModelSettings
 
 Options = TypeVar("Options", bound="TrainOptions")
+Schedule = Literal["constant", "cosine"]
 # Options that say how to run, not what is computed.
 NEUTRAL = ("out", "accelerator", "devices", "workers", "zoo")
 
@@ -24,12 +25,14 @@ class Preset:
         epochs: How often it sees every network.
         batch_size: Networks per step.
         learning_rate: Of Adam.
+        schedule: See :class:`TrainOptions`.
     """
 
     model: ModelSettings
     epochs: int
     batch_size: int
     learning_rate: float
+    schedule: Schedule = "constant"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class TrainOptions:
         epochs: How often the model sees every network.
         batch_size: Networks per step.
         learning_rate: Of Adam.
+        schedule: The learning rate over a training: constant, or cosine, which rises over the
+            first tenth of all steps and then falls to almost nothing.
         weight_decay: Of AdamW; 0 for Adam.
         patience: Epochs without a better validation metric after which training ends; 0 for never.
         minutes: The most time that training may take; 0 for no limit.
@@ -78,6 +83,7 @@ class TrainOptions:
     epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
+    schedule: Schedule | None = None
     weight_decay: float = 0.0
     patience: int = 0
     minutes: float = 0.0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -126,7 +127,7 @@ def test_order_depends_on_seed_and_epoch() -> None:
 def test_killed_run_ends_as_an_uninterrupted_one(model: str, cnn_zoo: Path, tmp_path: Path) -> None:
     """`kill -9` after some epochs; the same command again."""
     arguments = ["--zoo", str(cnn_zoo), "--model", model, "--preset", "tiny", "--epochs", "12"]
-    arguments += ["--head-dropout", "0.2", "--noise", "0.05"]
+    arguments += ["--head-dropout", "0.2", "--noise", "0.05", "--schedule", "cosine"]
 
     def command(out: Path) -> list[str]:
         task = ["train", "predict-generalization", "--out", str(out), *arguments]
@@ -176,6 +177,27 @@ def test_early_stopping(cnn_zoo: Path, tmp_path: Path) -> None:
     options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30}
     metrics = train(generalization(cnn_zoo, tmp_path / "run", **options))
     assert (metrics["epochs"], metrics["best_epoch"]) == (3, 0)
+
+
+def test_schedule(cnn_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def recorded(self: torch.optim.AdamW, *args: Any, **options: Any) -> Any:
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", recorded)
+    options = {"learning_rate": 0.01, "epochs": 8, "batch_size": 8}
+    train(generalization(cnn_zoo, tmp_path / "falling", schedule="cosine", **options))
+    highest, steps = max(rates), len(rates)
+    top = rates.index(highest)
+    assert 0 < top <= steps // 8 and 0.0095 < highest <= 0.01
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a > b for a, b in pairwise(rates[top:])) and 0 < rates[-1] < 0.02 * highest
+    rates.clear()
+    train(generalization(cnn_zoo, tmp_path / "constant", **options))
+    assert rates == [0.01] * steps
 
 
 def test_compile_is_asked_for(
