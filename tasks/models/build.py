@@ -62,6 +62,7 @@ def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
         "standardize": True,
         "norm": settings.norm,
         "residual": settings.residual,
+        "act": settings.activation,
     }
 
 

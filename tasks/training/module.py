@@ -39,15 +39,23 @@ class TaskModule(pl.LightningModule):
             return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, or AdamW if weights decay."""
+    def configure_optimizers(self) -> Any:
+        """Adam, or AdamW if weights decay; at a rate that is constant or falls to 0."""
         options = self.task.options
-        rate = options.learning_rate or 1e-3
+        rate, parameters = options.learning_rate or 1e-3, self.model.parameters()
+        optimizer: torch.optim.Optimizer
         if options.weight_decay:
-            return torch.optim.AdamW(
-                self.model.parameters(), rate, weight_decay=options.weight_decay
-            )
-        return torch.optim.Adam(self.model.parameters(), rate)
+            optimizer = torch.optim.AdamW(parameters, rate, weight_decay=options.weight_decay)
+        else:
+            optimizer = torch.optim.Adam(parameters, rate)
+        if not options.decay:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of a batch. All that is drawn depends on the seed and the step alone, so that

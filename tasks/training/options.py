@@ -24,12 +24,14 @@ class Preset:
         epochs: How often it sees every network.
         batch_size: Networks per step.
         learning_rate: Of Adam.
+        decay: Whether the learning rate falls to 0, along a cosine.
     """
 
     model: ModelSettings
     epochs: int
     batch_size: int
     learning_rate: float
+    decay: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class TrainOptions:
         batch_size: Networks per step.
         learning_rate: Of Adam.
         weight_decay: Of AdamW; 0 for Adam.
+        decay: Whether the learning rate falls to 0 over all epochs, along a cosine.
         patience: Epochs without a better validation metric after which training ends; 0 for never.
         minutes: The most time that training may take; 0 for no limit.
         noise: Augmentation: noise on the weights, as a share of their standard deviation.
@@ -79,6 +82,7 @@ class TrainOptions:
     batch_size: int | None = None
     learning_rate: float | None = None
     weight_decay: float = 0.0
+    decay: bool | None = None
     patience: int = 0
     minutes: float = 0.0
     noise: float = 0.0
