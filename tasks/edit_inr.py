@@ -51,7 +51,14 @@ class EditInrOptions(TrainOptions):
         "paper": Preset(
             ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True), 36, 32, 1e-3
         ),
-        "small": Preset(ModelSettings((32, 32), (512, 512), io_encoding=True), 20, 32, 1e-3),
+        # A smooth activation learns much faster: the edited images are smooth in all weights.
+        "small": Preset(
+            ModelSettings((32, 32), (512, 512), io_encoding=True, activation="SiLU"),
+            8,
+            16,
+            5e-3,
+            schedule="cosine",
+        ),
         "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
     }
 

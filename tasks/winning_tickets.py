@@ -109,6 +109,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
             io_encoding="sinusoidal" if settings.io_encoding else None,
             norm=settings.norm,
             residual=settings.residual,
+            act=settings.activation,
         )
 
     def loss(self, outputs: Ticket, batch: Batch) -> Tensor:

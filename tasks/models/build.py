@@ -9,6 +9,7 @@ from torch import nn
 
 from nfn_graph import NFN, Batch, NetworkSpec, Standardize, WeightGraph
 from nfn_graph.tasks.models.flat import FlatMLP
+from nfn_graph.tasks.models.initial import begin_with_own_entries
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
 from nfn_graph.tasks.models.statistics import StatNN
@@ -32,7 +33,7 @@ def build_model(
         out_features: Outputs per network.
     """
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
-        return NFN(
+        model = NFN(
             spec,
             settings.channels,
             out_features=out_features,
@@ -40,6 +41,8 @@ def build_model(
             head_dropout=settings.head_dropout,
             **nfn_options(name, settings),
         )
+        begin_with_own_entries(model)
+        return model
     if name == "statnn":
         return StatNN(spec, out_features, settings.head, settings.head_dropout)
     if name in ("mlp", "mlp-aug"):
@@ -62,6 +65,7 @@ def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
         "standardize": True,
         "norm": settings.norm,
         "residual": settings.residual,
+        "act": settings.activation,
     }
 
 

@@ -31,6 +31,7 @@ class ModelSettings:
         fourier_scale: Their scale.
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
+        activation: Between NF-Layers, by its name in `torch.nn`.
     """
 
     channels: tuple[int, ...]
@@ -41,3 +42,4 @@ class ModelSettings:
     fourier_scale: float = 1.0
     norm: bool = False
     residual: bool = False
+    activation: str = "ReLU"

@@ -9,6 +9,7 @@ Encoder and decoder are equivariant, :math:`f(\sigma U, \sigma M) = \sigma f(U, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NFN, NetworkSpec, Standardize, WeightFeatures, WeightGraph
+from nfn_graph.tasks.models.initial import begin_with_own_entries
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
 _MOST = 8.0
+# Of a standard normal number.
+_MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
 
 
 class Ticket(NamedTuple):
@@ -38,7 +42,8 @@ class TicketAutoencoder(nn.Module):
     """Learns which weights of an initialisation to keep.
 
     In training it reads the mask, through the latent channels; in evaluation mode these are
-    at the mean of their prior, 0, and the scores depend on the weights alone.
+    at the mean of their prior, 0, and the scores depend on the weights alone. Encoder and
+    decoder read every weight with its absolute value, which decides most of a ticket.
 
     Args:
         spec: The types of all networks.
@@ -61,8 +66,9 @@ class TicketAutoencoder(nn.Module):
             raise ValueError(f"Expected at least one latent channel (got {latent})")
         self.latent = latent
         both: dict[str, Any] = {"pointwise": pointwise, **options}
-        self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=2, **both)
-        self.decoder = NFN(spec, (*channels, 1), "np", in_channels=1 + latent, **both)
+        self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=3, **both)
+        self.decoder = NFN(spec, (*channels, 1), "np", in_channels=2 + latent, **both)
+        begin_with_own_entries(self)
         self.spec: NetworkSpec = self.encoder.spec
         self.standardize = Standardize(self.spec, 2)
 
@@ -72,9 +78,10 @@ class TicketAutoencoder(nn.Module):
         if features.channels == 1 and not self.training:
             features = features.map(lambda x: torch.cat([x, torch.zeros_like(x)], -1))
         features = self.standardize(features)
-        initial = features.map(lambda x: x[..., :1])
+        initial = features.map(lambda x: _with_magnitude(x[..., :1]))
         if self.training:
-            code: WeightFeatures = self.encoder(features).unfold()
+            both = WeightFeatures.cat([initial, features.map(lambda x: x[..., 1:])])
+            code: WeightFeatures = self.encoder(both).unfold()
             divergence = sum((_divergence(x) for _, x in code.tensors()), torch.zeros(()))
             latent = code.map(_draw)
         else:
@@ -82,6 +89,11 @@ class TicketAutoencoder(nn.Module):
             latent = initial.map(lambda x: x.new_zeros(*x.shape[:2], self.latent))
         scores = self.decoder(WeightFeatures.cat([initial, latent])).unfold()
         return Ticket(scores, divergence)
+
+
+def _with_magnitude(x: Tensor) -> Tensor:
+    """A standardized weight, and how much larger it is than a normal one would be on average."""
+    return torch.cat([x, x.abs() - _MEAN_MAGNITUDE], -1)
 
 
 def _halves(code: Tensor) -> tuple[Tensor, Tensor]:
