@@ -17,9 +17,8 @@ def begin_with_own_entries(model: nn.Module) -> None:
 
     An NF-Layer counts all maps that add into an output as one fan-in. Of some sixteen taps the
     weight itself is one, and the others are means over many weights, which hardly differ from
-    weight to weight: after a few layers little of the weight is left in its own features. A
-    pooled model does not mind, but one that returns weights spends its first epochs on a
-    plateau.
+    weight to weight: after a few layers little of the weight is left in its own features.
+    Models that return weights, or tell INRs apart, then spend their first epochs on a plateau.
     """
     for layer in model.modules():
         if isinstance(layer, NFLinear):
