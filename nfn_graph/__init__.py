@@ -25,6 +25,7 @@ from nfn_graph.nn import (
     Residual,
     Standardize,
 )
+from nfn_graph.samplers import EdgeBatchSampler
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightType
 
 __version__ = version("nfn-graph")
@@ -36,6 +37,7 @@ __all__ = [
     "ChannelNorm",
     "DataLoader",
     "Dropout",
+    "EdgeBatchSampler",
     "FoldedSpec",
     "FourierFeatures",
     "IOEncoding",

@@ -30,7 +30,7 @@ from nfn_graph.tasks.reports.page import (
 
 # Options that say where or how a run is computed, not what.
 _NEUTRAL = (
-    "accelerator", "device", "devices", "num_nodes", "num_workers", "out", "progress", "resume",
+    "accelerator", "device", "devices", "nodes", "num_workers", "out", "progress", "resume",
     "seed", "strategy", "workers",
 )  # fmt: skip
 _ALWAYS = ("zoo", "model", "preset")

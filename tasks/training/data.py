@@ -1,18 +1,14 @@
-"""From a zoo to graphs that are ready for a model, and batches in an order that a seed decides."""
+"""From a zoo to graphs that are ready for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import Sampler
-
-from nfn_graph import DataLoader, WeightGraph
+from nfn_graph import WeightGraph
 from nfn_graph.tasks.training.task import Options, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
-from nfn_graph.tasks.zoo.seeds import generator_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -70,47 +66,6 @@ def load_graphs(task: Task[Options], zoo: ZooFolder, facts: Mapping[str, Any]) -
         del graph.row
         graphs.append(task.prepare(graph, row, facts))
     return graphs
-
-
-def loader(
-    graphs: Sequence[WeightGraph],
-    batch_size: int,
-    workers: int = 0,
-    sampler: EpochSampler | None = None,
-) -> DataLoader:
-    """Batches of graphs in the order of a sampler, or in their own."""
-    return DataLoader(
-        graphs,
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-
-
-class EpochSampler(Sampler[int]):
-    """A random order that the seed and the epoch decide, and nothing else.
-
-    Args:
-        data: What to order.
-        seed: Of the run.
-    """
-
-    def __init__(self, data: Sized, seed: int) -> None:
-        self.count = len(data)
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before every epoch."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = generator_of(self.seed, self.epoch, "order")
-        return iter(torch.randperm(self.count, generator=generator).tolist())
-
-    def __len__(self) -> int:
-        return self.count
 
 
 def _text(value: Any) -> str:

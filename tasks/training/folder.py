@@ -74,7 +74,9 @@ class RunFolder:
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration, or checks that a run that was begun has the same."""
         if not (self.path / "config.json").exists():
-            if self.path.exists() and any(self.path.iterdir()):
+            # Another process of the same run may be writing the file at this moment.
+            others = self.path.iterdir() if self.path.exists() else ()
+            if any(not path.name.startswith(".config.") for path in others):
                 raise ValueError(
                     f"Expected an empty folder or that of a run (got '{self.path}', which holds "
                     f"other files). Choose another --out."
@@ -84,10 +86,12 @@ class RunFolder:
         found, now = self.read("config.json"), json.loads(json.dumps(config))
         differing = [name for name in ("task", "zoo") if found[name] != now[name]]
         before, after = found["options"], now["options"]
+        # By edges, the networks of a step depend on the number of devices.
+        counted = ("devices", "nodes") if after["max_edges"] else ()
         differing += [
             name
             for name in {**before, **after}
-            if name not in NEUTRAL and before.get(name) != after.get(name)
+            if (name not in NEUTRAL or name in counted) and before.get(name) != after.get(name)
         ]
         if differing:
             name = differing[0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NFN, Batch
+from nfn_graph.tasks.training.batches import RunBatches
 from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
 
@@ -30,10 +31,14 @@ class TaskModule(pl.LightningModule):
         task: The task.
         model: Its model.
         facts: What the task knows about its data.
+        batches: The batches that it will see.
     """
 
-    def __init__(self, task: Task[Options], model: nn.Module, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, task: Task[Options], model: nn.Module, facts: dict[str, Any], batches: RunBatches
+    ) -> None:
         super().__init__()
+        self.batches = batches
         self.task = task
         self.model = model
         self.facts = facts
@@ -70,8 +75,24 @@ class TaskModule(pl.LightningModule):
         torch.manual_seed(seed_of(self.task.options.seed, *place, "step"))
         batch = self.task.augment(batch)
         loss = self.task.loss(self(batch), batch)
-        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=batch.num_graphs)
-        return loss
+        terms = 0 if self.batches.is_idle(index) else self.task.loss_terms(batch)
+        mean, total = self._over_processes(loss, terms)
+        self.log("train/loss", mean, on_epoch=True, on_step=False, batch_size=total)
+        # The average of the gradients over processes becomes that of the mean over all terms.
+        return loss * (terms * self.trainer.world_size / total)
+
+    def _over_processes(self, loss: Tensor, terms: int) -> tuple[Tensor, int]:
+        """The mean loss of a step and the number of its terms, over all processes."""
+        if self.trainer.world_size == 1:
+            return loss, terms
+        sums = torch.stack(
+            [
+                loss.detach().double() * terms,
+                torch.tensor(terms, device=loss.device, dtype=torch.float64),
+            ]
+        )
+        torch.distributed.all_reduce(sums)
+        return sums[0] / sums[1], int(sums[1])
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Remembers the predictions for a batch."""
@@ -90,6 +111,31 @@ class TaskModule(pl.LightningModule):
         found = {name: torch.cat([seen[name] for seen in self._seen]) for name in names}
         self._seen = []
         if self.trainer.world_size > 1:
-            gathered: Any = self.all_gather(found)
-            found = {name: x.flatten(0, 1) for name, x in gathered.items()}
+            found = self._gather(found)
         return {name: x.cpu() for name, x in found.items()}
+
+    def _gather(self, found: Predictions) -> Predictions:
+        """The predictions of all processes, each for as many networks as it has."""
+        count = len(next(iter(found.values())))
+        counts = [int(n) for n in _from_all(torch.tensor(count, device=self.device))]
+        # Only tensors of one shape can be gathered; what fills them up is cut off again.
+        return {
+            name: torch.cat(
+                [
+                    part[:n]
+                    for part, n in zip(_from_all(_filled(x, max(counts))), counts, strict=True)
+                ]
+            )
+            for name, x in found.items()
+        }
+
+
+def _filled(x: Tensor, rows: int) -> Tensor:
+    return torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
+
+
+def _from_all(x: Tensor) -> list[Tensor]:
+    """A tensor of every process."""
+    parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, x)
+    return parts

@@ -13,7 +13,7 @@ from nfn_graph.tasks.models import ModelName, ModelSettings
 Options = TypeVar("Options", bound="TrainOptions")
 Schedule = Literal["constant", "cosine"]
 # Options that say how to run, not what is computed.
-NEUTRAL = ("out", "accelerator", "devices", "workers", "zoo")
+NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "zoo")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class TrainOptions:
         head_dropout: In that MLP.
         fourier_features: Number of Fourier features of the weights; 0 for none.
         epochs: How often the model sees every network.
-        batch_size: Networks per step.
+        batch_size: Networks per step, over all devices.
+        max_edges: The most weights of a batch on one device, instead of a number of networks: for
+            networks of very different sizes. 0 for batches of --batch-size networks.
         learning_rate: Of Adam.
         schedule: The learning rate over a training: constant, or cosine, which rises over the
             first tenth of all steps and then falls to almost nothing.
@@ -63,7 +65,9 @@ class TrainOptions:
         compile: Whether to compile the model with torch.compile.
         precision: Of the computation, as Lightning calls them.
         accelerator: Where to train.
-        devices: How many devices, or processes on the CPU.
+        devices: How many devices of a machine, or processes on the CPU.
+        nodes: How many machines; the command is started on each, as Lightning or the scheduler
+            says (NODE_RANK, MASTER_ADDR, MASTER_PORT).
         workers: Processes that load data; 0 to load in the main process.
     """
 
@@ -82,6 +86,7 @@ class TrainOptions:
     fourier_features: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
+    max_edges: int = 0
     learning_rate: float | None = None
     schedule: Schedule | None = None
     weight_decay: float = 0.0
@@ -93,20 +98,28 @@ class TrainOptions:
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     devices: int = 1
+    nodes: int = 1
     workers: int = 0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         if self.preset not in self.PRESETS:
             raise ValueError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
-        for name in ("epochs", "batch_size", "devices"):
+        for name in ("epochs", "batch_size", "devices", "nodes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"Expected --{name.replace('_', '-')} of at least 1 (got {value})")
-        for name in ("train_networks", "patience", "minutes", "noise", "workers", "weight_decay"):
+        at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
+        for name in (*at_least_0, "weight_decay"):
             value = getattr(self, name)
             if not value >= 0:
                 raise ValueError(f"Expected --{name.replace('_', '-')} of at least 0 (got {value})")
+        processes = self.devices * self.nodes
+        if not self.max_edges and self.batch_size is not None and self.batch_size < processes:
+            raise ValueError(
+                f"Expected --batch-size of at least one network for each of {processes} devices "
+                f"(got {self.batch_size})"
+            )
         for name in ("channels", "head"):
             values = getattr(self, name)
             if values is not None and any(value < 1 for value in values):

@@ -21,7 +21,8 @@ from torch import nn
 import nfn_graph
 from nfn_graph.converters.files.graph import spec_from_json, spec_to_json
 from nfn_graph.tasks.models.build import count_parameters
-from nfn_graph.tasks.training.data import EpochSampler, load_data, load_graphs, loader, open_for
+from nfn_graph.tasks.training.batches import RunBatches, eval_loader
+from nfn_graph.tasks.training.data import load_data, load_graphs, open_for
 from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.history import History
 from nfn_graph.tasks.training.module import TaskModule
@@ -29,9 +30,6 @@ from nfn_graph.tasks.training.options import from_plain, to_plain
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
 from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.seeds import seed_of
-
-# Networks per batch where no gradients are computed.
-_EVAL_BATCH = 64
 
 
 def train(task: Task[Options], *, progress: bool = False) -> Metrics:
@@ -51,6 +49,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     options.check()
     folder = RunFolder(options.out)
     data = load_data(task)
+    batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
     model, spec, sizes = task.fitted(data)
     config = {
@@ -71,16 +70,12 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     if folder.is_finished:
         return folder.read("metrics.json")
     started = time.perf_counter()
-    module = TaskModule(task, model, dict(data.facts))
-    batch_size = options.batch_size or 1
     is_begun = folder.last.is_file()
-    sampler = EpochSampler(data.graphs["train"], options.seed)
     with quiet():
         trainer = _trainer(task, folder, progress)
         trainer.fit(
-            module,
-            loader(data.graphs["train"], batch_size, options.workers, sampler),
-            loader(data.graphs["validation"], _EVAL_BATCH, options.workers),
+            TaskModule(task, model, dict(data.facts), batches),
+            datamodule=batches,
             ckpt_path=folder.last if is_begun else None,
             weights_only=True,
         )
@@ -165,7 +160,7 @@ def predict(task: Task[Options], model: nn.Module, graphs: Sequence[Any]) -> Pre
     model.eval()
     device = next(model.parameters()).device
     found: list[Predictions] = []
-    for batch in loader(graphs, _EVAL_BATCH):
+    for batch in eval_loader(graphs, task.options):
         batch = batch.to(device)
         found.append(task.predict(model(batch), batch))
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
@@ -192,6 +187,8 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
     return pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
+        num_nodes=options.nodes,
+        use_distributed_sampler=False,  # It would repeat networks; the batches are shared already.
         precision=options.precision,
         max_epochs=options.epochs,
         max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
@@ -258,6 +255,8 @@ def quiet() -> Iterator[None]:
                 ".*Checkpoint directory .* exists and is not empty.*",
                 ".*GPU available but not used.*",
                 ".*LeafSpec.*is deprecated.*",
+                # The metrics of a split are computed from all predictions, so equal everywhere.
+                ".*sync_dist=True.*",
             ):
                 warnings.filterwarnings("ignore", message)
             yield

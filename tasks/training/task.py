@@ -77,6 +77,10 @@ class Task(ABC, Generic[Options]):
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch, of what the model returned for it."""
 
+    def loss_terms(self, batch: Batch) -> int:
+        """What the loss of a batch is the mean of: so many terms, its networks."""
+        return batch.num_graphs
+
     @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> Predictions:
         """What is kept of every network of a batch: all of `columns`, perhaps more."""

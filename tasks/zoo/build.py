@@ -6,16 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.engines import run_jobs
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 
 Item = TypeVar("Item")
+Options = TypeVar("Options", bound=BuildOptions)
 OnSteps = Callable[[int], None]
 BuiltNetwork = tuple[Row, str, Mapping[str, Tensor]]
 # Numbers that the largest activation of one training step should hold: they stay in the cache.
@@ -23,25 +26,56 @@ _MOST_ENTRIES = 2**20
 
 
 def build_shards(
-    options: BuildOptions,
+    options: Options,
     writer: ZooWriter,
     items: Sequence[Item],
     steps_of: Callable[[Item], int],
     train: Callable[[Sequence[Item], OnSteps], list[BuiltNetwork]],
+    build: Callable[[Options], Path],
     *,
     progress: bool,
 ) -> Path:
-    """Trains the networks of every missing shard of this machine's part and publishes it."""
+    """Trains the networks of every missing shard of this machine's part and publishes it.
+
+    Args:
+        options: What to build.
+        writer: Of the zoo.
+        items: All networks.
+        steps_of: Training steps of a network.
+        train: Trains the networks of a shard in this process.
+        build: Builds a part of the zoo, for a worker on another machine.
+        progress: Whether to show a progress bar.
+    """
     part, parts = options.part()
     size = options.shard_size
-    shards = [s for s in range(math.ceil(len(items) / size)) if s % parts == part]
+    count = math.ceil(len(items) / size)
+    shards = [s for s in range(count) if s % parts == part]
     missing = [s for s in shards if not writer.is_done(s)]
     work = {s: items[s * size : (s + 1) * size] for s in missing}
-    total = sum(steps_of(item) for chosen in work.values() for item in chosen)
-    with progress_bar(f"{options.out}", total, progress) as on_steps:
-        for shard in missing:
-            writer.publish(shard, train(work[shard], on_steps))
+    steps = {s: sum(map(steps_of, chosen)) for s, chosen in work.items()}
+    with progress_bar(f"{options.out}", sum(steps.values()), progress) as on_steps:
+        if options.engine == "local":
+            for shard in missing:
+                writer.publish(shard, train(work[shard], on_steps))
+            return Path(options.out)
+        # As many parts as shards: a worker builds exactly one.
+        jobs = {f"{shard + 1}/{count}": shard for shard in missing}
+        alone = _OneShard(build, dataclasses.replace(options, engine="local"))
+        gpus = int(options.device == "cuda")
+        for job, _ in run_jobs(alone, list(jobs), options.engine, gpus=gpus):
+            on_steps(steps[jobs[job]])
     return Path(options.out)
+
+
+@dataclass(frozen=True)
+class _OneShard(Generic[Options]):
+    """Builds one shard of a zoo, wherever it is called."""
+
+    build: Callable[[Options], Path]
+    options: Options
+
+    def __call__(self, shard: str) -> None:
+        self.build(dataclasses.replace(self.options, shard=shard))
 
 
 def grouped(
@@ -71,7 +105,9 @@ def networks_together(options: BuildOptions, entries: int) -> int:
 
 def plain_options(options: BuildOptions) -> dict[str, Any]:
     """The options as plain values."""
-    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    # Which machine builds a shard changes nothing in it.
+    names = (f.name for f in dataclasses.fields(options) if f.name != "engine")
+    return {name: getattr(options, name) for name in names}
 
 
 def device_of(options: BuildOptions) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ def build_cnn_zoo(
         found.sort(key=lambda c: (c.run.network, c.step))
         return [(_row(c, options), c.run.architecture.name, c.parameters) for c in found]
 
-    return build_shards(options, writer, runs, lambda run: run.num_steps, train, progress=progress)
+    build = partial(build_cnn_zoo, images=images)
+    return build_shards(
+        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
+    )
 
 
 def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:

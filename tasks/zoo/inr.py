@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +121,10 @@ def build_inr_zoo(
         built.sort(key=lambda network: network[0]["network"])
         return built
 
-    return build_shards(options, writer, fits, lambda fit: options.steps, train, progress=progress)
+    build = partial(build_inr_zoo, source=source)
+    return build_shards(
+        options, writer, fits, lambda fit: options.steps, train, build, progress=progress
+    )
 
 
 def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:

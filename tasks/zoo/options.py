@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nfn_graph.converters.engines import Engine, part_of
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 
@@ -24,6 +25,8 @@ class BuildOptions:
         seed: Decides every network; the same seed gives the same zoo.
         shard_size: Networks per file. It does not change the networks.
         shard: Build a part of the shards, such as 2/4 for the second of four machines.
+        engine: Where to build the shards: in this process, or as tasks of a Ray cluster whose
+            machines see the folder; the data are sent to them.
         device: Where to train.
         dtype: The precision of training and of the files.
         together: Networks that are trained as one computation; 0 to choose by their size.
@@ -34,6 +37,7 @@ class BuildOptions:
     seed: int = 0
     shard_size: int = 500
     shard: str = "1/1"
+    engine: Engine = "local"
     device: Device = "cpu"
     dtype: Dtype = "float32"
     together: int = 0
@@ -48,10 +52,7 @@ class BuildOptions:
 
     def part(self) -> tuple[int, int]:
         """Which part of the shards to build, from 0, and of how many."""
-        first, slash, second = self.shard.partition("/")
-        if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-            return int(first) - 1, int(second)
-        raise ValueError(f"Expected --shard as I/N with 1 <= I <= N (got '{self.shard}')")
+        return part_of(self.shard)
 
 
 @dataclass(frozen=True)

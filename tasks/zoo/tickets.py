@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def build_ticket_zoo(
         built.sort(key=lambda network: network[0]["network"])
         return built
 
-    return build_shards(options, writer, runs, lambda run: run.num_steps, train, progress=progress)
+    build = partial(build_ticket_zoo, images=images)
+    return build_shards(
+        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
+    )
 
 
 def ticket_run(options: TicketZooOptions, images: Images, network: int) -> ClassifierRun:

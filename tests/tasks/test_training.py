@@ -27,7 +27,8 @@ from nfn_graph.tasks.predict_generalization import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training import evaluate, train
-from nfn_graph.tasks.training.data import EpochSampler, filtered
+from nfn_graph.tasks.training.batches import EpochSampler
+from nfn_graph.tasks.training.data import filtered
 from nfn_graph.tasks.zoo import (
     CnnZooOptions,
     InrZooOptions,
@@ -282,6 +283,9 @@ def test_command_line(
         (["--where", "width=77"], "networks with width=77"),
         (["--where", "split=train"], "networks of split 'validation'"),
         (["--head", "0"], "--head of at least 1"),
+        (["--max-edges", "9"], "at most max_edges = 9 edges each"),
+        (["--batch-size", "1", "--devices", "2"], "for each of 2 devices"),
+        (["--where", "network=0,1,2,3,4,5,6,7,8,9,10,11", "--devices", "5"], "each of 5 ranks"),
     ],
 )
 def test_bad_options(

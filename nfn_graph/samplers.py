@@ -1,0 +1,218 @@
+"""Batches of networks of different sizes, by the number of their edges."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from nfn_graph.graph import WeightGraph
+
+Batches = list[list[int]]
+# Networks whose sizes differ by less than such a factor may take each other's place in a batch.
+# The last one keeps the order of sizes: if all else fails, it fits.
+_ALIKE = (2.0, 1.25, 1.0)
+
+
+class EdgeBatchSampler(Sampler[list[int]]):
+    """Batches of about equally many edges, and of at most `max_edges`.
+
+    For `DataLoader(data, batch_sampler=...)`. Every epoch has every network exactly once. With
+    several ranks, all of them have the same number of batches, in every step of about the same
+    number of edges, and no network is repeated to get there: ranks may have different numbers
+    of networks in a step, so the mean loss of a rank must be weighted by its number (times the
+    ranks, over the number of all) for the average of the gradients to be that of the union.
+
+    Batches are drawn anew in every epoch and depend on the seed and the epoch alone. Networks of
+    like sizes take each other's place; what has no like may meet the same companions again.
+
+    Args:
+        data: The networks: graphs, or a dataset with an attribute `sizes`, or the sizes
+            themselves, a sequence of integers. The size of a graph is the number of entries of
+            its weights: an edge of a convolution counts with all its taps.
+        max_edges: The most edges of a batch. A network that is larger by itself is an error.
+        shuffle: Whether to draw. If not, networks stay in their order, cut where the next one
+            would be too many.
+        seed: Decides the batches.
+        rank: Which of several processes the batches are for.
+        world_size: The number of processes.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        max_edges: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"Expected a rank from 0 to {world_size - 1} (got {rank})")
+        self.sizes = network_sizes(data)
+        self.max_edges = max_edges
+        self.shuffle = shuffle
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self._check()
+        self._fixed = [] if shuffle else self._consecutive()
+        self._count = self._smallest_count() if shuffle else len(self._fixed)
+
+    @property
+    def sampler(self) -> EdgeBatchSampler:
+        """This object: Lightning sets the epoch of the sampler of a batch sampler."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the batches of an epoch; to be called before every one."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (step[self.rank] for step in self.steps())
+
+    def __len__(self) -> int:
+        return self._count // self.world_size
+
+    def steps(self) -> list[Batches]:
+        """The batches of all ranks in every step of the epoch, the same on every rank."""
+        ranks = self.world_size
+        if not self.shuffle:
+            return [self._fixed[i : i + ranks] for i in range(0, self._count, ranks)]
+        digest = hashlib.blake2b(repr((self.seed, self.epoch)).encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        batches = sorted(self._draw(generator), key=self._edges, reverse=True)
+        order = torch.randperm(len(self), generator=generator).tolist()
+        totals = [0] * ranks
+        steps = []
+        for step in order:
+            # Neighbours in size run at the same time; the largest where there was least before.
+            together = batches[step * ranks : (step + 1) * ranks]
+            found: Batches = [[]] * ranks
+            least_first = sorted(range(ranks), key=totals.__getitem__)
+            for rank, batch in zip(least_first, together, strict=True):
+                found[rank] = batch
+                totals[rank] += self._edges(batch)
+            steps.append(found)
+        return steps
+
+    def _draw(self, generator: torch.Generator) -> Batches:
+        sizes = torch.tensor(self.sizes)
+        order = torch.randperm(len(sizes), generator=generator)
+        for factor in _ALIKE:
+            grade = (sizes.log() / math.log(factor)).floor() if factor > 1 else sizes
+            largest_first = grade[order].argsort(descending=True, stable=True)
+            batches = _packed(self.sizes, order[largest_first].tolist(), self._count)
+            if all(self._edges(batch) <= self.max_edges for batch in batches):
+                break
+        return batches
+
+    def _smallest_count(self) -> int:
+        """About the fewest batches that hold all networks: a multiple of the ranks."""
+        ranks, limit = self.world_size, self.max_edges
+        largest_first = sorted(range(len(self.sizes)), key=self.sizes.__getitem__, reverse=True)
+        # No batch is empty, so there are no more than networks.
+        most = len(self.sizes) // ranks * ranks
+        count = min(most, _multiple(sum(self.sizes) / limit, ranks))
+        while True:
+            batches = _packed(self.sizes, largest_first, count)
+            fullest = max(map(self._edges, batches))
+            if fullest <= limit:
+                return count
+            if count == most:
+                raise self._no_equal_counts()
+            count = min(most, max(count + ranks, _multiple(count * fullest / limit, ranks)))
+
+    def _consecutive(self) -> Batches:
+        batches: Batches = []
+        room = 0
+        for index, size in enumerate(self.sizes):
+            if size > room:
+                batches.append([])
+                room = self.max_edges
+            batches[-1].append(index)
+            room -= size
+        while len(batches) % self.world_size:
+            longest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            whole = batches[longest]
+            if len(whole) == 1:
+                raise self._no_equal_counts()
+            middle = len(whole) // 2
+            batches[longest : longest + 1] = [whole[:middle], whole[middle:]]
+        return batches
+
+    def _edges(self, batch: Iterable[int]) -> int:
+        return sum(self.sizes[index] for index in batch)
+
+    def _check(self) -> None:
+        if len(self.sizes) < self.world_size:
+            raise ValueError(
+                f"Expected at least one network for each of {self.world_size} ranks "
+                f"(got {len(self.sizes)})"
+            )
+        smallest, largest = min(self.sizes), max(self.sizes)
+        if smallest < 1:
+            where = self.sizes.index(smallest)
+            raise ValueError(f"Expected networks with edges (got {smallest} of network {where})")
+        if largest > self.max_edges:
+            where = self.sizes.index(largest)
+            raise ValueError(
+                f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
+                f"{largest} of network {where}). Raise max_edges, or leave such networks out."
+            )
+
+    def _no_equal_counts(self) -> ValueError:
+        return ValueError(
+            f"Expected networks that {self.world_size} ranks can share in equally many batches of "
+            f"at most max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
+            f"too many fill a batch alone). Raise max_edges, or leave the last "
+            f"{len(self.sizes) % self.world_size} out."
+        )
+
+
+def network_sizes(data: Any) -> list[int]:
+    """The number of weight entries of every network, without reading any.
+
+    Args:
+        data: Graphs, or a dataset with an attribute `sizes`, or a sequence of integers.
+    """
+    return [_size(x) for x in getattr(data, "sizes", data)]
+
+
+def _size(network: Any) -> int:
+    if isinstance(network, WeightGraph):
+        return sum(
+            layout.num_rows(weight.key) * weight.taps
+            for layout in network.layouts
+            for weight in layout.spec.weights
+        )
+    try:
+        return int(network.__index__())
+    except (AttributeError, TypeError):
+        raise TypeError(
+            f"Expected WeightGraphs, or their numbers of edges as integers "
+            f"(got {type(network).__name__})"
+        ) from None
+
+
+def _packed(sizes: Sequence[int], order: Iterable[int], count: int) -> Batches:
+    """Every network in turn into the batch that has the fewest edges so far."""
+    batches: Batches = [[] for _ in range(count)]
+    emptiest = [(0, where) for where in range(count)]
+    for index in order:
+        edges, where = emptiest[0]
+        batches[where].append(index)
+        heapq.heapreplace(emptiest, (edges + sizes[index], where))
+    return batches
+
+
+def _multiple(value: float, of: int) -> int:
+    """The smallest positive multiple of a number that is no smaller than a value."""
+    return max(1, math.ceil(value / of)) * of

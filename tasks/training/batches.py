@@ -1,0 +1,153 @@
+"""The batches of a run, in an order that a seed decides, for one of several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import Sampler
+
+from nfn_graph import DataLoader, EdgeBatchSampler, WeightGraph
+from nfn_graph.samplers import network_sizes
+from nfn_graph.tasks.training.options import TrainOptions
+from nfn_graph.tasks.zoo.seeds import generator_of, seed_of
+
+# Networks per batch where no gradients are computed.
+_EVAL_BATCH = 64
+
+
+class RunBatches(pl.LightningDataModule):
+    """The batches of training and validation.
+
+    All processes together see every network once in an epoch, and none twice. Without
+    `max_edges`, the networks of a step do not depend on the number of processes.
+
+    Args:
+        options: Of the run.
+        graphs: The networks by split.
+    """
+
+    def __init__(self, options: TrainOptions, graphs: Mapping[str, Sequence[WeightGraph]]) -> None:
+        super().__init__()
+        self.options = options
+        self.graphs = graphs
+        # What processes cannot share is to be known before a run begins.
+        self._train_batches(0, options.devices * options.nodes)
+        _in_order(graphs["validation"], options, 0, options.devices * options.nodes)
+
+    def train_dataloader(self) -> DataLoader:
+        """This process's part of every step."""
+        return self._loader("train", self._train_batches(*self._place()))
+
+    def val_dataloader(self) -> DataLoader:
+        """This process's part, in as many batches as any other's."""
+        batches = _in_order(self.graphs["validation"], self.options, *self._place())
+        return self._loader("validation", batches)
+
+    def is_idle(self, step: int) -> bool:
+        """Whether there is no network for this process in a step of training."""
+        if self.options.max_edges:
+            return False
+        return self._place()[0] >= len(self.graphs["train"]) - step * self._batch_size
+
+    @property
+    def _batch_size(self) -> int:
+        return self.options.batch_size or 1
+
+    def _place(self) -> tuple[int, int]:
+        """The rank of this process, and the number of all."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def _train_batches(self, rank: int, world_size: int) -> Sampler[list[int]]:
+        graphs, options = self.graphs["train"], self.options
+        if not options.max_edges:
+            order = EpochSampler(graphs, options.seed)
+            return StepSampler(order, self._batch_size, rank, world_size)
+        seed = seed_of(options.seed, "batches")
+        return EdgeBatchSampler(
+            graphs, options.max_edges, seed=seed, rank=rank, world_size=world_size
+        )
+
+    def _loader(self, split: str, batches: Sampler[list[int]]) -> DataLoader:
+        workers = self.options.workers
+        return DataLoader(
+            self.graphs[split],
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+
+def eval_loader(graphs: Sequence[WeightGraph], options: TrainOptions) -> DataLoader:
+    """Batches of networks in their order, where no gradients are computed."""
+    return DataLoader(graphs, batch_sampler=_in_order(graphs, options))
+
+
+def _in_order(
+    graphs: Sequence[WeightGraph], options: TrainOptions, rank: int = 0, world_size: int = 1
+) -> EdgeBatchSampler:
+    places: dict[str, Any] = {"rank": rank, "world_size": world_size, "shuffle": False}
+    if not options.max_edges:
+        return EdgeBatchSampler([1] * len(graphs), _EVAL_BATCH, **places)
+    # Without gradients, twice as many edges need no more memory. Networks that training has not
+    # seen may be larger; two always fit, so that processes can share any number of networks.
+    sizes = network_sizes(graphs)
+    return EdgeBatchSampler(sizes, 2 * max(options.max_edges, *sizes), **places)
+
+
+class StepSampler(Sampler[list[int]]):
+    """One process's part of the networks of every step.
+
+    If the last step of an epoch has fewer networks than there are processes, those without one
+    compute its first network once more, so that all take part in the step; it must not count.
+
+    Args:
+        sampler: The order of the networks.
+        batch_size: Networks per step, over all processes.
+        rank: The process.
+        world_size: The number of processes.
+    """
+
+    def __init__(self, sampler: EpochSampler, batch_size: int, rank: int, world_size: int) -> None:
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        for start in range(0, len(order), self.batch_size):
+            step = order[start : start + self.batch_size]
+            yield step[self.rank :: self.world_size] or step[:1]
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.batch_size)
+
+
+class EpochSampler(Sampler[int]):
+    """A random order that the seed and the epoch decide, and nothing else.
+
+    Args:
+        data: What to order.
+        seed: Of the run.
+    """
+
+    def __init__(self, data: Sized, seed: int) -> None:
+        self.count = len(data)
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before every epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = generator_of(self.seed, self.epoch, "order")
+        return iter(torch.randperm(self.count, generator=generator).tolist())
+
+    def __len__(self) -> int:
+        return self.count

@@ -1,0 +1,157 @@
+"""Two processes train as one does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zoo_data import tiny_images
+
+from nfn_graph import Batch, EdgeBatchSampler
+from nfn_graph.tasks.predict_generalization import (
+    PredictGeneralization,
+    PredictGeneralizationOptions,
+)
+from nfn_graph.tasks.training import train
+from nfn_graph.tasks.training.batches import EpochSampler, RunBatches
+from nfn_graph.tasks.training.data import load_data
+from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo
+from nfn_graph.tasks.zoo.seeds import seed_of
+
+# The last of three steps has one network: nothing for the second process.
+BY_NUMBER = {"batch_size": 7}
+BY_EDGES = {"max_edges": 700}
+EPOCHS = 2
+NETWORKS = 15
+
+
+def task_of(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
+    chosen = PredictGeneralizationOptions(
+        zoo,
+        out,
+        **{"preset": "tiny", "train_networks": NETWORKS, "precision": "64-true", **options},
+    )
+    return PredictGeneralization(chosen.resolved())
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = CnnZooOptions(
+        tmp_path_factory.mktemp("zoos") / "cnn",
+        networks=44,
+        widths=(2, 4, 7),
+        depths=(1, 2),
+        epochs=(1, 4),
+        batch_size=16,
+        validation_share=0.25,
+    )
+    return build_cnn_zoo(options, images=tiny_images())
+
+
+@pytest.fixture(scope="module")
+def runs(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes, one for each kind of batches."""
+    out = tmp_path_factory.mktemp("runs")
+    commands = []
+    for name, options in (("number", BY_NUMBER), ("edges", BY_EDGES)):
+        commands.append(
+            f"train predict-generalization --zoo {zoo} --out {out / name} --preset tiny "
+            f"--epochs {EPOCHS} --train-networks {NETWORKS} --precision 64-true --devices 2 "
+            "--accelerator cpu "
+            + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in options.items())
+        )
+    script = Path(__file__).with_name("recorded_run.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, str(script), *" , ".join(commands).split()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def history(run: Path) -> list[dict[str, float]]:
+    with (run / "logs" / "metrics.csv").open(newline="") as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("kind", ["number", "edges"])
+def test_gradients_are_those_of_the_union(kind: str, zoo: Path, runs: Path) -> None:
+    """The oracle is one batch of all networks of a step, without Lightning."""
+    task = task_of(zoo, runs / kind)
+    data = load_data(task)
+    graphs = data.graphs["train"]
+    steps: list[list[int]] = []
+    for epoch in range(EPOCHS):
+        if kind == "number":
+            order = EpochSampler(graphs, task.options.seed)
+            order.set_epoch(epoch)
+            indices = list(order)
+            steps += [indices[i : i + 7] for i in range(0, NETWORKS, 7)]
+        else:
+            seed = seed_of(task.options.seed, "batches")
+            sampler = EdgeBatchSampler(graphs, seed=seed, world_size=2, **BY_EDGES)
+            sampler.set_epoch(epoch)
+            steps += [first + second for first, second in sampler.steps()]
+            assert any(len(first) != len(second) for first, second in sampler.steps())
+    model = task.fitted(data)[0].double()
+    recorded = torch.load(runs / kind / "steps.pt", weights_only=True)
+    assert len(recorded) == len(steps) >= 4
+    for step, found in zip(steps, recorded, strict=True):
+        model.load_state_dict(found["parameters"], strict=False)
+        batch = Batch.from_data_list([graphs[i] for i in step])
+        loss = task.loss(model(batch), batch)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        assert max(float(g.abs().max()) for g in gradients) > 1e-3
+        for (name, _), wanted in zip(model.named_parameters(), gradients, strict=True):
+            torch.testing.assert_close(found["gradients"][name], wanted, atol=1e-10, rtol=0)
+
+
+def test_metrics_are_those_of_one_process(zoo: Path, runs: Path, tmp_path: Path) -> None:
+    alone = train(task_of(zoo, tmp_path / "alone", epochs=EPOCHS, **BY_NUMBER))
+    together = json.loads((runs / "number" / "metrics.json").read_text())
+    # Networks that do not divide evenly, where padding would show.
+    assert alone["validation"]["networks"] % 2 == 1
+    for split in ("validation", "test"):
+        assert together[split] == pytest.approx(alone[split], rel=1e-9)
+    for row, wanted in zip(history(runs / "number"), history(tmp_path / "alone"), strict=True):
+        assert row == pytest.approx(wanted, rel=1e-9)
+
+
+def test_epoch_by_edges_is_complete(zoo: Path, runs: Path) -> None:
+    """The epoch's loss is the mean over all networks, each as it was in its step."""
+    task = task_of(zoo, runs / "edges")
+    sampler = EdgeBatchSampler(load_data(task).graphs["train"], world_size=2, **BY_EDGES)
+    assert sorted(i for step in sampler.steps() for b in step for i in b) == list(range(NETWORKS))
+    together = json.loads((runs / "edges" / "metrics.json").read_text())
+    assert together["validation"]["networks"] % 2 == 1
+    # The metrics of the best model, once by two processes and once by one.
+    best = history(runs / "edges")[together["best_epoch"]]
+    for name in ("tau", "r2", "mae"):
+        assert best[f"validation/{name}"] == pytest.approx(together["validation"][name], rel=1e-6)
+
+
+def test_by_edges_in_one_process(zoo: Path, tmp_path: Path) -> None:
+    task = task_of(zoo, tmp_path / "run", epochs=1, **BY_EDGES)
+    assert train(task)["test"]["networks"] > 0
+    loader = RunBatches(task.options, load_data(task).graphs).train_dataloader()
+    counts = [batch.num_graphs for batch in loader]
+    assert sum(counts) == NETWORKS and len(set(counts)) > 1
+    # The number of devices decides the networks of a step.
+    with pytest.raises(ValueError, match=r"devices = 1 .got 2."):
+        train(task_of(zoo, tmp_path / "run", epochs=1, devices=2, **BY_EDGES))
+
+
+def test_fewer_networks_than_devices(zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"each of 8 devices .got 7."):
+        train(task_of(zoo, tmp_path / "run", devices=4, nodes=2, **BY_NUMBER))
