@@ -1,4 +1,4 @@
-"""Jobs on this machine, or on the user's Ray cluster.
+"""Jobs in this process, in several processes of this machine, or on the user's Ray cluster.
 
 A job is one shard of a conversion or of a zoo. It publishes its result in one step, or not at
 all, and leaves alone what is there: it can be run again on another machine if one dies.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from nfn_graph.converters.optional import require
+from nfn_graph.converters.workers import run_parallel
 
-Engine = Literal["local", "ray"]
+Engine = Literal["local", "processes", "ray"]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 # How often a job is begun again whose worker died.
@@ -30,20 +31,38 @@ def run_jobs(
     """Every job with its result, as it is done.
 
     Args:
-        function: What to call. For Ray, it and the jobs are sent to the workers, on which this
-            package is installed and which see the same files.
+        function: What to call; it never returns None. For Ray, it and the jobs are sent to the
+            workers, on which this package is installed and which see the same files.
         jobs: Its arguments.
-        engine: `local` runs them in turn in this process; `ray` as tasks on the cluster that
-            `RAY_ADDRESS` names or that runs on this machine, or else on this machine's cores.
+        engine: `local` runs them in turn in this process; `processes` in one process for each
+            core; `ray` as tasks on the cluster that `RAY_ADDRESS` names or that runs on this
+            machine, or else on this machine's cores.
         gpus: GPUs that a job needs, on Ray.
     """
     if engine == "local":
         yield from ((job, function(job)) for job in jobs)
         return
+    if engine == "processes":
+        yield from _run_in_processes(function, jobs)
+        return
     if engine != "ray":
-        raise ValueError(f"Expected an engine: local or ray (got '{engine}')")
+        raise ValueError(f"Expected an engine: {', '.join(get_args(Engine))} (got '{engine}')")
     with _cluster() as ray:
         yield from _run_on(ray, function, jobs, gpus)
+
+
+def _run_in_processes(
+    function: Callable[[Job], Result], jobs: Sequence[Job]
+) -> Iterator[tuple[Job, Result]]:
+    workers = max(1, min(len(jobs), os.cpu_count() or 1))
+    for job, result in run_parallel(function, jobs, workers, preload=__name__):
+        if result is None:
+            raise ChildProcessError(
+                f"Expected a process to finish its job (got one that was killed, perhaps for want "
+                f"of memory, at {job!r}). What is finished is kept: give the same command again to "
+                f"go on."
+            )
+        yield job, result
 
 
 def _run_on(

@@ -42,9 +42,9 @@ class DemoOptions:
 
     out: Path = Path("demo")
     seed: int = 0
-    networks: int = 1000
-    unseen: int = 150
-    epochs: int = 20
+    networks: int = 2400
+    unseen: int = 240
+    epochs: int = 10
 
 
 def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
@@ -77,8 +77,10 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
                     seed=options.seed,
                     epochs=options.epochs,
                     batch_size=32,
-                    head_dropout=0.3,
-                    noise=0.2,
+                    learning_rate=3e-3,
+                    schedule="cosine",
+                    head_dropout=0.1,
+                    noise=0.05,
                 ).resolved()
             )
             metrics = train(task, progress=True)
@@ -106,6 +108,9 @@ def _zoo(
     chosen = CnnZooOptions(
         options.out / name,
         seed=seed,
+        # Enough shards for several processes.
+        shard_size=120,
+        engine="processes",
         networks=networks,
         widths=widths,
         depths=(2,),

@@ -74,8 +74,8 @@ class _OneShard(Generic[Options]):
     build: Callable[[Options], Path]
     options: Options
 
-    def __call__(self, shard: str) -> None:
-        self.build(dataclasses.replace(self.options, shard=shard))
+    def __call__(self, shard: str) -> Path:
+        return self.build(dataclasses.replace(self.options, shard=shard))
 
 
 def grouped(

@@ -25,8 +25,8 @@ class BuildOptions:
         seed: Decides every network; the same seed gives the same zoo.
         shard_size: Networks per file. It does not change the networks.
         shard: Build a part of the shards, such as 2/4 for the second of four machines.
-        engine: Where to build the shards: in this process, or as tasks of a Ray cluster whose
-            machines see the folder; the data are sent to them.
+        engine: Where to build the shards: in this process, in one process for each core, or as
+            tasks of a Ray cluster whose machines see the folder; the data are sent to them.
         device: Where to train.
         dtype: The precision of training and of the files.
         together: Networks that are trained as one computation; 0 to choose by their size.

@@ -124,18 +124,29 @@ def die(job: int) -> None:
 
 
 def test_results_and_errors(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sorted(run_jobs(fail, [1, 3, 4], "ray")) == [(1, 1), (3, 9), (4, 16)]
-    for engine in ("local", "ray"):
+    for engine in ("processes", "ray"):
+        assert sorted(run_jobs(fail, [1, 3, 4], engine)) == [(1, 1), (3, 9), (4, 16)]  # type: ignore[arg-type]
+    for engine in ("local", "processes", "ray"):
         with pytest.raises(ValueError, match=r"^Expected another number \(got 2\)$"):
             list(run_jobs(fail, [1, 2, 3], engine))  # type: ignore[arg-type]
     monkeypatch.setattr(engines, "_RETRIES", 1)
     with pytest.raises(ChildProcessError, match=r"after 1 retries, WorkerCrashedError"):
         list(run_jobs(die, [1], "ray"))
+    with pytest.raises(ChildProcessError, match=r"one that was killed.* at 1\)"):
+        list(run_jobs(die, [1], "processes"))
+
+
+def test_processes_build_the_same_zoo(tmp_path: Path) -> None:
+    zoos = []
+    for engine in ("local", "processes"):
+        options = small(tmp_path / engine, networks=6, shard_size=2, dtype="float64", engine=engine)
+        zoos.append(open_zoo_folder(build_cnn_zoo(options, images=IMAGES)))
+    assert len(zoos[1]) == 6 and same_networks(*zoos)
 
 
 def test_local_engine_goes_on_in_turn() -> None:
     assert list(run_jobs(fail, [5, 1])) == [(5, 25), (1, 1)]
-    with pytest.raises(ValueError, match=r"local or ray .got 'spark'."):
+    with pytest.raises(ValueError, match=r"local, processes, ray .got 'spark'."):
         list(run_jobs(fail, [1], "spark"))  # type: ignore[arg-type]
 
 
