@@ -1,0 +1,194 @@
+"""Imitations of published zoos: they open, split as published, compute the published outputs."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from imitations import DwsInr, Imitation, NfnInr, dws_fashion, dws_mnist, nfn_inrs, small_cnn_zoo
+from torch import nn
+
+from nfn_graph import Batch, WeightGraph
+from nfn_graph.converters import open_zoo, to_module, to_state_dict
+from nfn_graph.converters.zoos import Zoo
+
+STEPS = [0, 86, 86, 1, 86, 86, 86, 20, 86, 86, 86, 86, 86]
+
+
+def assert_computes(zoo: Zoo, imitation: Imitation) -> None:
+    """Every network is there once and computes what the published one does, in float64."""
+    names = [row.get("path", i) for i, row in enumerate(map(zoo.row, range(len(zoo))))]
+    assert sorted(names) == sorted(imitation.networks)
+    for i, name in enumerate(names):
+        with torch.no_grad():
+            actual = zoo.module(i).double()(imitation.inputs)
+        torch.testing.assert_close(actual, imitation.outputs(name), rtol=0, atol=1e-9)
+
+
+def assert_loads(graph: WeightGraph, network: nn.Module, imitation: Imitation, name: str) -> None:
+    """A graph goes back into the published module."""
+    to_module(graph, network)
+    with torch.no_grad():
+        actual = network.double()(imitation.inputs)
+    torch.testing.assert_close(actual, imitation.outputs(name), rtol=0, atol=1e-9)
+
+
+def paths(zoo: Zoo) -> list[str]:
+    return zoo.column("path")
+
+
+class TestSmallCnnZoo:
+    def test_computes(self, tmp_path: Path) -> None:
+        imitation = small_cnn_zoo(tmp_path / "cifar10", STEPS)
+        zoo = open_zoo(tmp_path / "cifar10")
+        assert zoo.description.layout == "Small CNN Zoo"
+        assert_computes(zoo, imitation)
+
+    def test_tensors_are_in_the_order_of_torch(self, tmp_path: Path) -> None:
+        imitation = small_cnn_zoo(tmp_path / "cifar10", STEPS)
+        tensors = to_state_dict(open_zoo(tmp_path / "cifar10")[3])
+        for ours, theirs in zip(("conv2d", "conv2d_1", "conv2d_2", "dense"), "abcd", strict=True):
+            layer = imitation.networks[3].get_submodule(theirs)
+            assert torch.equal(tensors[f"{ours}.weight"], layer.weight)
+            assert torch.equal(tensors[f"{ours}.bias"], layer.bias)
+
+    def test_rows(self, tmp_path: Path) -> None:
+        small_cnn_zoo(tmp_path / "cifar10", STEPS)
+        zoo = open_zoo(tmp_path / "cifar10")
+        row = zoo.row(2)
+        assert row["config.activation"] == "relu" and row["modeldir"] == "/models/2, again"
+        assert row["step"] == 86 and isinstance(row["step"], int)
+        assert zoo.labels == [0.1 + i / 1000 for i in range(len(STEPS))]
+        assert zoo[2].row == row
+        assert len(zoo.where(step=86)) == STEPS.count(86)
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        """The rule as the published code applies it: order, filter, halve, shuffle, cut."""
+        small_cnn_zoo(tmp_path / "cifar10", STEPS)
+        order = np.random.default_rng(0).permutation(len(STEPS))
+        # The published files have a head line, which the published code reads as a row.
+        order_file = tmp_path / "cifar10" / "cifar10_split.csv"
+        order_file.write_text("0\n" + "".join(f"{i}\n" for i in order))
+        read = [0, *order.tolist()]
+        final = [i for i in read if STEPS[i] == 86]
+        trainval = list(range(int(0.5 * len(final))))
+        random.Random(0).shuffle(trainval)
+        cut = int(0.8 * len(trainval))
+        zoo = open_zoo(tmp_path / "cifar10")
+        train, val, test = (zoo.split(name) for name in ("train", "val", "test"))
+        assert list(train.indices) == [final[i] for i in trainval[:cut]] and len(train) == 4
+        assert list(val.indices) == [final[i] for i in trainval[cut:]] and len(val) == 1
+        assert list(test.indices) == final[int(0.5 * len(final)) :] and len(test) == 5
+        assert list(zoo.split("validation").indices) == list(val.indices)
+        assert train[1].row == zoo.row(train.indices[1])
+
+    def test_the_published_order_repeats_row_0(self, tmp_path: Path) -> None:
+        small_cnn_zoo(tmp_path / "zoo", [86, 86, 86])
+        file = tmp_path / "order.csv"
+        file.write_text("0\n2\n0\n1\n")
+        zoo = open_zoo(tmp_path / "zoo", split_file=file)
+        assert list(zoo.split("test").indices) == [0, 1]
+        file.write_text("2\n0\n1\n")
+        zoo = open_zoo(tmp_path / "zoo", split_file=file)
+        assert list(zoo.split("test").indices) == [0, 1]
+        assert list(zoo.split("val").indices) == [2]
+
+    def test_weights_stay_on_the_disk(self, tmp_path: Path) -> None:
+        """Neither opening nor sending a zoo to another process reads the matrix."""
+        small_cnn_zoo(tmp_path / "zoo", [86] * 40)
+        zoo = open_zoo(tmp_path / "zoo")
+        assert isinstance(zoo.source.weights, np.memmap)
+        sent = pickle.dumps(zoo)
+        assert len(sent) < 40 * 4970
+        copy = pickle.loads(sent)
+        assert torch.equal(copy.state_dict(7)["dense.weight"], zoo.state_dict(7)["dense.weight"])
+
+
+class TestDwsMnist:
+    def test_computes(self, tmp_path: Path) -> None:
+        imitation = dws_mnist(tmp_path / "mnist-inrs")
+        zoo = open_zoo(tmp_path / "mnist-inrs")
+        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.5)
+        assert_computes(zoo, imitation)
+        assert_loads(zoo[1], DwsInr(), imitation, paths(zoo)[1])
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        dws_mnist(tmp_path / "mnist-inrs")
+        zoo = open_zoo(tmp_path / "mnist-inrs")
+        assert zoo.split("train").labels == [4, 5]
+        assert zoo.split("val").labels == [0]
+        assert paths(zoo.split("test")) == ["mnist_png_testing_7_0/checkpoints/model_final.pth"]
+
+    def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
+        dws_mnist(tmp_path / "mnist-inrs")
+        (tmp_path / "mnist_splits.json").unlink()
+        zoo = open_zoo(tmp_path / "mnist-inrs")
+        assert sorted(zoo.split("train").labels) == [0, 4, 5]
+        assert zoo.split("test").labels == [7]
+        with pytest.raises(ValueError, match=r"train, test \(got 'val'\).*mnist_splits\.json"):
+            zoo.split("val")
+
+
+class TestDwsFashion:
+    def test_computes(self, tmp_path: Path) -> None:
+        imitation = dws_fashion(tmp_path / "fmnist_inrs")
+        zoo = open_zoo(tmp_path / "fmnist_inrs")
+        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.5)
+        assert_computes(zoo, imitation)
+        assert_loads(zoo[2], DwsInr(), imitation, paths(zoo)[2])
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        dws_fashion(tmp_path / "fmnist_inrs")
+        zoo = open_zoo(tmp_path / "fmnist_inrs")
+        assert paths(zoo.split("train")) == ["train/model_7.pth", "train/model_2.pth"]
+        assert zoo.split("train").labels == [2, 0]
+        assert zoo.split("val").labels == [1]
+        assert zoo.split("test")[0].row == {
+            "path": "test/model_3.pth",
+            "image": 3,
+            "set": "test",
+            "label": 3,
+        }
+
+
+class TestNfnInrs:
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_computes(self, outputs: int, tmp_path: Path) -> None:
+        imitation = nfn_inrs(tmp_path / "siren_cifar_wts", outputs)
+        zoo = open_zoo(tmp_path / "siren_cifar_wts")
+        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.0)
+        assert_computes(zoo, imitation)
+        assert_loads(zoo[3], NfnInr(outputs), imitation, paths(zoo)[3])
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        nfn_inrs(tmp_path / "siren_mnist_wts", 1)
+        zoo = open_zoo(tmp_path / "siren_mnist_wts")
+        images = {name: zoo.split(name).column("image") for name in zoo.splits}
+        assert images == {
+            "train": [0, 44999],
+            "val": [45000, 49999],
+            "test": [50000],
+            "train_augmented": [0, 44999, 44999, 0],
+        }
+        assert zoo.split("train_augmented").column("fit") == [0, 0, 1, 13]
+        assert zoo.split("test").labels == [0]
+
+    def test_networks_go_into_batches(self, tmp_path: Path) -> None:
+        nfn_inrs(tmp_path / "siren_mnist_wts", 1)
+        zoo = open_zoo(tmp_path / "siren_mnist_wts")
+        batch = Batch.from_data_list(list(zoo[:3]))
+        assert torch.equal(
+            to_state_dict(batch[2])["net.2.weight"], zoo.state_dict(2)["net.2.weight"]
+        )
+
+
+def test_a_part_of_a_zoo_splits_too(tmp_path: Path) -> None:
+    nfn_inrs(tmp_path / "siren_mnist_wts", 1)
+    part = open_zoo(tmp_path / "siren_mnist_wts").where(label=3)
+    assert part.split("train").column("image") == [0, 44999]
+    assert len(part.split("test")) == 0
+    assert [row["fit"] for row in (part[-1].row, part[-2:][0].row)] == [13, 1]
