@@ -113,6 +113,14 @@ def files_in(path: Path, suffix: str = "") -> list[str]:
         return sorted(e.name for e in entries if e.name.endswith(suffix) and e.is_file())
 
 
+def first_folders(path: Path, depth: int, most: int = 20) -> list[Path]:
+    """Some folders that lie so deep in a folder: enough to recognise a layout."""
+    found = [path]
+    for _ in range(depth):
+        found = [parent / name for parent in found for name in folders_in(parent)[:most]]
+    return found
+
+
 def only_file(folder: Path, suffix: str) -> str:
     """The name of the one file in a folder that ends so."""
     names = files_in(folder, suffix) if folder.is_dir() else []

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.files import folders_in
+from nfn_graph.converters.zoos.inr2vec import Inr2vecSource, is_inr2vec
 from nfn_graph.converters.zoos.inrs import (
     DwsFashionSource,
     DwsMnistSource,
@@ -16,7 +17,9 @@ from nfn_graph.converters.zoos.inrs import (
     is_dws_mnist,
     is_nfn_inrs,
 )
+from nfn_graph.converters.zoos.model_zoos import ModelZooSource, is_model_zoo
 from nfn_graph.converters.zoos.small_cnn import SmallCnnSource, is_small_cnn
+from nfn_graph.converters.zoos.wild_park import WildParkSource, is_wild_park
 from nfn_graph.converters.zoos.zoo import Zoo, ZooSource
 
 
@@ -33,6 +36,9 @@ LAYOUTS = (
     KnownLayout("DWSNets MNIST INRs", is_dws_mnist, DwsMnistSource),
     KnownLayout("DWSNets FashionMNIST INRs", is_dws_fashion, DwsFashionSource),
     KnownLayout("NFN INRs", is_nfn_inrs, NfnInrSource),
+    KnownLayout("CNN Wild Park", is_wild_park, WildParkSource),
+    KnownLayout("Model Zoos of Schürholt et al.", is_model_zoo, ModelZooSource),
+    KnownLayout("inr2vec", is_inr2vec, Inr2vecSource),
 )
 # How many folders in an unknown one are looked at, to say which one may be meant.
 _MOST_HINTS = 20
@@ -47,7 +53,8 @@ def open_zoo(
         zoo[0], zoo.row(0), zoo.split("train")
 
     The layout is recognised by the files: the Small CNN Zoo, the INRs of DWSNets (MNIST and
-    FashionMNIST) and of NFN. Nothing in a file is run, and a network is read when it is asked for.
+    FashionMNIST) and of NFN, the CNN Wild Park, the Model Zoos of Schürholt et al., inr2vec.
+    Nothing in a file is run, and a network is read when it is asked for.
 
     Args:
         path: The zoo's folder.

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from imitations import DwsInr, Imitation, NfnInr, dws_fashion, dws_mnist, nfn_inrs, small_cnn_zoo
+from imitations import (
+    PARK,
+    DwsInr,
+    Imitation,
+    NfnInr,
+    ParkNet,
+    ZooCnn,
+    dws_fashion,
+    dws_mnist,
+    inr2vec,
+    model_zoo,
+    nfn_inrs,
+    small_cnn_zoo,
+    wild_park,
+)
+from permuting import assert_symmetric, free_sizes
 from torch import nn
 
 from nfn_graph import Batch, WeightGraph
-from nfn_graph.converters import open_zoo, to_module, to_state_dict
+from nfn_graph.converters import ConversionError, open_zoo, to_module, to_state_dict
 from nfn_graph.converters.zoos import Zoo
 
 STEPS = [0, 86, 86, 1, 86, 86, 86, 20, 86, 86, 86, 86, 86]
@@ -184,6 +201,117 @@ class TestNfnInrs:
         assert torch.equal(
             to_state_dict(batch[2])["net.2.weight"], zoo.state_dict(2)["net.2.weight"]
         )
+
+
+def tied_sizes(config: dict[str, Any]) -> list[int]:
+    """Sets of channels that additions tie, counted by the layers that they run through."""
+    widths = config["channels"][1:]
+    layers = {(i, c): {(i, c)} for i, width in enumerate(widths) for c in range(width)}
+    for i, source in enumerate(config["residual"]):
+        for c in range(min(widths[i], widths[source]) if source >= 0 else 0):
+            merged = layers[i, c] | layers[source, c]
+            layers.update(dict.fromkeys(merged, merged))
+    classes = {frozenset(tied) for tied in layers.values()}
+    return sorted(Counter(frozenset(i for i, _ in tied) for tied in classes).values())
+
+
+class TestWildPark:
+    def test_computes(self, tmp_path: Path) -> None:
+        imitation = wild_park(tmp_path / "cifar10_zooV2")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2")
+        assert zoo.description.layout == "CNN Wild Park"
+        assert_computes(zoo, imitation)
+        for i in range(len(zoo)):
+            row = zoo.row(i)
+            assert_loads(zoo[i], ParkNet(row["config"]), imitation, row["path"])
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        wild_park(tmp_path / "cifar10_zooV2")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2")
+        assert zoo.split("train").column("run") == [f"NN_tune_trainable_0000{i}" for i in "4010"]
+        assert zoo.split("train").column("iteration") == [20, 10, 20, 20]
+        assert zoo.split("val").labels == [0.2]
+        assert zoo.split("test").column("config") == [PARK[3], PARK[2]]
+
+    def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
+        wild_park(tmp_path / "cifar10_zooV2")
+        (tmp_path / "cnn_park_splits.json").rename(tmp_path / "cifar10_zooV2" / "kept.json")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2")
+        assert zoo.labels[-1] == 4 / 10 + 20 / 100
+        with pytest.raises(ValueError, match=r"cnn_park_splits\.json as split_file"):
+            zoo.split("train")
+        zoo = open_zoo(zoo.path, split_file=zoo.path / "kept.json")
+        assert len(zoo.split("train")) == 4
+
+    @pytest.mark.parametrize("i", range(len(PARK)))
+    def test_ties_are_real(self, i: int, tmp_path: Path) -> None:
+        """Permuted neurons compute the same, and no layer is tied that need not be."""
+        imitation = wild_park(tmp_path / "cifar10_zooV2")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2").where(config=PARK[i])
+        graph = zoo[0]
+        for store in (*graph.node_stores, *graph.edge_stores):
+            for key, value in list(store.items()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    store[key] = value.double()
+        network = imitation.networks[zoo.row(0)["path"]].double()
+        assert_symmetric(graph, network, (imitation.inputs,))
+        assert sorted(free_sizes(graph)) == tied_sizes(PARK[i])
+
+
+class TestModelZoos:
+    @pytest.mark.parametrize(
+        ("kind", "dropout"), [("CNN", False), ("CNN", True), ("CNN2", False), ("CNN3", True)]
+    )
+    def test_computes(self, kind: str, dropout: bool, tmp_path: Path) -> None:
+        imitation = model_zoo(tmp_path / "zoo", kind, trials=4, dropout=dropout)
+        zoo = open_zoo(tmp_path / "zoo")
+        assert_computes(zoo, imitation)
+
+    def test_rows(self, tmp_path: Path) -> None:
+        imitation = model_zoo(tmp_path / "zoo")
+        zoo = open_zoo(tmp_path / "zoo")
+        assert zoo.where(epoch=3).labels == [i / 10 + 0.03 for i in range(8)]
+        row = zoo[5].row
+        assert row["config"]["seed"] == 2 and row["config"]["model::nlin"] == "relu"
+        keys = [f"module_list.{i}.weight" for i in (0, 3, 6, 9, 11)]
+        assert [key for key in zoo.state_dict(5) if "weight" in key] == keys
+        network = ZooCnn((1, 8, 6, 4), (5, 5, 2), "relu", False)
+        assert_loads(zoo[5], network, imitation, row["path"])
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        """The rule of the published code, from sorted names."""
+        model_zoo(tmp_path / "zoo", trials=20)
+        trials = sorted(path.name for path in (tmp_path / "zoo").iterdir() if path.is_dir())
+        random.seed(42)
+        random.shuffle(trials)
+        expected = {"train": trials[:14], "val": trials[14:17], "test": trials[17:]}
+        zoo = open_zoo(tmp_path / "zoo")
+        for split, names in expected.items():
+            part = zoo.split(split)
+            assert part.column("trial") == [name for name in names for _ in range(2)]
+            assert part.column("epoch") == [0, 3] * len(names)
+
+
+class TestInr2vec:
+    @pytest.mark.parametrize(("width", "hidden"), [(16, 4), (13, 3), (512, 4)])
+    def test_computes(self, width: int, hidden: int, tmp_path: Path) -> None:
+        imitation = inr2vec(tmp_path / "inrs", width, hidden)
+        zoo = open_zoo(tmp_path / "inrs")
+        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.0)
+        assert_computes(zoo, imitation)
+
+    def test_a_vector_that_fits_two_networks_is_refused(self, tmp_path: Path) -> None:
+        inr2vec(tmp_path / "inrs", 9, 2)
+        with pytest.raises(ConversionError, match=r"0\.h5'.*136, which fits 11 of 3, 2 of 9"):
+            open_zoo(tmp_path / "inrs")[0]
+
+    def test_splits_as_published(self, tmp_path: Path) -> None:
+        inr2vec(tmp_path / "inrs")
+        zoo = open_zoo(tmp_path / "inrs")
+        assert paths(zoo.split("train")) == [f"train/{i}.h5" for i in range(11)]
+        assert paths(zoo.split("val")) == ["val/0.h5", "val/1.h5"]
+        assert zoo.split("test").labels == [7]
+        assert zoo.split("train").labels == list(range(7, 18))
 
 
 def test_a_part_of_a_zoo_splits_too(tmp_path: Path) -> None:
