@@ -109,6 +109,7 @@ class TestSmallCnnZoo:
         file.write_text("0\n2\n0\n1\n")
         zoo = open_zoo(tmp_path / "zoo", split_file=file)
         assert list(zoo.split("test").indices) == [0, 1]
+        assert sorted([*zoo.splits["train"], *zoo.splits["val"]]) == [0, 2]
         file.write_text("2\n0\n1\n")
         zoo = open_zoo(tmp_path / "zoo", split_file=file)
         assert list(zoo.split("test").indices) == [0, 1]
