@@ -392,13 +392,15 @@ def park_config(channels: list[int], kernels: list[int], residual: list[int]) ->
     }
 
 
-# Wider and narrower sources, sources of sources, one source twice, no residuals at all.
+# Wider and narrower sources, sources of sources, one source twice, no residuals at all, and two
+# layers in a row with one source: their kernel leads from neurons to themselves.
 PARK = [
     park_config([8, 16, 4, 8], [3, 5, 7, 3], [-1, -1, 0, 1]),
     park_config([4, 8, 16, 32, 8], [3, 3, 5, 3, 7], [-1, -1, 0, 1, 0]),
     park_config([8, 4, 8], [5, 3, 3], [-1, -1, 0]),
     park_config([16, 8], [7, 3], [-1, -1]),
     park_config([4, 16, 8], [3, 5, 3], [-1, -1, -1]),
+    park_config([8, 4, 16, 8], [3, 5, 3, 3], [-1, -1, 0, 0]),
 ]
 
 
@@ -422,7 +424,7 @@ def wild_park(path: Path) -> Imitation:
             files.append(f"cifar10_zooV2/{name}")
             scores.append(i / 10 + step / 100)
             steps.append(step)
-    parts = {"train": [6, 0, 3, 1], "val": [2], "test": [5, 4]}
+    parts = {"train": [6, 0, 3, 1], "val": [2], "test": [5, 4, 7]}
     splits = {
         split: {
             "path": [files[i] for i in part],

@@ -29,9 +29,11 @@ from imitations import (
 from permuting import assert_symmetric, free_sizes
 from torch import nn
 
-from nfn_graph import Batch, WeightGraph
+from nfn_graph import NFN, Batch, WeightGraph
 from nfn_graph.converters import ConversionError, open_zoo, to_module, to_state_dict
 from nfn_graph.converters.zoos import Zoo
+from nfn_graph.testing import assert_invariant
+from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 STEPS = [0, 86, 86, 1, 86, 86, 86, 20, 86, 86, 86, 86, 86]
 
@@ -204,6 +206,11 @@ class TestNfnInrs:
         )
 
 
+def _double(graph: Any) -> Any:
+    """A graph or batch in float64."""
+    return graph.apply(lambda x: x.double() if x.is_floating_point() else x)
+
+
 def tied_sizes(config: dict[str, Any]) -> list[int]:
     """Sets of channels that additions tie, counted by the layers that they run through."""
     widths = config["channels"][1:]
@@ -232,13 +239,13 @@ class TestWildPark:
         assert zoo.split("train").column("run") == [f"NN_tune_trainable_0000{i}" for i in "4010"]
         assert zoo.split("train").column("iteration") == [20, 10, 20, 20]
         assert zoo.split("val").labels == [0.2]
-        assert zoo.split("test").column("config") == [PARK[3], PARK[2]]
+        assert zoo.split("test").column("config") == [PARK[3], PARK[2], PARK[5]]
 
     def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
         wild_park(tmp_path / "cifar10_zooV2")
         (tmp_path / "cnn_park_splits.json").rename(tmp_path / "cifar10_zooV2" / "kept.json")
         zoo = open_zoo(tmp_path / "cifar10_zooV2")
-        assert zoo.labels[-1] == 4 / 10 + 20 / 100
+        assert zoo.labels[-1] == 5 / 10 + 20 / 100
         with pytest.raises(ValueError, match=r"cnn_park_splits\.json as split_file"):
             zoo.split("train")
         zoo = open_zoo(zoo.path, split_file=zoo.path / "kept.json")
@@ -249,14 +256,48 @@ class TestWildPark:
         """Permuted neurons compute the same, and no layer is tied that need not be."""
         imitation = wild_park(tmp_path / "cifar10_zooV2")
         zoo = open_zoo(tmp_path / "cifar10_zooV2").where(config=PARK[i])
-        graph = zoo[0]
-        for store in (*graph.node_stores, *graph.edge_stores):
-            for key, value in list(store.items()):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    store[key] = value.double()
+        graph = _double(zoo[0])
         network = imitation.networks[zoo.row(0)["path"]].double()
         assert_symmetric(graph, network, (imitation.inputs,))
         assert sorted(free_sizes(graph)) == tied_sizes(PARK[i])
+
+    def test_all_go_into_one_batch(self, tmp_path: Path) -> None:
+        """Of any depth, width, kernel and most wirings, as equivalent networks."""
+        wild_park(tmp_path / "cifar10_zooV2")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2")
+        with pytest.raises(ValueError, match="self weight"):
+            RoleTypes()(FillBiases(3)(GrowKernels((7, 7))(zoo[-1])))
+        zoo = zoo[:-1]
+        grow, fill, roles = GrowKernels((7, 7)), FillBiases(3), RoleTypes()
+        ready = [roles(fill(grow(graph))) for graph in zoo]
+        batch = Batch.from_data_list(ready)
+        for i in range(len(zoo)):
+            back = to_state_dict(grow.inverse(fill.inverse(roles.inverse(batch[i]))))
+            expected = zoo.state_dict(i)
+            assert back.keys() == expected.keys()
+            assert all(torch.equal(back[key], expected[key]) for key in expected)
+        model = NFN(batch.spec, (4, 4), "np", out_features=2).double()
+        together = model(_double(batch))
+        for i, graph in enumerate(ready):
+            alone = model(_double(Batch.from_data_list([graph])))[0]
+            torch.testing.assert_close(together[i], alone, rtol=0, atol=1e-12)
+        assert_invariant(model, _double(batch), "np", folded=False)
+
+    def test_grown_kernels_compute_the_same(self, tmp_path: Path) -> None:
+        imitation = wild_park(tmp_path / "cifar10_zooV2")
+        zoo = open_zoo(tmp_path / "cifar10_zooV2")
+        grow = GrowKernels.to_largest(list(zoo))
+        for i in (0, 3):
+            row, tensors = zoo.row(i), to_state_dict(grow(zoo[i]))
+            config = row["config"]
+            layers = [tensors[f"layers.{j}.weight"] for j in range(config["n_layers"])]
+            kernels = [layer.shape[-1] for layer in layers]
+            assert kernels != config["kernel_size"]
+            network = ParkNet({**config, "kernel_size": kernels})
+            network.load_state_dict(tensors)
+            with torch.no_grad():
+                actual = network.double()(imitation.inputs)
+            torch.testing.assert_close(actual, imitation.outputs(row["path"]), rtol=0, atol=1e-9)
 
 
 class TestModelZoos:

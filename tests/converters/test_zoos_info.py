@@ -30,7 +30,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["layout"] == "CNN Wild Park"
-    assert facts["splits"] == {"train": 4, "val": 1, "test": 2}
+    assert facts["splits"] == {"train": 4, "val": 1, "test": 3}
     assert facts["first network"]["config"]["residual"] == [-1, -1, 0, 1]
 
 
