@@ -10,6 +10,7 @@ differ in widths and kernels; numbers in keys (`module_list.{i}`) depend on the 
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -118,9 +119,9 @@ class ModelZooSource(ZooSource):
                 f"(got {len(results)} lines up to {max(results, default='none')})"
             )
         # Some zoos keep the initialisation, which was not measured.
-        measured = results.get(epoch, {})
+        measured = results.get(epoch, dict.fromkeys(_METRICS, math.nan))
         return {
-            **{name: measured.get(name) for name in _METRICS},
+            **{name: measured[name] for name in _METRICS},
             "config": params,
         }
 

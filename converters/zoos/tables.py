@@ -7,11 +7,15 @@ import gzip
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.zoo import Row
+
+# Rows that are turned into columns at once.
+_TOGETHER = 4096
 
 
 class Table(Sequence[Row]):
@@ -49,14 +53,18 @@ def read_table(path: Path, required: Sequence[str]) -> Table:
             f"(got {', '.join(names) or 'nothing'})"
         )
     columns: list[list[str]] = [[] for _ in names]
-    for number, cells in enumerate(lines, start=1):
-        if len(cells) != len(names):
-            raise ConversionError(
-                f"Expected {len(names)} values in record {number} of '{path}' (got {len(cells)})"
-            )
-        for column, cell in zip(columns, cells, strict=True):
+    number = 0
+    while rows := list(islice(lines, _TOGETHER)):
+        for cells in rows:
+            number += 1
+            if len(cells) != len(names):
+                raise ConversionError(
+                    f"Expected {len(names)} values in record {number} of '{path}' (got "
+                    f"{len(cells)})"
+                )
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
             # Most values occur thousands of times.
-            column.append(sys.intern(cell))
+            column.extend(map(sys.intern, values))
     return Table({name: _typed(cells) for name, cells in zip(names, columns, strict=True)})
 
 
@@ -81,7 +89,7 @@ def _typed(cells: list[str]) -> Sequence[Any]:
     """Whole numbers, numbers or text: whatever all cells are; an empty cell is no number."""
     for kind in (int, float):
         try:
-            return [kind(cell) for cell in cells]
+            return list(map(kind, cells))
         except ValueError:
             continue
     try:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from imitations import dws_fashion, wild_park
+from imitations_cnn import wild_park
+from imitations_inr import dws_fashion
 
 from nfn_graph.cli import main
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo

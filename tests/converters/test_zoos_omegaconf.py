@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from imitations import PARK, ParkNet, wild_park
+from imitations_cnn import PARK, ParkNet, wild_park
 
 from nfn_graph.converters import ConversionError, load, open_zoo, to_module
 

@@ -1,4 +1,4 @@
-"""Imitations of published zoos: they open, split as published, compute the published outputs."""
+"""Imitations of published zoos of CNNs: they open, split as published, compute their outputs."""
 
 from __future__ import annotations
 
@@ -11,53 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from imitations import (
-    PARK,
-    DwsInr,
-    Imitation,
-    NfnInr,
-    ParkNet,
-    ZooCnn,
-    dws_fashion,
-    dws_mnist,
-    inr2vec,
-    model_zoo,
-    nfn_inrs,
-    small_cnn_zoo,
-    wild_park,
-)
+from imitations import assert_computes, assert_loads
+from imitations_cnn import PARK, ParkNet, ZooCnn, model_zoo, small_cnn_zoo, wild_park
 from permuting import assert_symmetric, free_sizes
-from torch import nn
 
-from nfn_graph import NFN, Batch, WeightGraph
-from nfn_graph.converters import ConversionError, open_zoo, to_module, to_state_dict
-from nfn_graph.converters.zoos import Zoo
+from nfn_graph import NFN, Batch
+from nfn_graph.converters import open_zoo, to_state_dict
 from nfn_graph.testing import assert_invariant
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 STEPS = [0, 86, 86, 1, 86, 86, 86, 20, 86, 86, 86, 86, 86]
-
-
-def assert_computes(zoo: Zoo, imitation: Imitation) -> None:
-    """Every network is there once and computes what the published one does, in float64."""
-    names = [row.get("path", i) for i, row in enumerate(map(zoo.row, range(len(zoo))))]
-    assert sorted(names) == sorted(imitation.networks)
-    for i, name in enumerate(names):
-        with torch.no_grad():
-            actual = zoo.module(i).double()(imitation.inputs)
-        torch.testing.assert_close(actual, imitation.outputs(name), rtol=0, atol=1e-9)
-
-
-def assert_loads(graph: WeightGraph, network: nn.Module, imitation: Imitation, name: str) -> None:
-    """A graph goes back into the published module."""
-    to_module(graph, network)
-    with torch.no_grad():
-        actual = network.double()(imitation.inputs)
-    torch.testing.assert_close(actual, imitation.outputs(name), rtol=0, atol=1e-9)
-
-
-def paths(zoo: Zoo) -> list[str]:
-    return zoo.column("path")
 
 
 class TestSmallCnnZoo:
@@ -126,84 +89,6 @@ class TestSmallCnnZoo:
         assert len(sent) < 40 * 4970
         copy = pickle.loads(sent)
         assert torch.equal(copy.state_dict(7)["dense.weight"], zoo.state_dict(7)["dense.weight"])
-
-
-class TestDwsMnist:
-    def test_computes(self, tmp_path: Path) -> None:
-        imitation = dws_mnist(tmp_path / "mnist-inrs")
-        zoo = open_zoo(tmp_path / "mnist-inrs")
-        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.5)
-        assert_computes(zoo, imitation)
-        assert_loads(zoo[1], DwsInr(), imitation, paths(zoo)[1])
-
-    def test_splits_as_published(self, tmp_path: Path) -> None:
-        dws_mnist(tmp_path / "mnist-inrs")
-        zoo = open_zoo(tmp_path / "mnist-inrs")
-        assert zoo.split("train").labels == [4, 5]
-        assert zoo.split("val").labels == [0]
-        assert paths(zoo.split("test")) == ["mnist_png_testing_7_0/checkpoints/model_final.pth"]
-
-    def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
-        dws_mnist(tmp_path / "mnist-inrs")
-        (tmp_path / "mnist_splits.json").unlink()
-        zoo = open_zoo(tmp_path / "mnist-inrs")
-        assert sorted(zoo.split("train").labels) == [0, 4, 5]
-        assert zoo.split("test").labels == [7]
-        with pytest.raises(ValueError, match=r"train, test \(got 'val'\).*mnist_splits\.json"):
-            zoo.split("val")
-
-
-class TestDwsFashion:
-    def test_computes(self, tmp_path: Path) -> None:
-        imitation = dws_fashion(tmp_path / "fmnist_inrs")
-        zoo = open_zoo(tmp_path / "fmnist_inrs")
-        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.5)
-        assert_computes(zoo, imitation)
-        assert_loads(zoo[2], DwsInr(), imitation, paths(zoo)[2])
-
-    def test_splits_as_published(self, tmp_path: Path) -> None:
-        dws_fashion(tmp_path / "fmnist_inrs")
-        zoo = open_zoo(tmp_path / "fmnist_inrs")
-        assert paths(zoo.split("train")) == ["train/model_7.pth", "train/model_2.pth"]
-        assert zoo.split("train").labels == [2, 0]
-        assert zoo.split("val").labels == [1]
-        assert zoo.split("test")[0].row == {
-            "path": "test/model_3.pth",
-            "image": 3,
-            "set": "test",
-            "label": 3,
-        }
-
-
-class TestNfnInrs:
-    @pytest.mark.parametrize("outputs", [1, 3])
-    def test_computes(self, outputs: int, tmp_path: Path) -> None:
-        imitation = nfn_inrs(tmp_path / "siren_cifar_wts", outputs)
-        zoo = open_zoo(tmp_path / "siren_cifar_wts")
-        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.0)
-        assert_computes(zoo, imitation)
-        assert_loads(zoo[3], NfnInr(outputs), imitation, paths(zoo)[3])
-
-    def test_splits_as_published(self, tmp_path: Path) -> None:
-        nfn_inrs(tmp_path / "siren_mnist_wts", 1)
-        zoo = open_zoo(tmp_path / "siren_mnist_wts")
-        images = {name: zoo.split(name).column("image") for name in zoo.splits}
-        assert images == {
-            "train": [0, 44999],
-            "val": [45000, 49999],
-            "test": [50000],
-            "train_augmented": [0, 44999, 44999, 0],
-        }
-        assert zoo.split("train_augmented").column("fit") == [0, 0, 1, 13]
-        assert zoo.split("test").labels == [0]
-
-    def test_networks_go_into_batches(self, tmp_path: Path) -> None:
-        nfn_inrs(tmp_path / "siren_mnist_wts", 1)
-        zoo = open_zoo(tmp_path / "siren_mnist_wts")
-        batch = Batch.from_data_list(list(zoo[:3]))
-        assert torch.equal(
-            to_state_dict(batch[2])["net.2.weight"], zoo.state_dict(2)["net.2.weight"]
-        )
 
 
 def _double(graph: Any) -> Any:
@@ -278,9 +163,9 @@ class TestWildPark:
             assert all(torch.equal(back[key], expected[key]) for key in expected)
         model = NFN(batch.spec, (4, 4), "np", out_features=2).double()
         together = model(_double(batch))
-        for i, graph in enumerate(ready):
+        for i, graph in enumerate(ready[::2]):
             alone = model(_double(Batch.from_data_list([graph])))[0]
-            torch.testing.assert_close(together[i], alone, rtol=0, atol=1e-12)
+            torch.testing.assert_close(together[2 * i], alone, rtol=0, atol=1e-12)
         assert_invariant(model, _double(batch), "np", folded=False)
 
     def test_grown_kernels_compute_the_same(self, tmp_path: Path) -> None:
@@ -332,33 +217,3 @@ class TestModelZoos:
             part = zoo.split(split)
             assert part.column("trial") == [name for name in names for _ in range(2)]
             assert part.column("epoch") == [0, 3] * len(names)
-
-
-class TestInr2vec:
-    @pytest.mark.parametrize(("width", "hidden"), [(16, 4), (13, 3), (512, 4)])
-    def test_computes(self, width: int, hidden: int, tmp_path: Path) -> None:
-        imitation = inr2vec(tmp_path / "inrs", width, hidden)
-        zoo = open_zoo(tmp_path / "inrs")
-        assert (zoo.description.w0, zoo.description.output_offset) == (30.0, 0.0)
-        assert_computes(zoo, imitation)
-
-    def test_a_vector_that_fits_two_networks_is_refused(self, tmp_path: Path) -> None:
-        inr2vec(tmp_path / "inrs", 9, 2)
-        with pytest.raises(ConversionError, match=r"0\.h5'.*136, which fits 11 of 3, 2 of 9"):
-            open_zoo(tmp_path / "inrs")[0]
-
-    def test_splits_as_published(self, tmp_path: Path) -> None:
-        inr2vec(tmp_path / "inrs")
-        zoo = open_zoo(tmp_path / "inrs")
-        assert paths(zoo.split("train")) == [f"train/{i}.h5" for i in range(11)]
-        assert paths(zoo.split("val")) == ["val/0.h5", "val/1.h5"]
-        assert zoo.split("test").labels == [7]
-        assert zoo.split("train").labels == list(range(7, 18))
-
-
-def test_a_part_of_a_zoo_splits_too(tmp_path: Path) -> None:
-    nfn_inrs(tmp_path / "siren_mnist_wts", 1)
-    part = open_zoo(tmp_path / "siren_mnist_wts").where(label=3)
-    assert part.split("train").column("image") == [0, 44999]
-    assert len(part.split("test")) == 0
-    assert [row["fit"] for row in (part[-1].row, part[-2:][0].row)] == [13, 1]
