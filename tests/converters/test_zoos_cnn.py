@@ -161,7 +161,7 @@ class TestWildPark:
             expected = zoo.state_dict(i)
             assert back.keys() == expected.keys()
             assert all(torch.equal(back[key], expected[key]) for key in expected)
-        model = NFN(batch.spec, (4, 4), "np", out_features=2).double()
+        model = NFN(batch.spec, (2,), "np", out_features=2).double()
         together = model(_double(batch))
         for i, graph in enumerate(ready[::2]):
             alone = model(_double(Batch.from_data_list([graph])))[0]
