@@ -11,6 +11,7 @@ from nfn_graph.converters.io import load, save
 from nfn_graph.converters.module import from_module
 from nfn_graph.converters.state_dict import from_state_dict, to_module, to_state_dict
 from nfn_graph.converters.summary import summary
+from nfn_graph.converters.zoos import open_zoo
 
 __all__ = [
     "ConversionError",
@@ -18,6 +19,7 @@ __all__ = [
     "from_module",
     "from_state_dict",
     "load",
+    "open_zoo",
     "save",
     "summary",
     "to_module",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -117,6 +119,87 @@ def test_filled_biases_compute_the_same_and_come_back():
     assert_same_tensors(FillBiases().inverse(filled), graph)
     batch = Batch.from_data_list([filled, chain((2, 3, 3, 3), kernels=[*kernels, ()])])
     assert_same_tensors(FillBiases().inverse(batch[0]), graph)
+
+
+def split_layer(kernel: int, biases: int) -> WeightGraph:
+    """A kernel over two layers, and a further one over the first of them, with some biases."""
+    sizes = {"input": 2, "a": 3, "b": 4, "c": 5}
+    tensors = {"up.weight": torch.randn(7, 2, kernel, kernel).double()}
+    tensors |= {"down.weight": torch.randn(5, 3, 3, 3).double()}
+    tensors |= {f"bias{i}": torch.randn(3).double() for i in range(biases)}
+    up, down = tensors["up.weight"], tensors["down.weight"]
+    axes = ("target", "source", "tap", "tap")
+    whole = Placement.whole("up.weight", up, ("input", "weight", "a"), axes)
+    placements = [
+        replace(whole, stop=(3, 2, kernel, kernel)),
+        replace(whole, store=("input", "weight", "b"), start=(3, 0, 0, 0)),
+        Placement.whole("down.weight", down, ("a", "weight", "c"), axes),
+        *(Placement.whole(f"bias{i}", torch.empty(3), "a", ["neuron"], i) for i in range(biases)),
+    ]
+    placements = [replace(p, dtype=torch.float64) for p in placements]
+    spec = NetworkSpec(
+        (
+            NeuronType("input", 0, 2),
+            NeuronType("a", biases),
+            NeuronType("b", 0),
+            NeuronType("c", 0),
+        ),
+        (
+            WeightType("input", "a", kernel**2),
+            WeightType("input", "b", kernel**2),
+            WeightType("a", "c", 9),
+        ),
+    )
+    shape = Shape(tuple((n,) for n in sizes.values()), (((0, 0),),) * 3)
+    return WeightGraph.from_placements(Layout(spec, shape, tuple(placements)), tensors)
+
+
+def test_types_that_share_a_tensor_grow_alike():
+    small = split_layer(3, 1)
+    large = WeightGraph.from_placements(
+        Layout(
+            NetworkSpec(
+                (NeuronType("input", 0, 2), NeuronType("a", 0)), (WeightType("input", "a", 25),)
+            ),
+            Shape(((2,), (3,)), (((0, 0),),)),
+            (
+                Placement.whole(
+                    "w",
+                    torch.empty(3, 2, 5, 5),
+                    ("input", "weight", "a"),
+                    ("target", "source", "tap", "tap"),
+                ),
+            ),
+        ),
+        {"w": torch.randn(3, 2, 5, 5)},
+    )
+    grow = GrowKernels.to_largest([small, large])
+    assert grow.sizes == {
+        ("input", "weight", "a"): (5, 5),
+        ("input", "weight", "b"): (5, 5),
+        ("a", "weight", "c"): (3, 3),
+    }
+    grown = grow(small)
+    expected = F.pad(small.to_tensors()["up.weight"], (1, 1, 1, 1))
+    assert torch.equal(grown.to_tensors()["up.weight"], expected)
+    assert_same_tensors(grow.inverse(grown), small)
+    with pytest.raises(ValueError, match="one kernel size for all types that hold a part of 'up"):
+        GrowKernels({("input", "weight", "a"): (5, 5)})(small)
+
+
+def test_biases_are_filled_up_to_a_number():
+    few, many = split_layer(3, 1), split_layer(3, 3)
+    fill = FillBiases(3)
+    filled, same = fill(few), fill(many)
+    assert filled.spec == same.spec
+    assert [filled.spec.taps[name] for name in ("input", "a", "b", "c")] == [0, 3, 3, 3]
+    before, after = few.to_tensors(), filled.to_tensors()
+    assert {"a.bias2", "a.bias3", "up.bias", "down.bias", "b.bias2"} <= set(after)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert not any(x.any() for key, x in after.items() if key not in before)
+    batch = Batch.from_data_list([filled, same])
+    assert_same_tensors(fill.inverse(batch[0]), few)
+    assert_same_tensors(fill.inverse(batch[1]), many)
 
 
 def test_role_types_join_hidden_layers_and_come_back():

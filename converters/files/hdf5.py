@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,11 @@ def _end() -> None:
         process.end()
 
 
-def read_hdf5(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What a Keras file says of its layers, and all its arrays."""
+def read_hdf5(
+    path: Path, keys: Sequence[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What a Keras file says of its layers, and all its arrays; or the arrays with some keys."""
+    what = "Keras .h5 file" if keys is None else ".h5 file"
     size = path.stat().st_size
     seconds = SECONDS + size / _BYTES_PER_SECOND
     memory = _MEMORY + 2 * MAX_COMPRESSION * size
@@ -144,13 +147,13 @@ def read_hdf5(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         process = reader()
         try:
             with process.within(seconds):
-                return _read(process, path, size, {"seconds": seconds, "memory": memory})
+                return _read(process, path, keys, what, {"seconds": seconds, "memory": memory})
         except ConversionError:
             raise
         except (ProcessEnded, KeyError, AttributeError, TypeError, ValueError) as error:
             code = process.end()
             raise ConversionError(
-                f"Expected a complete Keras .h5 file in '{path}' (got one that ends the process "
+                f"Expected a complete {what} in '{path}' (got one that ends the process "
                 f"that reads it, with code {code}, or takes it more than {seconds:.3g} s). It is "
                 f"damaged."
             ) from error
@@ -161,11 +164,12 @@ def read_hdf5(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def _read(
-    process: Reader, path: Path, size: int, limits: Mapping[str, Any]
+    process: Reader, path: Path, keys: Sequence[str] | None, what: str, limits: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    process.ask(path=os.path.abspath(path), name=str(path), **limits)
+    size = path.stat().st_size
+    process.ask(path=os.path.abspath(path), name=str(path), arrays=keys, **limits)
     contents, _ = process.answer()
-    _check_answer(path, contents)
+    _check_answer(path, what, contents)
     try:
         declared = {k: _declared(path, k, array, size) for k, array in contents["arrays"].items()}
     except ConversionError:
@@ -175,7 +179,7 @@ def _read(
     arrays: dict[str, Array] = {}
     for key, (shape, dtype) in declared.items():
         answer, data = process.answer()
-        _check_answer(path, answer)
+        _check_answer(path, what, answer)
         if len(data) != math.prod(shape) * dtype.itemsize:
             raise ProcessEnded
         arrays[key] = np.ndarray(shape, dtype, data)
@@ -192,11 +196,11 @@ def _declared(
     return shape, dtype
 
 
-def _check_answer(path: Path, reply: Mapping[str, Any]) -> None:
+def _check_answer(path: Path, what: str, reply: Mapping[str, Any]) -> None:
     if reply.get("refused") is not None:
         raise ConversionError(str(reply["refused"]))
     if "error" in reply:
         raise ConversionError(
-            f"Expected a complete Keras .h5 file in '{path}' (got one that cannot be read: "
+            f"Expected a complete {what} in '{path}' (got one that cannot be read: "
             f"{reply['error']}). It is truncated or damaged."
         )

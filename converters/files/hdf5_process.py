@@ -3,8 +3,9 @@
 A damaged file can end a process inside the HDF5 library, out of reach of Python, or keep it there
 for ever. So this program is started by its path and knows neither torch nor this package; see
 `nfn_graph.converters.files.hdf5` for the other end. A request is one line of JSON: to open a file,
-which is answered by what it contains, or to read its arrays, which is answered by each of them and
-closes it. An answer is the length of its JSON in 8 bytes, the JSON, and the bytes of an array.
+which is answered by what it contains, of a Keras model or of arrays asked for by name, or to read
+its arrays, which is answered by each of them and closes it. An answer is the length of its JSON in
+8 bytes, the JSON, and the bytes of an array.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Refused(ValueError):
 
 
 class OpenFile:
-    """A Keras file whose layers and arrays are described, and whose arrays can be read."""
+    """A file whose arrays are described and can be read; of a Keras file, also its layers."""
 
     def __init__(self, path: str, name: str) -> None:
         # When it is needed, so that its absence is a reply.
@@ -38,8 +39,15 @@ class OpenFile:
         with suppress(Exception):
             self.file.close()
 
-    def contents(self) -> dict[str, Any]:
-        """The layers with the keys of their weights, the arrays, the configuration as text."""
+    def contents(self, keys: list[str] | None) -> dict[str, Any]:
+        """The arrays with these keys.
+
+        Without keys, those of a Keras model: its layers with the keys of their weights, the
+        arrays, the configuration as text.
+        """
+        if keys is not None:
+            self.root = self.file
+            return {"arrays": {key: self._describe(key) for key in keys}}
         layers = self._named_layers() or self._numbered_layers()
         config = self.file.attrs.get("model_config")
         return {
@@ -131,7 +139,7 @@ def answer(requests: BinaryIO, replies: BinaryIO) -> None:
         try:
             if "path" in request:
                 open_file = OpenFile(request["path"], request["name"])
-                _send(replies, open_file.contents())
+                _send(replies, open_file.contents(request.get("arrays")))
             for key in request.get("keys", ()):
                 data = open_file.array(key).reshape(-1).view("u1").data if open_file else b""
                 _send(replies, {"size": len(data)}, data)

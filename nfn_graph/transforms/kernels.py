@@ -37,8 +37,12 @@ class GrowKernels(ReversibleTransform):
 
     @classmethod
     def to_largest(cls, graphs: Iterable[WeightGraph]) -> GrowKernels:
-        """Grows the kernels of every weight type to the largest of these networks."""
+        """Grows the kernels of every weight type to the largest of these networks.
+
+        Types that share a tensor, since its layers are split, grow alike.
+        """
         sizes: dict[WeightKey, Kernel] = {}
+        shared: dict[frozenset[WeightKey], None] = {}
         for graph in graphs:
             for p in graph.layout.placements:
                 if kernel := _kernel(p):
@@ -49,9 +53,17 @@ class GrowKernels(ReversibleTransform):
                             f"other networks (got {kernel})"
                         )
                     sizes[_weight(p)] = tuple(map(max, known, kernel))
+            shared.update(dict.fromkeys(map(frozenset, _stores(graph.layout).values())))
+        before = None
+        while before != sizes:
+            before = dict(sizes)
+            for stores in shared:
+                largest = tuple(map(max, zip(*(sizes[store] for store in stores), strict=True)))
+                sizes.update(dict.fromkeys(stores, largest))
         return cls(sizes)
 
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
+        self._check_shared(layout)
         parts: dict[Key, list[Tensor]] = {}
         grown: dict[Placement, Placement] = {}
         for p in sorted(layout.placements, key=lambda p: (p.block, p.tap)):
@@ -81,6 +93,17 @@ class GrowKernels(ReversibleTransform):
             for key, x in stores.items()
         }
 
+    def _check_shared(self, layout: Layout) -> None:
+        if not isinstance(self.sizes, Mapping):
+            return
+        for key, stores in _stores(layout).items():
+            found = {store: self.sizes.get(store) for store in stores}
+            if len({None if size is None else tuple(size) for size in found.values()}) > 1:
+                raise ValueError(
+                    f"Expected one kernel size for all types that hold a part of '{key}' "
+                    f"(got {found})"
+                )
+
     def _size(self, placement: Placement) -> Kernel:
         kernel = _kernel(placement)
         if not kernel:
@@ -97,6 +120,15 @@ def _kernel(placement: Placement) -> Kernel:
     if isinstance(placement.store, str) or placement.view != placement.shape:
         return ()
     return tuple(n for n, axis in zip(placement.view, placement.axes, strict=True) if axis == "tap")
+
+
+def _stores(layout: Layout) -> dict[str, list[WeightKey]]:
+    """For every kernel, the types that it is spread over."""
+    found: dict[str, list[WeightKey]] = {}
+    for p in layout.placements:
+        if _kernel(p):
+            found.setdefault(p.keys[0], []).append(_weight(p))
+    return found
 
 
 def _weight(placement: Placement) -> WeightKey:

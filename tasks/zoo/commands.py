@@ -10,6 +10,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, 
 
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
+from nfn_graph.tasks.zoo.info import as_json, as_text, zoo_facts
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
 from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_zoo
@@ -36,11 +37,27 @@ class RenderOptions:
     split: str | None = None
 
 
+@dataclass(frozen=True)
+class InfoOptions:
+    """Show what is in a folder: a zoo of ours, or one that others published.
+
+    Attributes:
+        zoo: The zoo's folder.
+        split_file: The published splits, if they lie elsewhere.
+        json: Print one JSON object instead of lines.
+    """
+
+    zoo: Positional[Path]
+    split_file: Path | None = None
+    json: bool = False
+
+
 Command = (
     Annotated[CnnZooOptions, subcommand("cnn")]
     | Annotated[InrZooOptions, subcommand("inr")]
     | Annotated[TicketZooOptions, subcommand("tickets")]
     | Annotated[RenderOptions, subcommand("render")]
+    | Annotated[InfoOptions, subcommand("info")]
 )
 
 
@@ -56,12 +73,17 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
+      nfn-graph zoo info siren_mnist_wts/
 
     Args:
         command: What to do.
     """
     if isinstance(command, RenderOptions):
         return _render(command)
+    if isinstance(command, InfoOptions):
+        facts = zoo_facts(command.zoo, command.split_file)
+        print((as_json if command.json else as_text)(command.zoo, facts))
+        return 0
     if isinstance(command, CnnZooOptions):
         path = build_cnn_zoo(command, progress=True)
         built = open_zoo_folder(path)

@@ -1,0 +1,6 @@
+"""Zoos that others published, in their own layouts, behind one interface."""
+
+from nfn_graph.converters.zoos.opening import open_zoo
+from nfn_graph.converters.zoos.zoo import Zoo, ZooDescription
+
+__all__ = ["Zoo", "ZooDescription", "open_zoo"]

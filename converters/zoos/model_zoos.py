@@ -1,0 +1,200 @@
+"""The Model Zoos of Schürholt et al.: small CNNs, a checkpoint after every epoch.
+
+    <trial>/checkpoint_000050/checkpoints   the state dict
+    <trial>/params.json                     hyperparameters
+    <trial>/result.json                     a line of accuracies for every epoch
+
+Published with ModelZoos/ModelZooDataset. The networks are its classes CNN, CNN2 and CNN3, which
+differ in widths and kernels; numbers in keys (`module_list.{i}`) depend on the dropout.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.zoos.files import (
+    first_folders,
+    folders_in,
+    read_checkpoint,
+    read_json,
+    read_json_lines,
+    state_dict_in,
+)
+from nfn_graph.converters.zoos.networks import Layer, make_plain_cnn, weight_layers
+from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
+
+_FILE = "checkpoints"
+_FOLDER = re.compile(r"checkpoint_(\d+)")
+_KEY = re.compile(r"(module_list\.(\d+))\.(?:weight|bias)")
+_METRICS = ("test_acc", "train_acc", "test_loss", "train_loss")
+# By the kernels of its convolutions: the size of images, and which convolutions are pooled.
+_SHAPES = {(5, 5, 2): (28, (True, True, False)), (3, 3, 3): (32, (True, True, True))}
+
+
+def is_model_zoo(path: Path) -> bool:
+    """Whether a folder holds trials with `checkpoint_*/checkpoints`."""
+    return any(
+        _FOLDER.fullmatch(folder.name) and (folder / _FILE).is_file()
+        for folder in first_folders(path, 2)
+    )
+
+
+class ModelZooSource(ZooSource):
+    """The files of one of the Model Zoos.
+
+    Args:
+        path: The folder of the trials.
+        split_file: There is none in this layout.
+    """
+
+    def __init__(self, path: Path, split_file: Path | None = None) -> None:
+        if split_file is not None:
+            raise ValueError(f"Expected no split file for '{path}' (got '{split_file}')")
+        self.path = path
+        self._trial: tuple[Path, dict[int, Row], Row] | None = None
+        self.rows = self._find()
+        self.splits = published_splits([row["trial"] for row in self.rows])
+        self.description = ZooDescription(
+            layout="Model Zoo (Schürholt et al.)",
+            kind="cnn",
+            label="test_acc",
+            splits="trials 70/15/15 in the order of random.Random(42) over their sorted names; "
+            "the published order starts from that of a file system",
+            assumptions=(
+                "convolution, 2 x 2 maximum, activation; the third convolution of networks with "
+                "5 x 5 kernels without maximum; images of 28 x 28, or 32 x 32 for 3 x 3 kernels",
+            ),
+        )
+
+    def _find(self) -> list[Row]:
+        rows = []
+        for trial in folders_in(self.path):
+            folders = [f for f in folders_in(self.path / trial) if _FOLDER.fullmatch(f)]
+            epochs: dict[int, str] = {}
+            for folder in folders:
+                epoch = int(folder.rsplit("_", 1)[1])
+                path = f"{trial}/{folder}/{_FILE}"
+                if not (self.path / path).is_file():
+                    raise FileNotFoundError(
+                        f"Expected '{_FILE}' in '{self.path / trial / folder}' (got no such file)"
+                    )
+                if epochs.setdefault(epoch, path) != path:
+                    raise ConversionError(
+                        f"Expected one checkpoint of epoch {epoch} in '{self.path / trial}' (got "
+                        f"'{epochs[epoch]}' and '{path}')"
+                    )
+            if not folders:
+                raise ConversionError(
+                    f"Expected folders checkpoint_* in every trial (got none in "
+                    f"'{self.path / trial}')"
+                )
+            rows += [
+                {"path": epochs[epoch], "trial": trial, "epoch": epoch} for epoch in sorted(epochs)
+            ]
+        return rows
+
+    def name(self, index: int) -> str:
+        """The file."""
+        return f"'{self.path / self.rows[index]['path']}'"
+
+    def details(self, index: int) -> Row:
+        """Hyperparameters, and what was measured after the epoch."""
+        row = self.rows[index]
+        trial, epoch = self.path / row["trial"], row["epoch"]
+        if self._trial is None or self._trial[0] != trial:
+            # The checkpoints of a trial come one after the other.
+            results, params = _read_results(trial / "result.json"), _read_params(trial)
+            self._trial = (trial, results, params)
+        _, results, params = self._trial
+        if epoch not in results and epoch >= min(results, default=0):
+            raise ConversionError(
+                f"Expected a line with training_iteration {epoch} in '{trial / 'result.json'}' "
+                f"(got {len(results)} lines up to {max(results, default='none')})"
+            )
+        # Some zoos keep the initialisation, which was not measured.
+        measured = results.get(epoch, dict.fromkeys(_METRICS, math.nan))
+        return {
+            **{name: measured[name] for name in _METRICS},
+            "config": params,
+        }
+
+    def read(self, index: int) -> Checkpoint:
+        """One checkpoint."""
+        path = self.path / self.rows[index]["path"]
+        tensors = state_dict_in(path, read_checkpoint(path))
+        return Checkpoint(tensors, self.details(index))
+
+    def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
+        """Convolutions with or without pooling, told by their kernels."""
+        found: dict[int, str] = {}
+        for key in tensors:
+            layer = _KEY.fullmatch(key)
+            if layer is None:
+                raise ConversionError(
+                    f"Expected the keys 'module_list.*' of a small CNN (got '{key}'). Other "
+                    f"networks are read with load(path, arch=...)"
+                )
+            found[int(layer[2])] = layer[1]
+        layers = weight_layers(tensors, [found[i] for i in sorted(found)])
+        kernels = tuple(x.shape[2] for x in layers if len(x.shape) == 4)
+        if kernels not in _SHAPES or len(layers) == len(kernels):
+            raise ConversionError(
+                f"Expected convolutions with kernels of sizes {' or '.join(map(str, _SHAPES))}, "
+                f"then linear layers (got {[list(x.shape) for x in layers]})"
+            )
+        size, is_pooled = _SHAPES[kernels]
+        pooled: tuple[Layer, ...] = tuple(
+            layer._replace(is_pooled=is_pooled[i] if i < len(kernels) else False)
+            for i, layer in enumerate(layers)
+        )
+        return make_plain_cnn(pooled, str(row["config"].get("model::nlin")), False, size)
+
+
+def _read_results(path: Path) -> dict[int, Row]:
+    """What was measured, by epoch."""
+    found: dict[int, Row] = {}
+    for number, line in read_json_lines(path):
+        epoch = line.get("training_iteration")
+        if not isinstance(epoch, int) or epoch in found:
+            raise ConversionError(
+                f"Expected a training_iteration of its own in line {number} of '{path}' (got "
+                f"{epoch!r})"
+            )
+        for name in _METRICS:
+            if not isinstance(line.get(name), int | float):
+                raise ConversionError(
+                    f"Expected a number as {name} in line {number} of '{path}' (got "
+                    f"{line.get(name)!r})"
+                )
+        found[epoch] = line
+    return found
+
+
+def _read_params(trial: Path) -> Row:
+    path = trial / "params.json"
+    found = read_json(path)
+    if not isinstance(found, dict) or "model::nlin" not in found:
+        raise ConversionError(
+            f"Expected hyperparameters with 'model::nlin' in '{path}' (got {str(found)[:80]})"
+        )
+    return found
+
+
+def published_splits(trials: Sequence[str]) -> dict[str, list[int]]:
+    """70/15/15 of the trials, with all checkpoints of a trial in the same part."""
+    order = sorted(set(trials))
+    random.Random(42).shuffle(order)
+    first = int(0.7 * len(order))
+    second = first + int(0.15 * len(order))
+    parts = {"train": order[:first], "val": order[first:second], "test": order[second:]}
+    indices: dict[str, list[int]] = {}
+    for i, trial in enumerate(trials):
+        indices.setdefault(trial, []).append(i)
+    return {name: [i for trial in part for i in indices[trial]] for name, part in parts.items()}

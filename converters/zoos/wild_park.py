@@ -1,0 +1,232 @@
+"""The CNN Wild Park of Kofinas et al.: CNNs of many depths, widths, kernels and skips.
+
+    <run>/checkpoint_000010/checkpoint.pt   `model`, `config`, `last_result`, `iteration`
+
+Published with mkofinas/neural-graphs. Layer `i` may add the activations of an earlier layer
+`residual[i]` to its own outputs, as many of the first channels as both have. Where the two have
+different numbers of channels, the layers are split into neurons that are tied and neurons that
+are not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.zoos.files import first_folders, folders_in, state_dict_in
+from nfn_graph.converters.zoos.networks import ACTIVATIONS, activation_of
+from nfn_graph.converters.zoos.splits import find_split_file, read_splits
+from nfn_graph.converters.zoos.stand_ins import CheckpointReader, plain
+from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
+
+_FILE = "checkpoint.pt"
+_FOLDER = re.compile(r"checkpoint_\d+")
+_SPLIT_FILE = "cnn_park_splits.json"
+# Only the positions of the last feature map depend on it, and they are averaged away.
+_IMAGE_SIZE = 32
+_ASK = (
+    "Save a copy with plain values: checkpoint['config'] = "
+    "OmegaConf.to_container(checkpoint['config'])"
+)
+
+
+@dataclass(frozen=True)
+class ParkConfig:
+    """The architecture of one network, as the zoo's files describe it."""
+
+    n_layers: int
+    n_classes: int
+    channels: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    residual: tuple[int, ...]
+    activation: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        per_layer = (self.kernel_size, self.stride, self.padding, self.residual, self.activation)
+        lengths = [len(self.channels) - 1, *map(len, per_layer)]
+        numbers = (self.n_classes, *self.channels, *self.kernel_size, *self.stride)
+        if self.n_layers < 1 or set(lengths) != {self.n_layers} or min(numbers) < 1:
+            raise ConversionError(f"Expected sizes of {self.n_layers} layers (got {self})")
+        for layer, source in enumerate(self.residual):
+            if source >= layer or min(self.padding) < 0:
+                raise ConversionError(
+                    f"Expected layer {layer} to add an earlier one or -1 (got {self})"
+                )
+        for name in self.activation:
+            activation_of(name)
+
+
+class ParkCnn(nn.Module):
+    """A network of the Wild Park.
+
+    Args:
+        config: Its architecture.
+    """
+
+    def __init__(self, config: ParkConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = config.channels
+        self.layers = nn.ModuleList(
+            nn.Conv2d(
+                channels[i],
+                channels[i + 1],
+                config.kernel_size[i],
+                stride=config.stride[i],
+                padding=config.padding[i],
+            )
+            for i in range(config.n_layers)
+        )
+        self.global_pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(channels[-1], config.n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
+        kept: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            source = self.config.residual[i]
+            if source >= 0:
+                x = _add_first(x, kept[source], *self._sizes(i, source))
+            x = ACTIVATIONS[self.config.activation[i]](x)
+            kept.append(x)
+        return self.fc(self.flatten(self.global_pool(x)))
+
+    def _sizes(self, layer: int, source: int) -> tuple[int, int]:
+        return self.config.channels[layer + 1], self.config.channels[source + 1]
+
+
+def _add_first(x: Tensor, other: Tensor, size: int, other_size: int) -> Tensor:
+    """Adds as many of the first channels as both have; the rest of `x` stays as it is."""
+    shared = min(size, other_size)
+    if other_size > shared:
+        other = other[:, :shared]
+    if size == shared:
+        return x + other
+    return torch.cat([x[:, :shared] + other, x[:, shared:]], dim=1)
+
+
+@lru_cache(maxsize=256)
+def make_park_cnn(config: ParkConfig) -> Network:
+    """The network on the meta device; one object for all checkpoints of a run."""
+    with torch.device("meta"):
+        example = torch.empty(1, config.channels[0], _IMAGE_SIZE, _IMAGE_SIZE)
+        return Network(ParkCnn(config), example)
+
+
+def is_wild_park(path: Path) -> bool:
+    """Whether a folder holds runs with `checkpoint_*/checkpoint.pt`."""
+    return any(
+        _FOLDER.fullmatch(folder.name) and (folder / _FILE).is_file()
+        for folder in first_folders(path, 2)
+    )
+
+
+class WildParkSource(ZooSource):
+    """The files of a CNN Wild Park.
+
+    Args:
+        path: The folder of the runs.
+        split_file: `cnn_park_splits.json`; found in the folder or above it if None.
+    """
+
+    unsplit = f"The runs were split at random: give the published {_SPLIT_FILE} as split_file"
+
+    def __init__(self, path: Path, split_file: Path | None = None) -> None:
+        self.path = path
+        self._reader = CheckpointReader()
+        rows: list[Row] = []
+        for run in folders_in(path):
+            folders = [f for f in folders_in(path / run) if _FOLDER.fullmatch(f)]
+            if not folders:
+                raise ConversionError(
+                    f"Expected folders checkpoint_* in every run (got none in '{path / run}')"
+                )
+            for folder in folders:
+                if not (path / run / folder / _FILE).is_file():
+                    raise FileNotFoundError(
+                        f"Expected '{_FILE}' in '{path / run / folder}' (got no such file)"
+                    )
+                rows.append({"path": f"{run}/{folder}/{_FILE}", "run": run})
+        self.rows = rows
+        file = find_split_file(path, (_SPLIT_FILE,), split_file)
+        self.splits = {}
+        if file is not None:
+            splits = read_splits(file, [row["path"] for row in rows])
+            self.splits = splits.indices
+            for column, name in (("score", "test/acc"), ("step", "iteration")):
+                for at, value in splits.columns.get(column, {}).items():
+                    rows[at][name] = value
+        self.description = ZooDescription(
+            layout="CNN Wild Park",
+            kind="cnn",
+            label="test/acc",
+            splits=f"'{file}'" if file else f"none without {_SPLIT_FILE}",
+        )
+
+    def name(self, index: int) -> str:
+        """The file."""
+        return f"'{self.path / self.rows[index]['path']}'"
+
+    def details(self, index: int) -> Row:
+        """Architecture and accuracy, for which the file is opened."""
+        return self.read(index).details
+
+    def read(self, index: int) -> Checkpoint:
+        """One checkpoint."""
+        path, row = self.path / self.rows[index]["path"], self.rows[index]
+        content = self._reader.read(path)
+        model = content.get("model")
+        if not isinstance(model, Mapping):
+            raise ConversionError(
+                f"Expected a state dict under 'model' in '{path}' (got {list(content)})"
+            )
+        result = plain(content.get("last_result"))
+        measured = {
+            "test/acc": result.get("test/acc") if isinstance(result, dict) else None,
+            "iteration": content.get("iteration"),
+        }
+        for name, value in measured.items():
+            if not isinstance(value, int | float) or row.get(name, value) != value:
+                raise ConversionError(
+                    f"Expected {name} {row.get(name, 'as a number')} in '{path}' (got {value})"
+                )
+        config = _config(path, content.get("config"))
+        return Checkpoint(state_dict_in(path, model), {**measured, "config": config})
+
+    def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
+        """The network of a checkpoint's own architecture."""
+        config: dict[str, Any] = row["config"]
+        hashable = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+        return make_park_cnn(ParkConfig(**cast(dict[str, Any], hashable)))
+
+
+def _config(path: Path, content: Any) -> dict[str, Any]:
+    """The architecture as plain values, checked for their types."""
+    found = plain(content)
+    kinds = ParkConfig.__annotations__
+    if not isinstance(found, dict) or set(found) != set(kinds):
+        got = list(found) if isinstance(found, dict) else type(found).__name__
+        raise ConversionError(
+            f"Expected 'config' in '{path}' to hold {', '.join(kinds)} (got {got}). {_ASK}"
+        )
+    for name, kind in kinds.items():
+        values = found[name] if isinstance(found[name], list) else [found[name]]
+        is_right = isinstance(found[name], list) == ("tuple" in kind)
+        wanted = str if "str" in kind else int
+        if not is_right or not all(type(value) is wanted for value in values):
+            raise ConversionError(
+                f"Expected {name} in 'config' of '{path}' as {kind} (got {found[name]!r}). {_ASK}"
+            )
+    return found

@@ -1,0 +1,231 @@
+"""A published zoo as its users see it: graphs, rows of metadata, splits."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.state_dict import from_state_dict, to_module
+
+Row = dict[str, Any]
+_ALIASES = {"validation": "val"}
+
+
+@dataclass(frozen=True)
+class ZooDescription:
+    """What is known of all networks of a zoo.
+
+    Attributes:
+        layout: The name of the layout that was recognised.
+        kind: Whether the networks classify images or are images or shapes themselves.
+        label: The column of a row that models learn to predict.
+        splits: The rule or file that the splits come from.
+        w0: Of an INR, the factor in front of every sine: `sin(w0 * (W x + b))`.
+        output_offset: Of an INR, what is added to its outputs.
+        coordinates: Of an INR, what its inputs are.
+        outputs: Of an INR, what its outputs are.
+        assumptions: What the files do not say and was taken from the published code.
+    """
+
+    layout: str
+    kind: Literal["cnn", "inr"]
+    label: str
+    splits: str
+    w0: float | None = None
+    output_offset: float | None = None
+    coordinates: str | None = None
+    outputs: str | None = None
+    assumptions: tuple[str, ...] = ()
+
+
+class Checkpoint(NamedTuple):
+    """What the files of one network hold.
+
+    Attributes:
+        tensors: Its state dict.
+        details: What they say of it beyond its row.
+    """
+
+    tensors: Mapping[str, Tensor]
+    details: Row
+
+
+class Network(NamedTuple):
+    """A network without values, on the meta device, and an input of it where that matters."""
+
+    module: nn.Module
+    example: Tensor | None = None
+
+
+class ZooSource(ABC):
+    """The files of a zoo in one layout.
+
+    Attributes:
+        path: The zoo's folder.
+        description: What is known of all networks.
+        rows: For every network, what is known without opening its own files.
+        splits: The published splits: for each name, which networks.
+        unsplit: What to do where there are no splits.
+    """
+
+    path: Path
+    description: ZooDescription
+    rows: Sequence[Row]
+    splits: Mapping[str, Sequence[int]]
+    unsplit: str = ""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """The file of a network, and where it has several, the record in it."""
+
+    @abstractmethod
+    def read(self, index: int) -> Checkpoint:
+        """Everything about one network."""
+
+    @abstractmethod
+    def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
+        """The network that computes with these tensors as published."""
+
+    def details(self, index: int) -> Row:
+        """What the files of a network say of it beyond its row."""
+        return {}
+
+
+class Zoo(Sequence[WeightGraph]):
+    """The networks of a published zoo, read one by one when they are asked for.
+
+    `zoo[i]` is a graph, with its metadata as the attribute `row`; `zoo[2:5]` a zoo.
+
+    Args:
+        source: Its files.
+        indices: Which of its networks; all if None.
+        check_finite: Whether a network with NaN or infinite weights is an error.
+    """
+
+    def __init__(
+        self, source: ZooSource, indices: Sequence[int] | None = None, check_finite: bool = True
+    ) -> None:
+        self.source = source
+        self.indices = range(len(source.rows)) if indices is None else indices
+        self.check_finite = check_finite
+
+    @property
+    def path(self) -> Path:
+        """The zoo's folder."""
+        return self.source.path
+
+    @property
+    def description(self) -> ZooDescription:
+        """What is known of all networks."""
+        return self.source.description
+
+    @property
+    def splits(self) -> Mapping[str, Sequence[int]]:
+        """The published splits: for each name, which networks of the whole zoo."""
+        return self.source.splits
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[WeightGraph]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Zoo(self.source, self.indices[index], self.check_finite)
+        graph, _ = self._load(index)
+        return graph
+
+    def __repr__(self) -> str:
+        return f"Zoo({self.description.layout}, {len(self)} networks, '{self.path}')"
+
+    def row(self, index: int) -> Row:
+        """Labels and metadata of a network, for which its files are opened if need be."""
+        at = self.indices[index]
+        return {**self.source.rows[at], **self.source.details(at)}
+
+    @property
+    def labels(self) -> list[Any]:
+        """What is to be predicted of each network."""
+        return self.column(self.description.label)
+
+    def column(self, name: str) -> list[Any]:
+        """One entry of the metadata of each network."""
+        found = []
+        for i, at in enumerate(self.indices):
+            row = self.source.rows[at]
+            row = row if name in row else self.row(i)
+            if name not in row:
+                raise ValueError(f"Expected a column of the zoo: {list(row)} (got '{name}')")
+            found.append(row[name])
+        return found
+
+    def split(self, name: str) -> Zoo:
+        """The networks of a published split, in the published order."""
+        name = _ALIASES.get(name, name)
+        if name not in self.splits:
+            known = ", ".join(self.splits) or "none"
+            raise ValueError(
+                f"Expected a split of '{self.path}': {known} (got '{name}'). {self.source.unsplit}"
+            )
+        if len(self) == len(self.source.rows):
+            return Zoo(self.source, self.splits[name], self.check_finite)
+        chosen = set(self.indices)
+        return self._at([at for at in self.splits[name] if at in chosen])
+
+    def where(self, **values: Any) -> Zoo:
+        """The networks with these metadata, as in `where(step=86)`."""
+        columns = [(self.column(name), value) for name, value in values.items()]
+        chosen = (i for i in range(len(self)) if all(c[i] == value for c, value in columns))
+        return self.select(list(chosen))
+
+    def select(self, indices: Sequence[int]) -> Zoo:
+        """Some of the networks, as a zoo."""
+        return self._at([self.indices[i] for i in indices])
+
+    def state_dict(self, index: int) -> dict[str, Tensor]:
+        """The tensors of a network under the names of their files, in PyTorch's order of axes."""
+        return dict(self._read(index).tensors)
+
+    def module(self, index: int) -> nn.Module:
+        """A network that computes what the published one does, in eval mode."""
+        graph, network = self._load(index)
+        return to_module(graph, copy.deepcopy(network.module)).eval()
+
+    def _at(self, indices: Sequence[int]) -> Zoo:
+        return Zoo(self.source, indices, self.check_finite)
+
+    def _load(self, index: int) -> tuple[WeightGraph, Network]:
+        at = self.indices[index]
+        checkpoint = self._read(index)
+        row = {**self.source.rows[at], **checkpoint.details}
+        try:
+            network = self.source.network(checkpoint.tensors, row)
+            graph = from_state_dict(
+                checkpoint.tensors, arch=network.module, example_input=network.example
+            )
+        except ConversionError as error:
+            raise ConversionError(f"{self.source.name(at)}: {error}") from error
+        graph.row = row
+        return graph, network
+
+    def _read(self, index: int) -> Checkpoint:
+        at = self.indices[index]
+        checkpoint = self.source.read(at)
+        for key, tensor in checkpoint.tensors.items():
+            if self.check_finite and not torch.isfinite(tensor).all():
+                raise ConversionError(
+                    f"Expected finite weights in {self.source.name(at)} (got NaN or infinity in "
+                    f"'{key}'). The file is damaged, or the training failed: leave the network "
+                    f"out, or open the zoo with check_finite=False"
+                )
+        return checkpoint
