@@ -49,7 +49,7 @@ def publish(folder: Path, name: str, networks: int, architectures: tuple[str, ..
     shard = Shard(name, networks, architectures, sizes, checksums)
     record = {key: value for key, value in vars(shard).items() if key != "name"}
     with replacing(file_of(folder, SHARDS, name)) as temporary:
-        temporary.write_text(json.dumps({**record, "sha256": _seal(record)}) + "\n", "utf-8")
+        temporary.write_text(json.dumps({**record, "sha256": _seal(record)}), "utf-8")
     return shard
 
 
