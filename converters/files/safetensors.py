@@ -38,6 +38,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# What a file can hold.
+DTYPES = frozenset(_DTYPES.values())
 
 
 class SafetensorsFile(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph import (
     DTYPES,
     layout_from_json,
@@ -152,6 +153,12 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     tensors = [
         (place, str(tensor.dtype), tuple(tensor.shape)) for place, tensor in parts.tensors.items()
     ]
+    for place, tensor in parts.tensors.items():
+        if tensor.dtype not in safetensors.DTYPES or tensor.layout != torch.strided:
+            raise ConversionError(
+                f"Expected '{place}' of a type that safetensors files have (got a tensor of "
+                f"{tensor.dtype}, {tensor.layout})"
+            )
     layout: Layout = graph.layout
     # All that the document depends on; a transform's former layout is not compared, but written.
     signature = (layout, layout.keys, str(layout.channels), tuple(layout.carried), tuple(tensors))

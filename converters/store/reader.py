@@ -15,16 +15,16 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.store.architecture import FOLDER, Architecture, read_architecture
-from nfn_graph.converters.store.arrow import arrow, compute, parquet
+from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.description import read_description
 from nfn_graph.converters.store.shards import (
-    METADATA,
     WEIGHTS,
     Shard,
     damaged,
     file_of,
     list_shards,
     read_shard,
+    read_table,
     wrong_files,
 )
 from nfn_graph.converters.store.writer import record_key
@@ -57,7 +57,7 @@ class Store:
         self.shards = [read_shard(self.folder, name) for name in list_shards(self.folder)]
         if not self.shards:
             raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
-        tables = [_read_table(self.folder, shard) for shard in self.shards]
+        tables = [read_table(self.folder, shard) for shard in self.shards]
         self.table = arrow().concat_tables(tables, promote_options="permissive")
         key = self.description.get("key")
         if key is not None:
@@ -151,17 +151,6 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key != "rows"}
         return {**kept, "_mapped": {}, "_architectures": {}}
-
-
-def _read_table(folder: Path, shard: Shard) -> Any:
-    path = file_of(folder, METADATA, shard.name)
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != shard.checksums[METADATA]:
-        raise damaged(path, "another content")
-    table = parquet().read_table(arrow().BufferReader(content))
-    if table.num_rows != shard.networks:
-        raise damaged(path, f"{table.num_rows} rows instead of {shard.networks}")
-    return table
 
 
 def _newest(table: Any, key: str) -> Any:

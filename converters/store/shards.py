@@ -11,6 +11,7 @@ from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.store.arrow import arrow, parquet
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
 _SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
@@ -80,6 +81,18 @@ def read_shard(folder: Path, name: str) -> Shard:
             got = "none" if size is None else f"one of {size} bytes"
             raise damaged(file, f"{got}, instead of {shard.sizes[part]} bytes")
     return shard
+
+
+def read_table(folder: Path, shard: Shard) -> Any:
+    """The rows of a shard, as a `pyarrow.Table`."""
+    path = file_of(folder, METADATA, shard.name)
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != shard.checksums[METADATA]:
+        raise damaged(path, "another content")
+    table = parquet().read_table(arrow().BufferReader(content))
+    if table.num_rows != shard.networks:
+        raise damaged(path, f"{table.num_rows} rows instead of {shard.networks}")
+    return table
 
 
 def wrong_files(folder: Path, shard: Shard) -> Iterator[Path]:

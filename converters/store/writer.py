@@ -43,7 +43,11 @@ class StoreWriter:
         """Whether a shard was published."""
         return file_of(self.folder, SHARDS, name).exists()
 
-    def publish(self, name: str, networks: Iterable[tuple[Row, WeightGraph]]) -> Shard:
+    def describe(self, graph: WeightGraph) -> Network:
+        """A graph as it is written; raises if it holds what cannot be written."""
+        return describe(graph, self._known)
+
+    def publish(self, name: str, networks: Iterable[tuple[Row, WeightGraph | Network]]) -> Shard:
         """Writes a shard: graphs, each with its row of the table.
 
         Args:
@@ -54,7 +58,7 @@ class StoreWriter:
         rows: list[Row] = []
         groups: dict[str, list[Network]] = {}
         for row, graph in networks:
-            network = describe(graph, self._known)
+            network = graph if isinstance(graph, Network) else self.describe(graph)
             group = groups.setdefault(network.architecture.name, [])
             place = (name, network.architecture.name, len(group), network.notes)
             rows.append({**row, **dict(zip(PLACE, place, strict=True))})

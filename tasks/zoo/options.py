@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nfn_graph.converters.parts import Part
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 
@@ -46,12 +47,9 @@ class BuildOptions:
         _share(self.validation_share, "validation-share")
         self.part()
 
-    def part(self) -> tuple[int, int]:
+    def part(self) -> Part:
         """Which part of the shards to build, from 0, and of how many."""
-        first, slash, second = self.shard.partition("/")
-        if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-            return int(first) - 1, int(second)
-        raise ValueError(f"Expected --shard as I/N with 1 <= I <= N (got '{self.shard}')")
+        return Part.parse(self.shard)
 
 
 @dataclass(frozen=True)
