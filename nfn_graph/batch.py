@@ -83,7 +83,10 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
         inside = {number: layout.inside(spec) for number, layout in kinds.items()}
         count = len(layouts)
-        keys: list[Key] = [*spec.neuron, *spec.weight]
+        # Types that the first network lacks come after its own.
+        own = layouts[0].spec
+        keys: list[Key] = list({**own.neuron, **spec.neuron})
+        keys += {**own.weight, **spec.weight}
         each = torch.arange(count + 1)
         mapping: dict[Any, dict[str, Any]] = {
             "_global_store": {"layout": [inside[id(layout)] for layout in layouts]}
