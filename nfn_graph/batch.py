@@ -88,6 +88,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         keys: list[Key] = list({**own.neuron, **spec.neuron})
         keys += {**own.weight, **spec.weight}
         each = torch.arange(count + 1)
+        none = torch.zeros(count, dtype=torch.long)
         mapping: dict[Any, dict[str, Any]] = {
             "_global_store": {"layout": [inside[id(layout)] for layout in layouts]}
         }
@@ -95,7 +96,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         increments: dict[Any, Any] = {"layout": None}
         for name, values in (attributes or {}).items():
             mapping["_global_store"][name] = values
-            slices[name], increments[name] = each.clone(), each.new_zeros(count)
+            slices[name], increments[name] = each, none
         rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
         pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
@@ -109,7 +110,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
                 )
                 mapping[key]["ptr"] = pointers[i].clone()
             slices[key] = {attribute: pointers[i]}
-            increments[key] = {attribute: each.new_zeros(count)}
+            increments[key] = {attribute: none}
         batch: Batch = cls.from_dict(mapping)
         batch._num_graphs = count
         batch._slice_dict = slices

@@ -49,6 +49,13 @@ class Entries(NamedTuple):
     end: int
 
 
+class Cuts(NamedTuple):
+    """Sizes and places of the tensors in a record, in their order."""
+
+    sizes: list[int]
+    places: list[str]
+
+
 class Network(NamedTuple):
     """A network, ready to be written.
 
@@ -109,6 +116,16 @@ class Architecture:
                 if store == ["graph"] or attribute not in ("x", "edge_attr"):
                     return None
                 found[store[0] if len(store) == 1 else (store[0], store[1], store[2])] = entry
+        return found
+
+    @cached_property
+    def cuts(self) -> dict[torch.dtype, Cuts]:
+        """Where the record of each type is cut into tensors."""
+        found: dict[torch.dtype, Cuts] = {}
+        for e in self.entries:
+            cuts = found.setdefault(e.dtype, Cuts([], []))
+            cuts.sizes.append(e.end - e.begin)
+            cuts.places.append(e.place)
         return found
 
     def check(self) -> None:

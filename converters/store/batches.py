@@ -46,13 +46,10 @@ class StoredGraphs(GraphList):
     ) -> StoredGraphs:
         """Reads networks at positions of a store's table."""
         numbers = store.places.architecture[positions].tolist()
-        parts: dict[torch.dtype, list[Tensor]] = {}
-        for records in store.records(positions):
-            for dtype, record in records.items():
-                parts.setdefault(dtype, []).append(record)
+        kinds = {number: store.architecture(number) for number in set(numbers)}
         return cls(
-            [store.architecture(number) for number in numbers],
-            {dtype: torch.cat(records) for dtype, records in parts.items()},
+            [kinds[number] for number in numbers],
+            {dtype: torch.cat(records) for dtype, records in store.records(positions).items()},
             [store.notes(i) for i in positions.tolist()] if store.has_notes else [],
             attributes,
         )
@@ -89,34 +86,41 @@ class StoredGraphs(GraphList):
             return None
         ((dtype, channels),) = alike
         flat = self.entries[dtype]
-        if len(kinds) == 1:
-            rows = flat.view(len(self), -1)
-            return {
-                key: rows[:, e.begin : e.end].reshape(len(self) * e.shape[0], *e.shape[1:])
-                for key, e in found[0].items()
-            }
-        return self._mixed(flat, dtype, channels)
+        if len(kinds) > 1:
+            return self._mixed(flat, dtype, channels)
+        rows = flat.view(len(self), -1)
+        # Copies of strided parts wait for other threads; a concatenation of this size does not.
+        return {
+            key: torch.cat(rows[:, e.begin : e.end].unbind()).view(
+                len(self) * e.shape[0], *e.shape[1:]
+            )
+            for key, e in found[0].items()
+        }
 
     def _mixed(
         self, flat: Tensor, dtype: torch.dtype, channels: tuple[int, ...]
     ) -> dict[Key, Tensor]:
         """The features of networks of several architectures: cut into pieces, joined by type."""
-        cuts = {a.name: [e for e in a.entries if e.dtype == dtype] for a in self.architectures}
-        sizes = [e.end - e.begin for a in self.architectures for e in cuts[a.name]]
-        places = [e.place for a in self.architectures for e in cuts[a.name]]
+        sizes: list[int] = []
+        places: list[str] = []
+        for architecture in self.architectures:
+            cuts = architecture.cuts[dtype]
+            sizes += cuts.sizes
+            places += cuts.places
         pieces: dict[str, list[Tensor]] = {}
         for place, piece in zip(places, flat.split(sizes), strict=True):
             pieces.setdefault(place, []).append(piece)
+        kinds = {id(a): a for a in self.architectures}
+        counts = Counter(map(id, self.architectures))
         types: dict[Key, Entries] = {}
-        rows: Counter[Key] = Counter()
-        for architecture in self.architectures:
-            for key, e in (architecture.features or {}).items():
-                types[key] = e
-                rows[key] += e.shape[0]
-        return {
-            key: torch.cat(pieces[e.place]).view(rows[key], e.shape[1], *channels)
-            for key, e in types.items()
+        for architecture in kinds.values():
+            types.update(architecture.features or {})
+        found = {key: torch.cat(pieces[e.place]) for key, e in types.items()}
+        rows = {
+            key: sum(count * kinds[i].layout.rows_of(key) for i, count in counts.items())
+            for key in types
         }
+        return {key: found[key].view(rows[key], e.shape[1], *channels) for key, e in types.items()}
 
     @cached_property
     def _records(self) -> list[dict[torch.dtype, Tensor]]:
