@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
@@ -85,8 +86,8 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         count = len(layouts)
         # Types that the first network lacks come after its own.
         own = layouts[0].spec
-        keys: list[Key] = list({**own.neuron, **spec.neuron})
-        keys += {**own.weight, **spec.weight}
+        neurons, weights = {**own.neuron, **spec.neuron}, {**own.weight, **spec.weight}
+        keys: list[Key] = [*neurons, *weights]
         each = torch.arange(count + 1)
         none = torch.zeros(count, dtype=torch.long)
         mapping: dict[Any, dict[str, Any]] = {
@@ -100,14 +101,13 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
         pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
-        ends = pointers[:, -1].tolist()
+        # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+        numbers, repeats = np.arange(count), sizes.numpy()
         for i, key in enumerate(keys):
             attribute = "x" if isinstance(key, str) else "edge_attr"
             mapping[key] = {attribute: stores[key]}
             if isinstance(key, str):
-                mapping[key]["batch"] = torch.repeat_interleave(
-                    each[:count], sizes[i], output_size=ends[i]
-                )
+                mapping[key]["batch"] = torch.from_numpy(np.repeat(numbers, repeats[i]))
                 mapping[key]["ptr"] = pointers[i].clone()
             slices[key] = {attribute: pointers[i]}
             increments[key] = {attribute: none}

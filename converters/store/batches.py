@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.batch import GraphList
-from nfn_graph.converters.store.architecture import Architecture, Entries
+from nfn_graph.converters.store.architecture import Architecture
 from nfn_graph.converters.store.reader import Numbers, Store
 from nfn_graph.layout import Layout
 from nfn_graph.spec import Key
@@ -79,26 +78,25 @@ class StoredGraphs(GraphList):
     def _features(self) -> dict[Key, Tensor] | None:
         """The features of all networks by type; None where only single graphs can tell them."""
         kinds = list({id(a): a for a in self.architectures}.values())
-        columns = [kind.features for kind in kinds]
-        found = [c for c in columns if c is not None]
-        alike = {(e.dtype, e.shape[2:]) for c in found for e in c.values()}
-        if len(found) < len(kinds) or len(alike) != 1 or any(k.layout.within for k in kinds):
+        plain = {kind.plain for kind in kinds}
+        if len(plain) > 1 or None in plain:
             return None
-        ((dtype, channels),) = alike
+        ((dtype, channels),) = (found for found in plain if found is not None)
         flat = self.entries[dtype]
         if len(kinds) > 1:
-            return self._mixed(flat, dtype, channels)
+            return self._mixed(flat, dtype, channels, kinds)
         rows = flat.view(len(self), -1)
-        # Copies of strided parts wait for other threads; a concatenation of this size does not.
         return {
-            key: torch.cat(rows[:, e.begin : e.end].unbind()).view(
-                len(self) * e.shape[0], *e.shape[1:]
-            )
-            for key, e in found[0].items()
+            key: rows[:, e.begin : e.end].reshape(len(self) * e.shape[0], *e.shape[1:])
+            for key, e in kinds[0].features.items()
         }
 
     def _mixed(
-        self, flat: Tensor, dtype: torch.dtype, channels: tuple[int, ...]
+        self,
+        flat: Tensor,
+        dtype: torch.dtype,
+        channels: int,
+        kinds: Sequence[Architecture],
     ) -> dict[Key, Tensor]:
         """The features of networks of several architectures: cut into pieces, joined by type."""
         sizes: list[int] = []
@@ -110,17 +108,13 @@ class StoredGraphs(GraphList):
         pieces: dict[str, list[Tensor]] = {}
         for place, piece in zip(places, flat.split(sizes), strict=True):
             pieces.setdefault(place, []).append(piece)
-        kinds = {id(a): a for a in self.architectures}
-        counts = Counter(map(id, self.architectures))
-        types: dict[Key, Entries] = {}
-        for architecture in kinds.values():
-            types.update(architecture.features or {})
-        found = {key: torch.cat(pieces[e.place]) for key, e in types.items()}
-        rows = {
-            key: sum(count * kinds[i].layout.rows_of(key) for i, count in counts.items())
-            for key in types
-        }
-        return {key: found[key].view(rows[key], e.shape[1], *channels) for key, e in types.items()}
+        found: dict[Key, Tensor] = {}
+        for key, e in {k: e for kind in kinds for k, e in kind.features.items()}.items():
+            joined = torch.cat(pieces[e.place])
+            # Of neurons without a bias there are no entries that could be counted.
+            rows = -1 if len(joined) else sum(a.layout.rows_of(key) for a in self.architectures)
+            found[key] = joined.view(rows, e.shape[1], channels)
+        return found
 
     @cached_property
     def _records(self) -> list[dict[torch.dtype, Tensor]]:
