@@ -10,11 +10,13 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.io import load, save
 from nfn_graph.converters.module import from_module
 from nfn_graph.converters.state_dict import from_state_dict, to_module, to_state_dict
+from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.summary import summary
 from nfn_graph.converters.zoos import open_zoo
 
 __all__ = [
     "ConversionError",
+    "WeightDataset",
     "draw",
     "from_module",
     "from_state_dict",

@@ -21,14 +21,9 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion import (
-    Options,
-    convert_files,
-    find_files,
-    load_file,
-    one_line,
-    reason_of,
-)
+from nfn_graph.converters.conversion import convert_files
+from nfn_graph.converters.parts import Part
+from nfn_graph.converters.reading import Options, find_files, load_file, one_line, reason_of
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
@@ -69,7 +64,7 @@ def inspect(
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     failed = False
-    for path in find_files(files):
+    for path in _found(files):
         try:
             table = summary(load_file(path, options))
         except Exception as error:
@@ -95,30 +90,36 @@ def convert(
     input_shape: InputShape = None,
     workers: int = 0,
     overwrite: bool = False,
+    shard: Annotated[str, arg(metavar="I/N")] = "1/1",
+    shard_size: int = 1024,
 ) -> int:
-    """Convert checkpoint files to graphs: one .safetensors file for each, with its layout.
+    """Convert checkpoint files to graphs, in a store: few files for many networks.
 
     Files that were converted before are skipped, so an interrupted run goes on where it stopped.
-    The graph of another file is not replaced, nor that of a file that cannot be read any more.
+    The network of another file is not replaced, nor that of a file that cannot be read any more.
     What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
-    failed. OUT may lie in a folder of checkpoints: what is in it is not converted again.
+    failed. OUT may lie in a folder of checkpoints: stores there are passed over.
 
     Examples:
       nfn-graph convert checkpoints/ --out graphs/
       nfn-graph convert a.pt b.npz --out graphs/ --flatten channels_first
       nfn-graph convert zoo/ --out graphs/ --workers 8 --arch my_package.models:make_cnn
+      nfn-graph convert zoo/ --out graphs/ --shard 2/4
 
     Args:
         files: Checkpoint files, or folders of them.
-        out: The folder to write to; made if it does not exist.
+        out: The store to write to, a folder; made if it does not exist.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         workers: Processes; 0 for one per core.
-        overwrite: Convert again what was converted before; replace graphs of other files.
+        overwrite: Convert again what was converted before; replace networks of other files.
+        shard: The part of the files to convert, for the second of four machines 2/4.
+        shard_size: Networks per file of the store at most.
     """
     options = Options(arch, flatten, input_shape)
-    paths = find_files(files, out)
+    paths = _found(files, out)
+    report_path = out / f"report{Part.parse(shard).suffix}.json"
     messages = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("Converting"),
@@ -136,6 +137,8 @@ def convert(
             options,
             workers=workers,
             overwrite=overwrite,
+            shard=shard,
+            shard_size=shard_size,
             on_done=lambda: progress.advance(task),
         )
     failures = list(report.failed.items())
@@ -144,10 +147,10 @@ def convert(
         print(f"nfn-graph: {where}{reason}", file=sys.stderr)
     if len(failures) > _MOST_FAILURES:
         more = len(failures) - _MOST_FAILURES
-        print(f"nfn-graph: and {more} more, see {out / 'report.json'}", file=sys.stderr)
+        print(f"nfn-graph: and {more} more, see {report_path}", file=sys.stderr)
     print(
         f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed "
-        f"({out / 'report.json'})"
+        f"({report_path})"
     )
     return 1 if failures else 0
 
@@ -184,6 +187,15 @@ def draw(
     draw_graph(graph, max_neurons=max_neurons).savefig(output)
     print(output)
     return 0
+
+
+def _found(paths: tuple[Path, ...], out: Path | None = None) -> list[Path]:
+    """The files, and a message for stores that are among them."""
+    found = find_files(paths)
+    for store in found.stores:
+        if out is None or store.resolve() != out.resolve():
+            print(f"nfn-graph: passed over the store {one_line(str(store))}", file=sys.stderr)
+    return found.files
 
 
 def _plain_rows(table: Summary) -> list[dict[str, Any]]:

@@ -114,11 +114,3 @@ def _cluster() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def part_of(shard: str) -> tuple[int, int]:
-    """Which part of the work `--shard I/N` asks for, from 0, and of how many."""
-    first, slash, second = shard.partition("/")
-    if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
-        return int(first) - 1, int(second)
-    raise ValueError(f"Expected --shard as I/N with 1 <= I <= N (got '{shard}')")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 import torch.utils.data
+from torch import Tensor
 from torch_geometric.data import Batch as PyGBatch
 from torch_geometric.data.batch import DynamicInheritance
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from nfn_graph.graph import WeightGraph
+from nfn_graph.layout import Layout
 from nfn_graph.spec import Key, NetworkSpec
 
 
@@ -58,6 +62,61 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         )
         return batch
 
+    @classmethod
+    def from_stores(
+        cls,
+        layouts: Sequence[Layout],
+        stores: Mapping[Key, Tensor],
+        attributes: Mapping[str, Tensor] | None = None,
+    ) -> Batch:
+        """The batch of networks whose features lie together already.
+
+        It is what :meth:`from_data_list` makes of the single networks, without them.
+
+        Args:
+            layouts: The layout of every network.
+            stores: The features `[rows, taps, channels]` of every type of their union, network
+                after network.
+            attributes: Attributes of the graphs, such as labels, with one row per network.
+        """
+        # Most networks of a batch share their layout.
+        kinds = {id(layout): layout for layout in layouts}
+        spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
+        inside = {number: layout.inside(spec) for number, layout in kinds.items()}
+        count = len(layouts)
+        # Types that the first network lacks come after its own.
+        own = layouts[0].spec
+        neurons, weights = {**own.neuron, **spec.neuron}, {**own.weight, **spec.weight}
+        keys: list[Key] = [*neurons, *weights]
+        each = torch.arange(count + 1)
+        none = torch.zeros(count, dtype=torch.long)
+        mapping: dict[Any, dict[str, Any]] = {
+            "_global_store": {"layout": [inside[id(layout)] for layout in layouts]}
+        }
+        slices: dict[Any, Any] = {"layout": each}
+        increments: dict[Any, Any] = {"layout": None}
+        for name, values in (attributes or {}).items():
+            mapping["_global_store"][name] = values
+            slices[name], increments[name] = each, none
+        rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
+        sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
+        pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
+        # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+        numbers, repeats = np.arange(count), sizes.numpy()
+        for i, key in enumerate(keys):
+            attribute = "x" if isinstance(key, str) else "edge_attr"
+            mapping[key] = {attribute: stores[key]}
+            if isinstance(key, str):
+                mapping[key]["batch"] = torch.from_numpy(np.repeat(numbers, repeats[i]))
+                mapping[key]["ptr"] = pointers[i].clone()
+            slices[key] = {attribute: pointers[i]}
+            increments[key] = {attribute: none}
+        batch: Batch = cls.from_dict(mapping)
+        batch._num_graphs = count
+        batch._slice_dict = slices
+        batch._inc_dict = increments
+        return batch
+
     def get_example(self, idx: int) -> WeightGraph:
         """The network at a position, with the types that it came with."""
         number = int(idx)
@@ -76,6 +135,19 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
 
     def __reduce__(self) -> Any:
         return Batch, (), self.__dict__.copy()
+
+
+class GraphList(Sequence[WeightGraph]):
+    """Graphs that can be batched without making every one of them.
+
+    What `dataset.__getitems__` may return: any loader can take it for a list of graphs, and
+    :class:`DataLoader` calls :meth:`collate`. With workers it does so in the process that uses
+    the batch, so that little is sent there: a list must be cheap to pickle.
+    """
+
+    def collate(self) -> Batch:
+        """The batch of all graphs, as `Batch.from_data_list` makes it."""
+        raise NotImplementedError
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -107,10 +179,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
 
 class _Collater(PyGCollater):
-    def __call__(self, batch: list[Any]) -> Any:
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        if isinstance(batch, GraphList) and not self.follow_batch and not self.exclude_keys:
+            is_worker = torch.utils.data.get_worker_info() is not None
+            return _CollatedWhenSent(batch) if is_worker else batch.collate()
         if isinstance(batch[0], WeightGraph):
             return Batch.from_data_list(batch, self.follow_batch, self.exclude_keys)
-        return super().__call__(batch)
+        return super().__call__(list(batch))
+
+
+class _CollatedWhenSent:
+    """A list of graphs on its way to another process, where it arrives as a batch."""
+
+    def __init__(self, graphs: GraphList) -> None:
+        self._graphs = graphs
+
+    def __reduce__(self) -> Any:
+        return _collate, (self._graphs,)
+
+
+def _collate(graphs: GraphList) -> Batch:
+    return graphs.collate()
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:

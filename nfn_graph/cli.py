@@ -31,7 +31,13 @@ COMMANDS = {
         "nfn_graph.converters.commands:inspect", "Show what checkpoint files hold, as a table."
     ),
     "convert": Command(
-        "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in parallel."
+        "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in a store."
+    ),
+    "store": Command(
+        "nfn_graph.converters.store.commands:store", "Show what a store holds; check its checksums."
+    ),
+    "export": Command(
+        "nfn_graph.converters.store.commands:export", "Write the networks of a store into files."
     ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(

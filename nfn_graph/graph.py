@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -93,8 +94,8 @@ class WeightGraph(HeteroData):
     @property
     def spec(self) -> NetworkSpec:
         """The types of the network, or of all networks of a batch."""
-        layouts = self.layouts
-        specs = list(dict.fromkeys(layout.within or layout.spec for layout in layouts))
+        given = [layout.within or layout.spec for layout in self.layouts]
+        specs = list(dict.fromkeys({id(spec): spec for spec in given}.values()))
         if len({frozenset(spec.unsized.neurons + spec.unsized.weights) for spec in specs}) > 1:
             raise ValueError(
                 f"Expected a batch of networks that share their types (got {len(specs)} "
@@ -247,7 +248,9 @@ class WeightGraph(HeteroData):
 
     def _check(self, spec: NetworkSpec) -> None:
         """Compares the stores with the layouts, without reading any tensor's memory."""
-        layouts = self.layouts
+        # Networks of one kind share their layout.
+        layouts = {id(layout): layout for layout in self.layouts}
+        counts = Counter(map(id, self.layouts))
         channels = None
         for kind, attribute, types in (
             ("neuron", "x", spec.neuron),
@@ -261,11 +264,7 @@ class WeightGraph(HeteroData):
                         f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
                         f"{_COLLATE_HINT}"
                     )
-                rows = sum(
-                    layout.num_rows(key)
-                    for layout in layouts
-                    if key in layout.spec.neuron or key in layout.spec.weight
-                )
+                rows = sum(counts[i] * layout.rows_of(key) for i, layout in layouts.items())
                 if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
                     raise ValueError(
                         f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "

@@ -217,6 +217,10 @@ class Layout:
         """The number of rows of a store of this network."""
         return self._num_rows[store]
 
+    def rows_of(self, store: Key) -> int:
+        """The number of rows of a store of a batch that this network is in; 0 if it lacks it."""
+        return self._num_rows.get(store, 0)
+
     @cached_property
     def _num_rows(self) -> dict[Key, int]:
         sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))

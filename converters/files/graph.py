@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from nfn_graph.layout import Layout, Placement, Shape
 # The metadata entry that tells a graph from other safetensors files.
 MARK = "nfn_graph.layout"
 _VERSION = 1
-_DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 
 
 def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | None = None) -> None:
@@ -31,11 +31,31 @@ def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | No
         graph: One network, not a batch.
         metadata: Further notes for the header of the file.
     """
+    parts = take_apart(graph)
+    document = {"version": _VERSION, "layout": parts.layout, "notes": parts.notes}
+    safetensors.write(path, parts.tensors, {MARK: json.dumps(document), **(metadata or {})})
+
+
+class GraphParts(NamedTuple):
+    """All that a graph holds.
+
+    Attributes:
+        layout: Its layout, without the tensors that are carried, for JSON.
+        tensors: Its tensors by place: `store/hidden1/x`, `store/graph/y`, `carried/count`.
+        notes: What else its stores hold, for JSON.
+    """
+
+    layout: dict[str, Any]
+    tensors: dict[str, Tensor]
+    notes: dict[str, Any]
+
+
+def take_apart(graph: WeightGraph) -> GraphParts:
+    """What is to be written of one network."""
     if not isinstance(graph.get("layout"), Layout):
         raise ValueError("Expected one network (got a batch; take batch[i] of it)")
-    layout: Layout = graph.layout
     tensors: dict[str, Tensor] = {}
-    document = {"version": _VERSION, "layout": _layout_to_json(layout, tensors, "carried")}
+    layout = _layout_to_json(graph.layout, tensors, "carried")
     notes: dict[str, Any] = {}
     stores = [(store._key or "graph", store) for store in graph.stores]
     for key, store in stores:
@@ -44,9 +64,23 @@ def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | No
             if isinstance(value, Tensor):
                 tensors[f"store/{prefix}/{name}"] = value
             elif not isinstance(value, Layout):
-                notes[f"{prefix}/{name}"] = _pack(f"{prefix}.{name}", value)
-    document["notes"] = notes
-    safetensors.write(path, tensors, {MARK: json.dumps(document), **(metadata or {})})
+                notes[f"{prefix}/{name}"] = pack(f"{prefix}.{name}", value)
+    return GraphParts(layout, tensors, notes)
+
+
+def put_together(
+    layout: Layout, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
+) -> WeightGraph:
+    """The graph of a layout, with the tensors and notes of :func:`take_apart`."""
+    graph = WeightGraph()
+    graph.layout = layout
+    values = {place: unpack(value) for place, value in notes.items()}
+    for place, value in (_below(tensors, "store/") | values).items():
+        *prefix, name = place.split("/")
+        key: Any = prefix[0] if len(prefix) == 1 else tuple(prefix)
+        store: Any = graph if key == "graph" else graph[key]
+        store[name] = value
+    return graph
 
 
 def read_graph(path: Path) -> WeightGraph:
@@ -63,15 +97,8 @@ def build_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
                 f"Expected version {_VERSION} of the graph format (got {document['version']}). "
                 f"Update nfn-graph."
             )
-        graph = WeightGraph()
-        graph.layout = _layout_from_json(document["layout"], file.tensors, "carried")
-        notes = {place: _unpack(value) for place, value in document["notes"].items()}
-        for place, value in (_below(file.tensors, "store/") | notes).items():
-            *prefix, name = place.split("/")
-            store: Any = graph
-            if prefix != ["graph"]:
-                store = graph[prefix[0] if len(prefix) == 1 else tuple(prefix)]
-            store[name] = value
+        layout = layout_from_json(document["layout"], file.tensors)
+        graph = put_together(layout, file.tensors, document["notes"])
         check_graph(graph)
     except Exception as error:  # whatever a wrong document leads to
         raise ConversionError(
@@ -97,7 +124,7 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
         if isinstance(value, Tensor):
             tensors[f"{place}/{key}"] = value
         else:
-            carried[key] = _pack(key, value)
+            carried[key] = pack(key, value)
     before = layout.before
     return {
         "spec": spec_to_json(layout.spec),
@@ -118,29 +145,30 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
     }
 
 
-def _layout_from_json(
-    document: dict[str, Any], tensors: Mapping[str, Tensor], place: str
+def layout_from_json(
+    document: dict[str, Any], tensors: Mapping[str, Tensor], place: str = "carried"
 ) -> Layout:
+    """The layout in `GraphParts.layout`, with its carried tensors."""
     within, before = document["within"], document["before"]
-    packed = {key: _unpack(value) for key, value in document["carried"].items()}
+    packed = {key: unpack(value) for key, value in document["carried"].items()}
     carried = {**_below(tensors, f"{place}/"), **packed}
     return Layout(
         spec_from_json(document["spec"]),
         Shape(_tuples(document["sizes"]), _tuples(document["blocks"])),
         tuple(
-            Placement(**{k: _tuples(v) for k, v in {**p, "dtype": _DTYPES[p["dtype"]]}.items()})
+            Placement(**{k: _tuples(v) for k, v in {**p, "dtype": DTYPES[p["dtype"]]}.items()})
             for p in document["placements"]
         ),
         within=None if within is None else spec_from_json(within),
         carried={key: carried[key] for key in document["carried_order"]},
         keys=_tuples(document["keys"]),
         channels={
-            name: {key: _DTYPES[dtype] for key, dtype in dtypes.items()}
+            name: {key: DTYPES[dtype] for key, dtype in dtypes.items()}
             for name, dtypes in document["channels"].items()
         },
         before=None
         if before is None
-        else (before[0], _layout_from_json(before[1], tensors, f"before/{place}")),
+        else (before[0], layout_from_json(before[1], tensors, f"before/{place}")),
     )
 
 
@@ -168,14 +196,14 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _pack(name: str, value: Any) -> Any:
+def pack(name: str, value: Any) -> Any:
     """JSON for an attribute of a graph, with tuples kept apart from lists."""
     if isinstance(value, tuple):
-        return {"tuple": [_pack(name, v) for v in value]}
+        return {"tuple": [pack(name, v) for v in value]}
     if isinstance(value, list):
-        return [_pack(name, v) for v in value]
+        return [pack(name, v) for v in value]
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {"dict": {k: _pack(name, v) for k, v in value.items()}}
+        return {"dict": {k: pack(name, v) for k, v in value.items()}}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -186,13 +214,14 @@ def _pack(name: str, value: Any) -> Any:
     )
 
 
-def _unpack(value: Any) -> Any:
+def unpack(value: Any) -> Any:
+    """The value that :func:`pack` wrote down."""
     if isinstance(value, list):
-        return [_unpack(v) for v in value]
+        return [unpack(v) for v in value]
     if isinstance(value, dict):
         if "tuple" in value:
-            return tuple(_unpack(v) for v in value["tuple"])
+            return tuple(unpack(v) for v in value["tuple"])
         if "bytes" in value:
             return bytes.fromhex(value["bytes"])
-        return {k: _unpack(v) for k, v in value["dict"].items()}
+        return {k: unpack(v) for k, v in value["dict"].items()}
     return value

@@ -38,6 +38,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# What a file can hold.
+DTYPES = frozenset(_DTYPES.values())
 
 
 class SafetensorsFile(NamedTuple):
@@ -67,12 +69,17 @@ def read(path: Path) -> dict[str, Tensor]:
     return read_file(path).tensors
 
 
-def read_file(path: Path) -> SafetensorsFile:
-    """The tensors and notes of a file, whose memory the tensors share."""
+def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
+    """The tensors and notes of a file, whose memory the tensors share.
+
+    Args:
+        path: The file.
+        map_from: Bytes from which on it is mapped into memory instead of read.
+    """
     content: bytearray | None = None
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size < MAP_FROM:
+        if size < map_from:
             content = bytearray(file.read())
             size = len(content)
             text = content[8 : 8 + _header_size(path, content[:8], size)]

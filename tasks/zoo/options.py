@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nfn_graph.converters.engines import Engine, part_of
+from nfn_graph.converters.engines import Engine
+from nfn_graph.converters.parts import Part
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 
@@ -50,9 +51,9 @@ class BuildOptions:
         _share(self.validation_share, "validation-share")
         self.part()
 
-    def part(self) -> tuple[int, int]:
+    def part(self) -> Part:
         """Which part of the shards to build, from 0, and of how many."""
-        return part_of(self.shard)
+        return Part.parse(self.shard)
 
 
 @dataclass(frozen=True)

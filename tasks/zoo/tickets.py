@@ -24,11 +24,10 @@ from nfn_graph.tasks.zoo.build import (
     networks_together,
     plain_options,
 )
-from nfn_graph.tasks.zoo.folder import MASK
 from nfn_graph.tasks.zoo.metrics import TrainingData
 from nfn_graph.tasks.zoo.runs import ClassifierRun, largest_activation, split_of
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.store import Row, ZooWriter
+from nfn_graph.tasks.zoo.store import MASK, Row, ZooWriter
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
 

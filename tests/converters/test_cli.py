@@ -15,10 +15,11 @@ import checkpoints
 import pytest
 import torch
 
-from nfn_graph import cli
-from nfn_graph.converters import conversion
-from nfn_graph.converters.files.graph import read_graph
+from nfn_graph import WeightGraph, cli
+from nfn_graph.converters import conversion, conversion_jobs, reading
 from nfn_graph.converters.io import load
+from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.writer import StoreWriter
 
 
 def write(path: Path, count: int = 1) -> list[Path]:
@@ -27,6 +28,16 @@ def write(path: Path, count: int = 1) -> list[Path]:
         paths.append(path.with_stem(f"{path.stem}{i}") if count > 1 else path)
         torch.save(checkpoints.mlp().state_dict(), paths[-1])
     return paths
+
+
+def names(out: Path) -> list[str]:
+    """The networks of a store."""
+    return Store(out).table.column("file").to_pylist()
+
+
+def read(out: Path, name: str) -> WeightGraph:
+    """A network of a store."""
+    return Store(out).graph(names(out).index(name))
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +99,10 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ["nothing"],
         ["convert", str(good), "--out", str(good)],
         ["convert", str(good), "--out", str(tmp_path / "out"), "--workers", "-1"],
+        ["convert", str(good), "--out", str(tmp_path / "out"), "--shard", "3/2"],
+        ["convert", str(good), "--out", str(tmp_path / "out"), "--shard-size", "0"],
+        ["store", str(tmp_path)],
+        ["export", str(tmp_path), "--out", str(tmp_path / "out")],
     ):
         assert cli.main(arguments) == 2, arguments
         assert len(capsys.readouterr().err.splitlines()) == 1, arguments
@@ -275,7 +290,7 @@ def test_convert_writes_graphs_and_a_report(
     assert "2 converted, 0 skipped, 1 failed" in captured.out
     assert "bad.npz" in captured.err
     for path, name in ((first, "x.pt"), (second, "deep/x.pt")):
-        graph = read_graph(tmp_path / "out" / f"{name}.safetensors")
+        graph = read(tmp_path / "out", name)
         expected = load(path)
         assert graph.layout == expected.layout
         for key, tensor in expected.to_tensors().items():
@@ -294,13 +309,16 @@ def test_convert_writes_graphs_and_a_report(
     assert "1 converted, 1 skipped, 0 failed" in capsys.readouterr().out
     assert cli.main([*arguments, "--overwrite"]) == 0
     assert "2 converted, 0 skipped, 0 failed" in capsys.readouterr().out
+    # Each is there once, and no shard stays of which nothing counts.
+    assert names(tmp_path / "out") == ["deep/x.pt", "x.pt"]
+    assert len(Store(tmp_path / "out").shards) == 1
 
 
-@pytest.mark.parametrize("out", ["in/graphs", "in/deep/graphs", "in", "."])
+@pytest.mark.parametrize("out", ["in/graphs", "in/deep/graphs"])
 def test_graphs_are_not_converted_again(
     out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The folder to write to lies in the folder of checkpoints, or is it."""
+    """The store to write to lies in the folder of checkpoints."""
     (tmp_path / "in" / "deep").mkdir(parents=True)
     write(tmp_path / "in" / "x.pt")
     write(tmp_path / "in" / "deep" / "y.pt")
@@ -309,10 +327,17 @@ def test_graphs_are_not_converted_again(
     for expected in ("2 converted, 0 skipped", "0 converted, 2 skipped", "0 converted, 2 skipped"):
         assert cli.main(arguments) == 0
         assert expected in capsys.readouterr().out
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    # A graph elsewhere is a file like any other.
-    assert cli.main(["convert", out, "--out", "again"]) == 0
-    assert not capsys.readouterr().out.startswith("0 converted")
+    assert len(names(Path(out))) == 2
+    # A store elsewhere is passed over, with a message; a graph file is a file like any other.
+    assert cli.main(["export", out, "--out", "in/files", "--format", "graph"]) == 0
+    assert cli.main(["convert", "in", "--out", "again"]) == 0
+    assert f"passed over the store {out}" in capsys.readouterr().err
+    graphs = sorted(n for n in names(Path("again")) if n.startswith("files/"))
+    assert len(graphs) == 2 and len(names(Path("again"))) == 4
+    assert all(load(Path("in") / name).layout for name in graphs)
+    for command in ("inspect", "convert"):
+        assert cli.main([command, out, "--out", "third"][: 2 if command == "inspect" else 4]) == 2
+        assert "nfn-graph export" in capsys.readouterr().err
 
 
 def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
@@ -325,10 +350,10 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    options = conversion.Options()
+    options = reading.Options()
     with pytest.raises(KeyboardInterrupt):
         conversion.convert_files(paths, tmp_path / "out", options, on_done=interrupt)
-    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 2
+    assert names(tmp_path / "out") == ["x0.pt", "x1.pt"]
     report = conversion.convert_files(paths, tmp_path / "out", options)
     assert (report.converted, report.skipped) == (2, 2)
 
@@ -337,12 +362,13 @@ def test_many_files_are_converted_in_parallel(tmp_path: Path) -> None:
     paths = write(tmp_path / "x.pt", 40)
     (tmp_path / "bad.pt").write_bytes(b"nonsense" * 9)
     pool = conversion.convert_files(
-        [*paths, tmp_path / "bad.pt"], tmp_path / "many", conversion.Options(), workers=2
+        [*paths, tmp_path / "bad.pt"], tmp_path / "many", reading.Options(), workers=2
     )
-    here = conversion.convert_files(paths[:3], tmp_path / "few", conversion.Options())
+    here = conversion.convert_files(paths[:3], tmp_path / "few", reading.Options())
     assert (pool.converted, here.converted) == (40, 3)
     assert list(pool.failed) == [str(tmp_path / "bad.pt")]
-    many, few = (read_graph(tmp_path / n / "x0.pt.safetensors") for n in ("many", "few"))
+    assert names(tmp_path / "many") == sorted(p.name for p in paths)
+    many, few = (read(tmp_path / n, "x0.pt") for n in ("many", "few"))
     assert many.layout == few.layout
     for key, tensor in few.to_tensors().items():
         assert torch.equal(many.to_tensors()[key], tensor)
@@ -355,35 +381,47 @@ def test_a_file_that_kills_its_process_is_reported(
     (tmp_path / "killer.py").write_text(
         "import os, sys\n"
         "from torch import nn\n"
-        "from nfn_graph.converters import conversion\n"
-        "load = conversion.load\n"
+        "from nfn_graph.converters import reading\n"
+        "load = reading.load\n"
         "def stop(path, **options):\n"
         "    if path.name == 'x3.pt':\n"
         "        os._exit(1)\n"
         "    return load(path)\n"
         "def make():\n"
-        "    conversion.load = stop\n"
+        "    reading.load = stop\n"
         "    return nn.Linear(1, 1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conversion, "_PARALLEL_FROM", 2)
+    monkeypatch.setattr(conversion_jobs, "_PARALLEL_FROM", 2)
+    monkeypatch.setattr(conversion_jobs, "_JOBS_PER_WORKER", 1)
     paths = write(tmp_path / "x.pt", 6)
-    options = conversion.Options(arch="killer:make")
+    options = reading.Options(arch="killer:make")
     report = conversion.convert_files(paths, tmp_path / "out", options, workers=2)
     assert report.converted == 5
     assert list(report.failed) == [str(paths[3])]
     assert "kills the process" in report.failed[str(paths[3])]
+    assert names(tmp_path / "out") == [p.name for p in paths if p != paths[3]]
+    assert list(Store(tmp_path / "out").verify()) == []
 
 
-def test_convert_never_overwrites_a_file_of_the_user(tmp_path: Path) -> None:
-    write(tmp_path / "x.pt")
-    mine = tmp_path / "x.pt.safetensors"
-    mine.write_bytes((tmp_path / "x.pt").read_bytes())
-    before = mine.read_bytes()
-    assert cli.main(["convert", str(tmp_path / "x.pt"), "--out", str(tmp_path)]) == 1
-    assert mine.read_bytes() == before
-    reason = next(iter(json.loads((tmp_path / "report.json").read_text())["failed"].values()))
-    assert "convert did not write" in reason
+@pytest.mark.parametrize("folder", ["checkpoints", "zoo", "old zoo"])
+def test_convert_never_writes_among_files_of_the_user(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that is no store that it made stays as it is."""
+    (path,) = write(tmp_path / "x.pt")
+    out = tmp_path / "out"
+    out.mkdir()
+    if folder == "checkpoints":
+        write(out / "y.pt")
+    elif folder == "zoo":
+        StoreWriter(out, {"kind": "cnn"}).publish("00000", [({}, load(path))])
+    else:
+        (out / "zoo.json").write_text('{"version": 1}')
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert cli.main(["convert", str(path), "--out", str(out)]) == 2
+    assert "Expected" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from nfn_graph import cli
-from nfn_graph.converters import conversion
-from nfn_graph.converters.files.graph import read_graph
-from nfn_graph.converters.state_dict import to_state_dict
+from nfn_graph.converters import conversion_jobs, to_state_dict
+from nfn_graph.converters.store.reader import Store
 
 
 def write(path: Path) -> dict[str, torch.Tensor]:
@@ -28,8 +27,12 @@ def report(out: Path) -> dict[str, Any]:
     return json.loads((out / "report.json").read_text())
 
 
-def is_of(graph: Path, state_dict: dict[str, torch.Tensor]) -> bool:
-    found = to_state_dict(read_graph(graph))
+def names(out: Path) -> list[str]:
+    return Store(out).table.column("file").to_pylist()
+
+
+def is_of(out: Path, name: str, state_dict: dict[str, torch.Tensor]) -> bool:
+    found = to_state_dict(Store(out).graph(names(out).index(name)))
     return all(torch.equal(found[key], tensor) for key, tensor in state_dict.items())
 
 
@@ -40,20 +43,21 @@ def test_the_graph_of_another_file_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(conversion, "_PARALLEL_FROM", parallel_from)
+    monkeypatch.setattr(conversion_jobs, "_PARALLEL_FROM", parallel_from)
     first, second, out = tmp_path / "A" / "model.pt", tmp_path / "B" / "model.pt", tmp_path / "out"
     weights, others = write(first), write(second)
-    graph = out / "model.pt.safetensors"
     assert cli.main(["convert", str(first), "--out", str(out), "--workers", "2"]) == 0
     assert cli.main(["convert", str(second), "--out", str(out), "--workers", "2"]) == 1
-    assert is_of(graph, weights)
+    assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
     assert str(first) in report(out)["failed"][str(second)]
     assert "--overwrite" in capsys.readouterr().err
     # Together they have folders of their own.
     assert cli.main(["convert", str(first), str(second), "--out", str(out)]) == 0
-    assert is_of(out / "A" / graph.name, weights) and is_of(out / "B" / graph.name, others)
+    assert names(out) == ["A/model.pt", "B/model.pt", "model.pt"]
+    assert is_of(out, "A/model.pt", weights) and is_of(out, "B/model.pt", others)
+    assert is_of(out, "model.pt", weights)
     assert cli.main(["convert", str(second), "--out", str(out), "--overwrite"]) == 0
-    assert is_of(graph, others)
+    assert len(names(out)) == 3 and is_of(out, "model.pt", others)
 
 
 def test_one_file_under_two_paths_is_one_file(
@@ -67,7 +71,8 @@ def test_one_file_under_two_paths_is_one_file(
     changed = write(tmp_path / "A" / "model.pt")
     os.utime("model.pt", ns=(1, 1))
     assert cli.main(["convert", "model.pt", "--out", str(tmp_path / "out")]) == 0
-    assert is_of(tmp_path / "out" / "model.pt.safetensors", changed)
+    assert names(tmp_path / "out") == ["model.pt"]
+    assert is_of(tmp_path / "out", "model.pt", changed)
 
 
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
@@ -79,10 +84,9 @@ def test_a_file_that_became_unreadable_keeps_its_graph(damage: str, tmp_path: Pa
     if damage == "damaged":
         path.write_bytes(b"nonsense" * 9)
     assert cli.main(["convert", str(path), "--out", str(out)]) == 1
-    graph = out / "model.pt.safetensors"
-    assert is_of(graph, weights)
+    assert is_of(out, "model.pt", weights)
     reason = report(out)["failed"][str(path)]
-    assert f"'{graph}'" in reason and "earlier" in reason
+    assert "'model.pt'" in reason and "earlier" in reason
     # A file that never had one is only refused.
     (tmp_path / "other.pt").write_bytes(b"nonsense" * 9)
     assert cli.main(["convert", str(tmp_path / "other.pt"), "--out", str(out)]) == 1

@@ -19,7 +19,7 @@ from test_zoo_build import IMAGES, same_networks, small
 
 from nfn_graph.cli import main
 from nfn_graph.converters import engines
-from nfn_graph.converters.engines import part_of, run_jobs
+from nfn_graph.converters.engines import run_jobs
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
 
@@ -144,10 +144,3 @@ def test_without_ray(
     options = ["zoo", "cnn", "--out", str(tmp_path), "--networks", "1", "--engine", "ray"]
     assert main(options) == 2
     assert "pip install 'nfn-graph[ray]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/2/3", ""])
-def test_bad_shards(shard: str) -> None:
-    with pytest.raises(ValueError, match="I/N with 1 <= I <= N"):
-        part_of(shard)
-    assert part_of("2/3") == (1, 3)

@@ -275,7 +275,7 @@ def test_command_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--zoo", "nowhere"], "zoo.json"),
+        (["--zoo", "nowhere"], "store.json"),
         (["--epochs", "0"], "--epochs of at least 1 .got 0."),
         (["--drop", "1.5"], "--drop within 0 and 1"),
         (["--learning-rate", "0"], "--learning-rate above 0"),

@@ -6,14 +6,19 @@ from typing import Any
 
 from nfn_graph.converters.optional import require
 
-_PURPOSE = "for the table of a zoo"
+_PURPOSE = "for the table of a store"
 
 
 def arrow() -> Any:
     """The package `pyarrow`."""
-    return require("pyarrow", _PURPOSE, "tasks")
+    return require("pyarrow", _PURPOSE)
+
+
+def compute() -> Any:
+    """The module `pyarrow.compute`."""
+    return require("pyarrow.compute", _PURPOSE)
 
 
 def parquet() -> Any:
     """The module `pyarrow.parquet`."""
-    return require("pyarrow.parquet", _PURPOSE, "tasks")
+    return require("pyarrow.parquet", _PURPOSE)

@@ -1,0 +1,237 @@
+"""What all networks of one architecture share: their layout, and the order of their entries."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.files.graph import (
+    DTYPES,
+    layout_from_json,
+    put_together,
+    take_apart,
+    unpack,
+)
+from nfn_graph.converters.files.graph_checks import check_graph
+from nfn_graph.layout import Layout
+from nfn_graph.spec import Key
+
+FOLDER = "architectures"
+
+
+class Entries(NamedTuple):
+    """One tensor of every network of an architecture.
+
+    Attributes:
+        place: Its name in `GraphParts.tensors`.
+        dtype: Its type; the entries of one type are one record.
+        shape: Its shape.
+        begin: Its first entry in the record.
+        end: The entry after its last one.
+    """
+
+    place: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Cuts(NamedTuple):
+    """Sizes and places of the tensors in a record, in their order."""
+
+    sizes: list[int]
+    places: list[str]
+
+
+class Network(NamedTuple):
+    """A network, ready to be written.
+
+    Attributes:
+        architecture: What it shares with others.
+        tensors: Its tensors, in the order of `architecture.entries`.
+        notes: What is its own and no tensor, as JSON; None if there is nothing.
+    """
+
+    architecture: Architecture
+    tensors: list[Tensor]
+    notes: str | None
+
+
+class Architecture:
+    """The layout of many networks, and where their tensors lie in a record.
+
+    Args:
+        text: The JSON document that describes it. Its checksum is the architecture's name, so
+            that a damaged one is noticed.
+        path: The file that it was read from, if any.
+    """
+
+    def __init__(self, text: str, path: Path | None = None) -> None:
+        self.text = text
+        self.path = path
+        self.name = hashlib.sha256(text.encode()).hexdigest()[:24]
+        document = json.loads(text)
+        self.entries: list[Entries] = []
+        self.record_sizes: dict[torch.dtype, int] = {}
+        for place, type_, shape in document["tensors"]:
+            dtype = DTYPES[type_]
+            begin = self.record_sizes.get(dtype, 0)
+            end = begin + math.prod(shape)
+            self.record_sizes[dtype] = end
+            self.entries.append(Entries(place, dtype, tuple(shape), begin, end))
+        # Carried tensors are of each network; empty ones stand for them.
+        places = {entry.place: torch.empty(0) for entry in self.entries}
+        self.layout = layout_from_json(document["layout"], places)
+
+    @cached_property
+    def has_own_layouts(self) -> bool:
+        """Whether the layouts of single networks hold something that is theirs alone."""
+        layout: Layout | None = self.layout
+        while layout is not None:
+            if layout.carried:
+                return True
+            layout = None if layout.before is None else layout.before[1]
+        return False
+
+    @cached_property
+    def features(self) -> dict[Key, Entries]:
+        """The features of every type."""
+        found: dict[Key, Entries] = {}
+        for entry in self.entries:
+            kind, *store, attribute = entry.place.split("/")
+            if kind == "store" and store != ["graph"] and attribute in ("x", "edge_attr"):
+                found[store[0] if len(store) == 1 else (store[0], store[1], store[2])] = entry
+        return found
+
+    @cached_property
+    def plain(self) -> tuple[torch.dtype, int] | None:
+        """The type and the channels of all features; None if they differ, or there is more."""
+        stored = [e for e in self.entries if e.place.startswith("store/")]
+        kinds = {(e.dtype, e.shape[2]) for e in self.features.values()}
+        if len(stored) > len(self.features) or len(kinds) != 1 or self.layout.within is not None:
+            return None
+        return kinds.pop()
+
+    @cached_property
+    def cuts(self) -> dict[torch.dtype, Cuts]:
+        """Where the record of each type is cut into tensors."""
+        found: dict[torch.dtype, Cuts] = {}
+        for e in self.entries:
+            cuts = found.setdefault(e.dtype, Cuts([], []))
+            cuts.sizes.append(e.end - e.begin)
+            cuts.places.append(e.place)
+        return found
+
+    def check(self) -> None:
+        """Raises `ValueError` unless the layout and the tensors say the same."""
+        tensors = {
+            e.place: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in self.entries
+        }
+        check_graph(put_together(self.layout, tensors, {}))
+
+    def tensors(self, records: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
+        """The tensors in the records of one network."""
+        return {e.place: records[e.dtype][e.begin : e.end].view(e.shape) for e in self.entries}
+
+    def own_layout(self, tensors: Mapping[str, Tensor], notes: Sequence[Any]) -> Layout:
+        """The layout of one network, with what it carries."""
+        if not self.has_own_layouts:
+            return self.layout
+        return _carrying(self.layout, tensors, notes, "carried")
+
+    def graph(self, records: Mapping[torch.dtype, Tensor], notes: str | None) -> WeightGraph:
+        """The graph of one network, in the memory of its records."""
+        tensors = self.tensors(records)
+        carried, other = json.loads(notes) if notes else ([], {})
+        return put_together(self.own_layout(tensors, carried), tensors, other)
+
+    def __reduce__(self) -> Any:
+        # Batches are sent between processes: the file's name instead of its content.
+        if self.path is None:
+            return Architecture, (self.text,)
+        return read_architecture, (self.path,)
+
+
+def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
+    """A graph as it is written.
+
+    Args:
+        graph: One network.
+        known: Architectures seen before, to which this one is added.
+    """
+    parts = take_apart(graph)
+    carried = _take_values(parts.layout)
+    tensors = [
+        (place, str(tensor.dtype), tuple(tensor.shape)) for place, tensor in parts.tensors.items()
+    ]
+    for place, tensor in parts.tensors.items():
+        if tensor.dtype not in safetensors.DTYPES or tensor.layout != torch.strided:
+            raise ConversionError(
+                f"Expected '{place}' of a type that safetensors files have (got a tensor of "
+                f"{tensor.dtype}, {tensor.layout})"
+            )
+    layout: Layout = graph.layout
+    # All that the document depends on; a transform's former layout is not compared, but written.
+    signature = (layout, layout.keys, str(layout.channels), tuple(layout.carried), tuple(tensors))
+    found = known.get(signature) if layout.before is None else None
+    if found is None:
+        found = Architecture(json.dumps({"layout": parts.layout, "tensors": tensors}))
+        if layout.before is None:
+            known[signature] = found
+    notes = json.dumps([carried, parts.notes]) if parts.notes or any(carried) else None
+    return Network(found, list(parts.tensors.values()), notes)
+
+
+@functools.lru_cache(maxsize=1024)
+def read_architecture(path: Path) -> Architecture:
+    """The architecture in a file, whose name is its checksum."""
+    try:
+        found = Architecture(path.read_text("utf-8"), path)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a damaged document leads to
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if found.name != path.stem:
+        raise _damaged(path, f"one with the checksum {found.name}")
+    return found
+
+
+def _damaged(path: Path, got: str) -> ConversionError:
+    return ConversionError(
+        f"Expected the architecture that was written to '{path}' (got {got}). The file is damaged."
+    )
+
+
+def _take_values(layout: dict[str, Any]) -> list[dict[str, Any]]:
+    """Replaces carried values by None; returns them, of this layout and those before it."""
+    own = dict(layout["carried"])
+    layout["carried"] = dict.fromkeys(own)
+    before = layout["before"]
+    return [own, *(_take_values(before[1]) if before is not None else [])]
+
+
+def _carrying(
+    layout: Layout, tensors: Mapping[str, Tensor], notes: Sequence[Any], place: str
+) -> Layout:
+    values = {key: unpack(value) for key, value in (notes[0] if notes else {}).items()}
+    carried = {
+        key: values[key] if key in values else tensors.get(f"{place}/{key}")
+        for key in layout.carried
+    }
+    before = layout.before
+    if before is not None:
+        before = (before[0], _carrying(before[1], tensors, notes[1:], f"before/{place}"))
+    return layout.noting(carried=carried, before=before)

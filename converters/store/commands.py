@@ -1,0 +1,116 @@
+"""The commands of `nfn-graph` that read stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tyro.conf import Positional, arg
+
+from nfn_graph.converters.reading import one_line
+from nfn_graph.converters.store.dataset import WeightDataset
+from nfn_graph.converters.store.export import ExportFormat, export_networks
+from nfn_graph.converters.store.reader import Store
+
+StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
+
+
+def store(path: StorePath, /, *, verify: bool = False) -> int:
+    """Show what a store holds, and check that it is as it was written.
+
+    Sizes of files and the checksums of the table are always compared, the checksums of all weights
+    with --verify. The exit code is 1 if a file is damaged.
+
+    Examples:
+      nfn-graph store graphs/
+      nfn-graph store zoos/digits --verify
+
+    Args:
+        path: The folder of a store.
+        verify: Read everything and compare it with its checksums.
+    """
+    found = Store(path)
+    size = sum(sum(shard.sizes.values()) for shard in found.shards)
+    counts = dict.fromkeys(found.architecture_names, 0)
+    for number in found.places.architecture.tolist():
+        counts[found.architecture_names[number]] += 1
+    print(
+        f"{path}: {len(found)} networks of {len(counts)} architectures in {len(found.shards)} "
+        f"shards, {size / 1e6:.1f} MB"
+    )
+    for number, (name, count) in enumerate(counts.items()):
+        layout = found.architecture(number).layout
+        sizes = ", ".join(
+            f"{neuron} {'+'.join(map(str, layers))}"
+            for neuron, layers in zip(layout.spec.neuron, layout.shape.sizes, strict=True)
+        )
+        print(f"  {count} x {name}: {sizes}")
+    print(f"  columns: {', '.join(found.table.column_names)}")
+    if not verify:
+        return 0
+    wrong = list(found.verify())
+    for file in wrong:
+        print(f"  damaged: {one_line(str(file))}")
+    print("  checksums: " + (f"{len(wrong)} files are damaged" if wrong else "all right"))
+    return 1 if wrong else 0
+
+
+def export(
+    path: StorePath,
+    /,
+    *,
+    out: Path,
+    format: ExportFormat = "pt",
+    channel: str | None = None,
+    where: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = (),
+    overwrite: bool = False,
+) -> int:
+    """Write the networks of a store into files of their own: checkpoints, or graph files.
+
+    Checkpoints have the keys, types and bits of the files that were converted. A table with the
+    metadata of all of them is written beside them, OUT/metadata.parquet.
+
+    Examples:
+      nfn-graph export graphs/ --out checkpoints/
+      nfn-graph export graphs/ --out files/ --format graph
+      nfn-graph export zoos/digits --out best/ --format safetensors --where split=test width=16
+
+    Args:
+        path: The folder of a store.
+        out: The folder to write to; made if it does not exist.
+        format: Of the checkpoints; graph for files with the layout and all channels.
+        channel: Which channel to write, of networks that have several, such as weights or mask.
+        where: Only networks whose columns have these values: width=8 or width=8,16.
+        overwrite: Replace files that are there.
+    """
+    dataset = WeightDataset(path)
+    for condition in where:
+        name, equals, values = condition.partition("=")
+        if not equals:
+            raise ValueError(f"Expected --where as NAME=VALUE (got '{condition}')")
+        dataset = dataset.where(**{name: values.split(",")})
+    if not len(dataset):
+        raise ValueError(f"Expected networks with {' '.join(where)} in '{path}' (got none)")
+    messages = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("Writing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=messages,
+        transient=True,
+        disable=not messages.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=len(dataset))
+        table = export_networks(
+            dataset,
+            out,
+            format,
+            channel=channel,
+            overwrite=overwrite,
+            on_done=lambda: progress.advance(task),
+        )
+    print(f"{out}: {len(dataset)} networks ({table})")
+    return 0

@@ -1,0 +1,74 @@
+"""Networks of a store as files again: checkpoints, or graph files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.io import save
+from nfn_graph.converters.store.arrow import arrow, parquet
+from nfn_graph.converters.store.dataset import WeightDataset
+
+ExportFormat = Literal["pt", "safetensors", "npz", "graph"]
+
+
+def export_networks(
+    dataset: WeightDataset,
+    out: Path,
+    format_: ExportFormat,
+    *,
+    channel: str | None = None,
+    overwrite: bool = False,
+    on_done: Callable[[], None] = lambda: None,
+) -> Path:
+    """Writes every network into a file of its own, and their table beside them.
+
+    Args:
+        dataset: The networks.
+        out: The folder; below it, files lie as the converted ones did, or are numbered.
+        format_: Of the checkpoints; `graph` for files with the layout and all channels.
+        channel: Which channel to write, of networks that have several.
+        overwrite: Whether to replace files.
+        on_done: Called after every network.
+
+    Returns:
+        The table, whose column `file` names the files.
+    """
+    names = _names(dataset, format_)
+    table = out / "metadata.parquet"
+    paths = [out / name for name in names]
+    taken = [path for path in (table, *paths) if path.exists()]
+    if taken and not overwrite:
+        raise FileExistsError(
+            f"Expected a folder without these files (got '{taken[0]}' and {len(taken) - 1} more). "
+            f"Choose another --out, or replace them with --overwrite."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for position, path in zip(dataset.indices(), paths, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(dataset.store.graph(position), path, channel=channel, as_graph=format_ == "graph")
+        on_done()
+    columns = dataset.table.drop_columns(
+        [name for name in ("file", "notes") if name in dataset.table.column_names]
+    )
+    with replacing(table) as temporary:
+        parquet().write_table(columns.append_column("file", arrow().array(names)), temporary)
+    return table
+
+
+def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
+    """The files below the folder: a suffix is added unless a file has it."""
+    suffix = ".safetensors" if format_ == "graph" else f".{format_}"
+    found: Sequence[Any]
+    if "file" in dataset.table.column_names:
+        found = dataset.table.column("file").to_pylist()
+    else:
+        found = [f"{position:06d}" for position in dataset.indices()]
+    for name in found:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"Expected files below '{dataset.folder}' (got '{name}')")
+    if format_ != "graph":
+        return [n if n.lower().endswith(suffix) else f"{n}{suffix}" for n in found]
+    return [f"{name}{suffix}" for name in found]

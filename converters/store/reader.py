@@ -1,0 +1,184 @@
+"""Reading a store: its table at once, its weights mapped into memory when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.store.architecture import FOLDER, Architecture, read_architecture
+from nfn_graph.converters.store.arrow import arrow, compute
+from nfn_graph.converters.store.description import read_description
+from nfn_graph.converters.store.shards import (
+    WEIGHTS,
+    Shard,
+    damaged,
+    file_of,
+    list_shards,
+    read_shard,
+    read_table,
+    wrong_files,
+)
+from nfn_graph.converters.store.writer import record_key
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Places(NamedTuple):
+    """Where the networks of a table lie: numbers of shards and architectures, and rows."""
+
+    shard: Numbers
+    architecture: Numbers
+    row: Numbers
+
+
+class Store:
+    """The networks that are published in a store when it is opened.
+
+    Opening reads the table of all networks and compares it with its checksum; of the weights, it
+    compares the sizes of files. :meth:`verify` compares all else. Nothing that is open is
+    pickled: another process maps the files itself.
+
+    Args:
+        folder: The store's folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.description = read_description(self.folder)
+        self.shards = [read_shard(self.folder, name) for name in list_shards(self.folder)]
+        if not self.shards:
+            raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
+        tables = [read_table(self.folder, shard) for shard in self.shards]
+        self.table = arrow().concat_tables(tables, promote_options="permissive")
+        key = self.description.get("key")
+        if key is not None:
+            self.table = _newest(self.table, key)
+        self.places, self.architecture_names = _places(self.table, self.shards)
+        self._architectures: dict[int, Architecture] = {}
+        self._mapped: dict[int, list[dict[torch.dtype, Tensor]]] = {}
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table as dicts."""
+        found: list[dict[str, Any]] = self.table.to_pylist()
+        return found
+
+    @cached_property
+    def _notes(self) -> list[str | None]:
+        """What networks hold that is no tensor."""
+        found: list[str | None] = self.table.column("notes").to_pylist()
+        return found
+
+    @cached_property
+    def has_notes(self) -> bool:
+        """Whether any network holds something that is no tensor."""
+        return int(self.table.column("notes").null_count) < len(self)
+
+    def notes(self, position: int) -> str | None:
+        """What a network holds that is no tensor, as JSON."""
+        return self._notes[position] if self.has_notes else None
+
+    def architecture(self, number: int) -> Architecture:
+        """An architecture by its number in `places`."""
+        found = self._architectures.get(number)
+        if found is None:
+            name = self.architecture_names[number]
+            found = read_architecture((self.folder / FOLDER / f"{name}.json").absolute())
+            self._architectures[number] = found
+        return found
+
+    def records(self, positions: Sequence[int] | Numbers) -> dict[torch.dtype, list[Tensor]]:
+        """The entries of networks by type, in the memory that their files are mapped to.
+
+        Networks without entries of a type are left out of its list.
+        """
+        chosen = np.asarray(positions, dtype=np.int64)
+        columns = (column[chosen].tolist() for column in self.places)
+        found: dict[torch.dtype, list[Tensor]] = {}
+        for shard, architecture, row in zip(*columns, strict=True):
+            mapped = self._mapped.get(shard)
+            if mapped is None:
+                mapped = self._map(shard)
+            for dtype, stack in mapped[architecture].items():
+                found.setdefault(dtype, []).append(stack[row])
+        return found
+
+    def graph(self, position: int) -> WeightGraph:
+        """One network, in memory of its own."""
+        records = self.records([position])
+        architecture = self.architecture(int(self.places.architecture[position]))
+        own = {dtype: record.clone() for dtype, (record,) in records.items()}
+        return architecture.graph(own, self.notes(position))
+
+    def verify(self) -> Iterator[Path]:
+        """Reads everything; yields the files that are not as they were published."""
+        for shard in self.shards:
+            yield from wrong_files(self.folder, shard)
+        names = {name for shard in self.shards for name in shard.architectures}
+        for path in (self.folder / FOLDER / f"{name}.json" for name in sorted(names)):
+            content = path.read_bytes() if path.is_file() else b""
+            if not hashlib.sha256(content).hexdigest().startswith(path.stem):
+                yield path
+
+    def _map(self, number: int) -> list[dict[torch.dtype, Tensor]]:
+        """The records of a shard, by number of the architecture."""
+        shard = self.shards[number]
+        path = file_of(self.folder, WEIGHTS, shard.name)
+        # Few files, so that even the small ones may be mapped.
+        tensors = safetensors.read_file(path, map_from=0).tensors
+        found: list[dict[torch.dtype, Tensor]] = [{} for _ in self.architecture_names]
+        is_here = self.places.shard == number
+        for i in np.unique(self.places.architecture[is_here]).tolist():
+            architecture = self.architecture(i)
+            needed = self.places.row[is_here & (self.places.architecture == i)].max() + 1
+            for dtype, size in architecture.record_sizes.items():
+                stack = tensors.get(record_key(architecture.name, dtype))
+                if stack is None or stack.shape[1:] != (size,) or len(stack) < needed:
+                    raise damaged(
+                        path, f"no {size} entries of {dtype} for {needed} of {architecture.name}"
+                    )
+                found[i][dtype] = stack
+            architecture.check()
+        self._mapped[number] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {key: value for key, value in self.__dict__.items() if key != "rows"}
+        return {**kept, "_mapped": {}, "_architectures": {}}
+
+
+def _newest(table: Any, key: str) -> Any:
+    """One row for each key, in the order of keys: that of the shard with the last name."""
+    order = [(key, "ascending"), ("shard", "descending")]
+    table = table.take(compute().sort_indices(table, sort_keys=order))
+    names = table.column(key).combine_chunks()
+    if len(names) < 2:
+        return table
+    is_new = compute().not_equal(names[1:], names[:-1])
+    is_first = arrow().concat_arrays([arrow().array([True]), is_new])
+    return table.filter(is_first)
+
+
+def _places(table: Any, shards: Sequence[Shard]) -> tuple[Places, list[str]]:
+    def numbered(column: str) -> tuple[Numbers, list[str]]:
+        encoded = table.column(column).combine_chunks().dictionary_encode()
+        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+    shard, shard_names = numbered("shard")
+    order = {entry.name: i for i, entry in enumerate(shards)}
+    shard = np.array([order[name] for name in shard_names], dtype=np.int64)[shard]
+    architecture, architecture_names = numbered("architecture")
+    row = table.column("row").to_numpy().astype(np.int64)
+    return Places(shard, architecture, row), architecture_names

@@ -1,0 +1,131 @@
+"""Shards: what was published, with the checksum of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.store.arrow import arrow, parquet
+
+SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
+_SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A published shard.
+
+    Args:
+        name: Its name, which its files have.
+        networks: How many networks it holds.
+        architectures: Their architectures.
+        sizes: Bytes of its files, by folder.
+        checksums: SHA-256 of its files, by folder.
+    """
+
+    name: str
+    networks: int
+    architectures: tuple[str, ...]
+    sizes: dict[str, int]
+    checksums: dict[str, str]
+
+
+def file_of(folder: Path, part: str, name: str) -> Path:
+    """A file of a shard: its weights, its metadata or its record of publication."""
+    return folder / part / f"{name}.{_SUFFIXES[part]}"
+
+
+def publish(folder: Path, name: str, networks: int, architectures: tuple[str, ...]) -> Shard:
+    """Makes a shard count whose files are written: the last step, which is atomic."""
+    paths = {part: file_of(folder, part, name) for part in (WEIGHTS, METADATA)}
+    sizes = {part: path.stat().st_size for part, path in paths.items()}
+    checksums = {part: checksum(path) for part, path in paths.items()}
+    shard = Shard(name, networks, architectures, sizes, checksums)
+    record = {key: value for key, value in vars(shard).items() if key != "name"}
+    with replacing(file_of(folder, SHARDS, name)) as temporary:
+        temporary.write_text(json.dumps({**record, "sha256": _seal(record)}), "utf-8")
+    return shard
+
+
+def list_shards(folder: Path) -> list[str]:
+    """The names of the published shards, in order."""
+    found = (folder / SHARDS).glob("*.json")
+    return sorted(path.stem for path in found if not path.name.startswith("."))
+
+
+def read_shard(folder: Path, name: str) -> Shard:
+    """The record of a shard; its files are there, and as long as it says."""
+    path = file_of(folder, SHARDS, name)
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        seal = record.pop("sha256")
+        if seal != _seal(record):
+            raise ValueError(f"the checksum {seal} of something else")
+        record["architectures"] = tuple(record["architectures"])
+        shard = Shard(name, **record)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever a damaged record leads to
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
+    for part in (WEIGHTS, METADATA):
+        file = file_of(folder, part, name)
+        size = file.stat().st_size if file.is_file() else None
+        if size != shard.sizes[part]:
+            got = "none" if size is None else f"one of {size} bytes"
+            raise damaged(file, f"{got}, instead of {shard.sizes[part]} bytes")
+    return shard
+
+
+def read_table(folder: Path, shard: Shard) -> Any:
+    """The rows of a shard, as a `pyarrow.Table`."""
+    path = file_of(folder, METADATA, shard.name)
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != shard.checksums[METADATA]:
+        raise damaged(path, "another content")
+    table = parquet().read_table(arrow().BufferReader(content))
+    if table.num_rows != shard.networks:
+        raise damaged(path, f"{table.num_rows} rows instead of {shard.networks}")
+    return table
+
+
+def wrong_files(folder: Path, shard: Shard) -> Iterator[Path]:
+    """The files of a shard whose content is not what was written."""
+    for part in (WEIGHTS, METADATA):
+        path = file_of(folder, part, shard.name)
+        if checksum(path) != shard.checksums[part]:
+            yield path
+
+
+def remove_shard(folder: Path, name: str) -> None:
+    """Deletes a shard; it stops counting first."""
+    for part in (SHARDS, METADATA, WEIGHTS):
+        file_of(folder, part, name).unlink(missing_ok=True)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def damaged(path: Path, got: str) -> ConversionError:
+    """The error for a file that is not as it was published."""
+    return ConversionError(
+        f"Expected '{path}' as it was published (got {got}). The store is damaged: delete "
+        f"'{SHARDS}/{path.stem}.json' in it, and build or convert again what is missing."
+    )
+
+
+def _seal(record: dict[str, Any]) -> str:
+    """A checksum of the record itself."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,114 @@
+"""Writing a store: one shard after another, each completely or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.store.architecture import FOLDER, Architecture, Network, describe
+from nfn_graph.converters.store.arrow import arrow, parquet
+from nfn_graph.converters.store.description import create, is_store
+from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, Shard, file_of, publish
+
+Row = dict[str, Any]
+# Columns that lead from a row of the table to its network.
+PLACE = ("shard", "architecture", "row", "notes")
+
+
+class StoreWriter:
+    """Publishes shards of networks in a folder.
+
+    Several processes may write to one store, if the names of their shards differ. What a
+    killed process has not published does not count.
+
+    Args:
+        folder: The store's folder; a new store is made of a new or empty one.
+        description: What `store.json` says of a new store.
+    """
+
+    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._known: dict[Any, Architecture] = {}
+        if not is_store(folder):
+            create(folder, description)
+
+    def is_done(self, name: str) -> bool:
+        """Whether a shard was published."""
+        return file_of(self.folder, SHARDS, name).exists()
+
+    def describe(self, graph: WeightGraph) -> Network:
+        """A graph as it is written; raises if it holds what cannot be written."""
+        return describe(graph, self._known)
+
+    def publish(self, name: str, networks: Iterable[tuple[Row, WeightGraph | Network]]) -> Shard:
+        """Writes a shard: graphs, each with its row of the table.
+
+        Args:
+            name: The name of the shard, which has not been published.
+            networks: Rows and graphs; no row has one of the columns in `PLACE`.
+        """
+        self.clean(name)
+        rows: list[Row] = []
+        groups: dict[str, list[Network]] = {}
+        for row, graph in networks:
+            network = graph if isinstance(graph, Network) else self.describe(graph)
+            group = groups.setdefault(network.architecture.name, [])
+            place = (name, network.architecture.name, len(group), network.notes)
+            rows.append({**row, **dict(zip(PLACE, place, strict=True))})
+            group.append(network)
+        if not rows:
+            raise ValueError(f"Expected networks for shard '{name}' (got none)")
+        tensors: dict[str, Tensor] = {}
+        for group in groups.values():
+            self._keep(group[0].architecture)
+            tensors.update(_stack(group))
+        safetensors.write(file_of(self.folder, WEIGHTS, name), tensors)
+        table = arrow().Table.from_pylist(rows)
+        # Without a note in any row, the column has no type of its own.
+        notes = table.column("notes").cast(arrow().string())
+        table = table.set_column(table.column_names.index("notes"), "notes", notes)
+        with replacing(file_of(self.folder, METADATA, name)) as temporary:
+            parquet().write_table(table, temporary)
+        return publish(self.folder, name, len(rows), tuple(groups))
+
+    def clean(self, *names: str) -> None:
+        """Deletes what a killed process left of shards that it has not published."""
+        for name in names:
+            if self.is_done(name):
+                raise ValueError(f"Expected a new shard (got '{name}', published before)")
+            for part in (SHARDS, METADATA, WEIGHTS):
+                path = file_of(self.folder, part, name)
+                for left in (path, *path.parent.glob(f".{name}.*")):
+                    left.unlink(missing_ok=True)
+
+    def _keep(self, architecture: Architecture) -> None:
+        path = self.folder / FOLDER / f"{architecture.name}.json"
+        if not path.exists():
+            with replacing(path) as temporary:
+                temporary.write_text(architecture.text, "utf-8")
+
+
+def record_key(architecture: str, dtype: torch.dtype) -> str:
+    """The name of the records `[networks, entries]` of one type in a weights file."""
+    return f"{architecture}/{str(dtype).removeprefix('torch.')}"
+
+
+def _stack(networks: list[Network]) -> dict[str, Tensor]:
+    """The records of networks of one architecture."""
+    architecture = networks[0].architecture
+    stacks = {}
+    for dtype, size in architecture.record_sizes.items():
+        stack = torch.empty(len(networks), size, dtype=dtype)
+        for row, network in zip(stack, networks, strict=True):
+            for entry, tensor in zip(architecture.entries, network.tensors, strict=True):
+                if entry.dtype == dtype:
+                    row[entry.begin : entry.end] = tensor.detach().reshape(-1)
+        stacks[record_key(architecture.name, dtype)] = stack
+    return stacks
