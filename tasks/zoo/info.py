@@ -10,6 +10,7 @@ from typing import Any
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import open_zoo
+from nfn_graph.converters.store.description import is_store
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 
 Facts = dict[str, Any]
@@ -22,7 +23,7 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
         path: The folder.
         split_file: The published splits of a zoo that keeps them elsewhere.
     """
-    if (path / "zoo.json").is_file():
+    if is_store(path):
         return _own_facts(path)
     zoo = open_zoo(path, split_file=split_file)
     about = asdict(zoo.description)
