@@ -30,6 +30,7 @@ def cluster() -> Iterator[None]:
     # Workers find the modules of the tests where this process does.
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
