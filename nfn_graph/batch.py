@@ -204,11 +204,12 @@ def _collate(graphs: GraphList) -> Batch:
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
     """A shallow copy with empty stores for the types that the graph lacks, if it lacks any."""
-    own = graph.spec
-    if own == spec and graph.layout.within is None:
+    layout = graph.layout.inside(spec)
+    if layout is graph.layout and layout.within is None:
         return graph
+    own = graph.spec
     out = copy.copy(graph)
-    out.layout = graph.layout.inside(spec)
+    out.layout = layout
     like = graph[own.weights[0].key].edge_attr
     for neuron in spec.neurons:
         if neuron.name not in own.neuron:

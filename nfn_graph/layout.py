@@ -192,7 +192,9 @@ class Layout:
         return frozenset(key for placement in self.placements for key in placement.keys)
 
     def inside(self, spec: NetworkSpec | None) -> Layout:
-        """The same network as part of a batch of that spec."""
+        """The same network as part of a batch of that spec; itself if that is its own."""
+        if spec == self.spec:
+            spec = None
         return self if self.within is spec else self.noting(within=spec)
 
     def noting(self, **fields: Any) -> Layout:
@@ -220,6 +222,11 @@ class Layout:
     def rows_of(self, store: Key) -> int:
         """The number of rows of a store of a batch that this network is in; 0 if it lacks it."""
         return self._num_rows.get(store, 0)
+
+    @cached_property
+    def num_entries(self) -> int:
+        """The number of entries of all weights, biases left out: edges times taps."""
+        return sum(self.num_rows(weight.key) * weight.taps for weight in self.spec.weights)
 
     @cached_property
     def _num_rows(self) -> dict[Key, int]:

@@ -188,11 +188,7 @@ def network_sizes(data: Any) -> list[int]:
 
 def _size(network: Any) -> int:
     if isinstance(network, WeightGraph):
-        return sum(
-            layout.num_rows(weight.key) * weight.taps
-            for layout in network.layouts
-            for weight in layout.spec.weights
-        )
+        return sum(layout.num_entries for layout in network.layouts)
     try:
         return int(network.__index__())
     except (AttributeError, TypeError):

@@ -92,6 +92,15 @@ class WeightDataset(Dataset):
         """A number for the architecture of every network: the same for the same shapes."""
         return self.store.places.architecture[self._positions()]
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of weights of every network, for `EdgeBatchSampler`; none is read."""
+        store = self.store
+        sizes = [
+            store.architecture(i).layout.num_entries for i in range(len(store.architecture_names))
+        ]
+        return np.array(sizes)[self.architectures].tolist()
+
     def where(self: Self, **values: Any) -> Self:
         """The networks whose columns have these values, or one of a list of values."""
         table, is_chosen = self.table, None

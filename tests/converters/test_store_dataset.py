@@ -12,7 +12,7 @@ import torch
 from stores import assert_same_graph, graphs, write_store
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
-from nfn_graph import Batch, DataLoader, WeightGraph
+from nfn_graph import Batch, DataLoader, EdgeBatchSampler, WeightGraph
 from nfn_graph.converters import WeightDataset, from_module, from_state_dict
 from nfn_graph.converters.store.batches import StoredGraphs
 
@@ -226,3 +226,14 @@ def test_bucketed_batches_hold_one_architecture(dataset: WeightDataset, drop_las
     assert all(len(set(batch["input"].ptr.diff().tolist())) == 1 for batch in loader)
     with pytest.raises(ValueError, match="batch size"):
         part.bucketed(0)
+
+
+def test_batches_by_edges(dataset: WeightDataset) -> None:
+    part = dataset[2:]
+    sizes = [sum(store.edge_attr.numel() for store in graph.edge_stores) for graph in part]
+    assert part.sizes == sizes and len(set(sizes)) > 1
+    limit = 2 * max(sizes)
+    sampler = EdgeBatchSampler(part, limit)
+    assert sorted(i for batch in sampler for i in batch) == list(range(len(part)))
+    for batch in DataLoader(part, batch_sampler=sampler):
+        assert sum(store.edge_attr.numel() for store in batch.edge_stores) <= limit
