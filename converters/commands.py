@@ -21,7 +21,7 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion import convert_files
+from nfn_graph.converters.conversion import convert_files, convert_in_parts
 from nfn_graph.converters.parts import Part
 from nfn_graph.converters.reading import Options, find_files, load_file, one_line, reason_of
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
@@ -92,6 +92,7 @@ def convert(
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
     shard_size: int = 1024,
+    engine: Literal["local", "ray"] = "local",
 ) -> int:
     """Convert checkpoint files to graphs, in a store: few files for many networks.
 
@@ -116,7 +117,14 @@ def convert(
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
         shard_size: Networks per file of the store at most.
+        engine: Where to convert: on this machine, or as tasks of a Ray cluster, each for a part of
+            as many files as --shard-size, on machines that see the same folders.
     """
+    if engine != "local" and (shard != "1/1" or workers):
+        raise ValueError(
+            f"Expected neither --shard nor --workers with --engine {engine}, which divides the "
+            f"files itself (got --shard {shard} --workers {workers})"
+        )
     options = Options(arch, flatten, input_shape)
     paths = _found(files, out)
     report_path = out / f"report{Part.parse(shard).suffix}.json"
@@ -131,16 +139,26 @@ def convert(
         disable=not messages.is_terminal,
     ) as progress:
         task = progress.add_task("", total=len(paths))
-        report = convert_files(
-            paths,
-            out,
-            options,
-            workers=workers,
-            overwrite=overwrite,
-            shard=shard,
-            shard_size=shard_size,
-            on_done=lambda: progress.advance(task),
-        )
+        chosen: dict[str, Any] = {"overwrite": overwrite, "shard_size": shard_size}
+        if engine == "local":
+            report = convert_files(
+                paths,
+                out,
+                options,
+                workers=workers,
+                shard=shard,
+                on_done=lambda: progress.advance(task),
+                **chosen,
+            )
+        else:
+            report = convert_in_parts(
+                paths,
+                out,
+                options,
+                engine,
+                on_done=lambda count: progress.advance(task, count),
+                **chosen,
+            )
     failures = list(report.failed.items())
     for path, reason in failures[:_MOST_FAILURES]:
         where = "" if path in reason else f"{path}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nfn_graph.converters import engines
 from nfn_graph.converters.conversion_jobs import Conversion, Source, run_jobs
+from nfn_graph.converters.engines import Engine
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.parts import Part
 from nfn_graph.converters.reading import Options
@@ -107,9 +110,70 @@ def convert_files(
             _clean(out, part)
         if any(source.file in known for source in work):
             _remove_superseded(out)
-    with replacing(out / f"report{part.suffix}.json") as temporary:
-        temporary.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")
+    _write_report(out / f"report{part.suffix}.json", report)
     return report
+
+
+def convert_in_parts(
+    paths: Sequence[Path],
+    out: Path,
+    options: Options,
+    engine: Engine,
+    *,
+    overwrite: bool = False,
+    shard_size: int = 1024,
+    on_done: Callable[[int], None] = lambda count: None,
+) -> Report:
+    """As :func:`convert_files`, each shard a job of an engine; see :mod:`engines`.
+
+    A job that is begun again, since its worker died, skips what was converted.
+
+    Args:
+        paths: The files.
+        out: The store's folder.
+        options: How to read them.
+        engine: Where to run the jobs.
+        overwrite: As of :func:`convert_files`.
+        shard_size: Networks per shard at most.
+        on_done: Called after every job with the number of its files.
+    """
+    total = max(1, math.ceil(len(paths) / max(1, shard_size)))
+    job = _OnePart([p.absolute() for p in paths], out.absolute(), options, overwrite, shard_size)
+    report = Report()
+    for _, part in engines.run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
+        report.converted += part.converted
+        report.skipped += part.skipped
+        report.failed |= part.failed
+        on_done(part.converted + part.skipped + len(part.failed))
+    _write_report(out / "report.json", report)
+    return report
+
+
+@dataclass(frozen=True)
+class _OnePart:
+    """Converts one part of the files, wherever it is called."""
+
+    paths: Sequence[Path]
+    out: Path
+    options: Options
+    overwrite: bool
+    shard_size: int
+
+    def __call__(self, shard: str) -> Report:
+        return convert_files(
+            self.paths,
+            self.out,
+            self.options,
+            workers=1,
+            overwrite=self.overwrite,
+            shard=shard,
+            shard_size=self.shard_size,
+        )
+
+
+def _write_report(path: Path, report: Report) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")
 
 
 def _sources(paths: Sequence[Path], options: Options) -> list[Source]:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from test_zoo_build import IMAGES, same_networks, small
+from torch import nn
 
 from nfn_graph.cli import main
-from nfn_graph.converters import engines
+from nfn_graph.converters import WeightDataset, engines, to_state_dict
 from nfn_graph.converters.engines import run_jobs
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
@@ -145,3 +147,29 @@ def test_without_ray(
     options = ["zoo", "cnn", "--out", str(tmp_path), "--networks", "1", "--engine", "ray"]
     assert main(options) == 2
     assert "pip install 'nfn-graph[ray]'" in capsys.readouterr().err
+
+
+def test_convert(cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    states = {}
+    for i in range(10):
+        states[f"{i}.pt"] = nn.Sequential(
+            nn.Linear(2, 3 + i % 2), nn.Linear(3 + i % 2, 1)
+        ).state_dict()
+        torch.save(states[f"{i}.pt"], files / f"{i}.pt")
+    command = ["convert", str(files), "--out", str(tmp_path / "store"), "--engine", "ray"]
+    command += ["--shard-size", "4"]
+    assert main(command) == 0
+    assert "10 converted, 0 skipped, 0 failed" in capsys.readouterr().out
+    found = WeightDataset(tmp_path / "store")
+    names = found.table.column("file").to_pylist()
+    assert sorted(names) == sorted(states) and len(found.store.shards) == 3
+    for name, graph in zip(names, found, strict=True):
+        state = to_state_dict(graph)
+        assert list(state) == list(states[name])
+        assert all(torch.equal(x, states[name][key]) for key, x in state.items())
+    assert main(command) == 0
+    assert "0 converted, 10 skipped, 0 failed" in capsys.readouterr().out
+    assert main([*command, "--shard", "1/2"]) == 2
+    assert "neither --shard nor --workers with --engine ray" in capsys.readouterr().err
