@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
@@ -85,9 +86,10 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         count = len(layouts)
         # Types that the first network lacks come after its own.
         own = layouts[0].spec
-        keys: list[Key] = list({**own.neuron, **spec.neuron})
-        keys += {**own.weight, **spec.weight}
+        neurons, weights = {**own.neuron, **spec.neuron}, {**own.weight, **spec.weight}
+        keys: list[Key] = [*neurons, *weights]
         each = torch.arange(count + 1)
+        none = torch.zeros(count, dtype=torch.long)
         mapping: dict[Any, dict[str, Any]] = {
             "_global_store": {"layout": [inside[id(layout)] for layout in layouts]}
         }
@@ -95,21 +97,20 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         increments: dict[Any, Any] = {"layout": None}
         for name, values in (attributes or {}).items():
             mapping["_global_store"][name] = values
-            slices[name], increments[name] = each.clone(), each.new_zeros(count)
+            slices[name], increments[name] = each, none
         rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
         pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
-        ends = pointers[:, -1].tolist()
+        # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+        numbers, repeats = np.arange(count), sizes.numpy()
         for i, key in enumerate(keys):
             attribute = "x" if isinstance(key, str) else "edge_attr"
             mapping[key] = {attribute: stores[key]}
             if isinstance(key, str):
-                mapping[key]["batch"] = torch.repeat_interleave(
-                    each[:count], sizes[i], output_size=ends[i]
-                )
+                mapping[key]["batch"] = torch.from_numpy(np.repeat(numbers, repeats[i]))
                 mapping[key]["ptr"] = pointers[i].clone()
             slices[key] = {attribute: pointers[i]}
-            increments[key] = {attribute: each.new_zeros(count)}
+            increments[key] = {attribute: none}
         batch: Batch = cls.from_dict(mapping)
         batch._num_graphs = count
         batch._slice_dict = slices

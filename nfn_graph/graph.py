@@ -94,8 +94,8 @@ class WeightGraph(HeteroData):
     @property
     def spec(self) -> NetworkSpec:
         """The types of the network, or of all networks of a batch."""
-        layouts = self.layouts
-        specs = list(dict.fromkeys(layout.within or layout.spec for layout in layouts))
+        given = [layout.within or layout.spec for layout in self.layouts]
+        specs = list(dict.fromkeys({id(spec): spec for spec in given}.values()))
         if len({frozenset(spec.unsized.neurons + spec.unsized.weights) for spec in specs}) > 1:
             raise ValueError(
                 f"Expected a batch of networks that share their types (got {len(specs)} "

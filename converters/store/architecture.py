@@ -49,6 +49,13 @@ class Entries(NamedTuple):
     end: int
 
 
+class Cuts(NamedTuple):
+    """Sizes and places of the tensors in a record, in their order."""
+
+    sizes: list[int]
+    places: list[str]
+
+
 class Network(NamedTuple):
     """A network, ready to be written.
 
@@ -100,15 +107,32 @@ class Architecture:
         return False
 
     @cached_property
-    def features(self) -> dict[Key, Entries] | None:
-        """The features of every type, if the networks hold nothing else but carried tensors."""
+    def features(self) -> dict[Key, Entries]:
+        """The features of every type."""
         found: dict[Key, Entries] = {}
         for entry in self.entries:
             kind, *store, attribute = entry.place.split("/")
-            if kind == "store":
-                if store == ["graph"] or attribute not in ("x", "edge_attr"):
-                    return None
+            if kind == "store" and store != ["graph"] and attribute in ("x", "edge_attr"):
                 found[store[0] if len(store) == 1 else (store[0], store[1], store[2])] = entry
+        return found
+
+    @cached_property
+    def plain(self) -> tuple[torch.dtype, int] | None:
+        """The type and the channels of all features; None if they differ, or there is more."""
+        stored = [e for e in self.entries if e.place.startswith("store/")]
+        kinds = {(e.dtype, e.shape[2]) for e in self.features.values()}
+        if len(stored) > len(self.features) or len(kinds) != 1 or self.layout.within is not None:
+            return None
+        return kinds.pop()
+
+    @cached_property
+    def cuts(self) -> dict[torch.dtype, Cuts]:
+        """Where the record of each type is cut into tensors."""
+        found: dict[torch.dtype, Cuts] = {}
+        for e in self.entries:
+            cuts = found.setdefault(e.dtype, Cuts([], []))
+            cuts.sizes.append(e.end - e.begin)
+            cuts.places.append(e.place)
         return found
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.batch import GraphList
-from nfn_graph.converters.store.architecture import Architecture, Entries
+from nfn_graph.converters.store.architecture import Architecture
 from nfn_graph.converters.store.reader import Numbers, Store
 from nfn_graph.layout import Layout
 from nfn_graph.spec import Key
@@ -46,13 +45,10 @@ class StoredGraphs(GraphList):
     ) -> StoredGraphs:
         """Reads networks at positions of a store's table."""
         numbers = store.places.architecture[positions].tolist()
-        parts: dict[torch.dtype, list[Tensor]] = {}
-        for records in store.records(positions):
-            for dtype, record in records.items():
-                parts.setdefault(dtype, []).append(record)
+        kinds = {number: store.architecture(number) for number in set(numbers)}
         return cls(
-            [store.architecture(number) for number in numbers],
-            {dtype: torch.cat(records) for dtype, records in parts.items()},
+            [kinds[number] for number in numbers],
+            {dtype: torch.cat(records) for dtype, records in store.records(positions).items()},
             [store.notes(i) for i in positions.tolist()] if store.has_notes else [],
             attributes,
         )
@@ -82,41 +78,43 @@ class StoredGraphs(GraphList):
     def _features(self) -> dict[Key, Tensor] | None:
         """The features of all networks by type; None where only single graphs can tell them."""
         kinds = list({id(a): a for a in self.architectures}.values())
-        columns = [kind.features for kind in kinds]
-        found = [c for c in columns if c is not None]
-        alike = {(e.dtype, e.shape[2:]) for c in found for e in c.values()}
-        if len(found) < len(kinds) or len(alike) != 1 or any(k.layout.within for k in kinds):
+        plain = {kind.plain for kind in kinds}
+        if len(plain) > 1 or None in plain:
             return None
-        ((dtype, channels),) = alike
+        ((dtype, channels),) = (found for found in plain if found is not None)
         flat = self.entries[dtype]
-        if len(kinds) == 1:
-            rows = flat.view(len(self), -1)
-            return {
-                key: rows[:, e.begin : e.end].reshape(len(self) * e.shape[0], *e.shape[1:])
-                for key, e in found[0].items()
-            }
-        return self._mixed(flat, dtype, channels)
+        if len(kinds) > 1:
+            return self._mixed(flat, dtype, channels, kinds)
+        rows = flat.view(len(self), -1)
+        return {
+            key: rows[:, e.begin : e.end].reshape(len(self) * e.shape[0], *e.shape[1:])
+            for key, e in kinds[0].features.items()
+        }
 
     def _mixed(
-        self, flat: Tensor, dtype: torch.dtype, channels: tuple[int, ...]
+        self,
+        flat: Tensor,
+        dtype: torch.dtype,
+        channels: int,
+        kinds: Sequence[Architecture],
     ) -> dict[Key, Tensor]:
         """The features of networks of several architectures: cut into pieces, joined by type."""
-        cuts = {a.name: [e for e in a.entries if e.dtype == dtype] for a in self.architectures}
-        sizes = [e.end - e.begin for a in self.architectures for e in cuts[a.name]]
-        places = [e.place for a in self.architectures for e in cuts[a.name]]
+        sizes: list[int] = []
+        places: list[str] = []
+        for architecture in self.architectures:
+            cuts = architecture.cuts[dtype]
+            sizes += cuts.sizes
+            places += cuts.places
         pieces: dict[str, list[Tensor]] = {}
         for place, piece in zip(places, flat.split(sizes), strict=True):
             pieces.setdefault(place, []).append(piece)
-        types: dict[Key, Entries] = {}
-        rows: Counter[Key] = Counter()
-        for architecture in self.architectures:
-            for key, e in (architecture.features or {}).items():
-                types[key] = e
-                rows[key] += e.shape[0]
-        return {
-            key: torch.cat(pieces[e.place]).view(rows[key], e.shape[1], *channels)
-            for key, e in types.items()
-        }
+        found: dict[Key, Tensor] = {}
+        for key, e in {k: e for kind in kinds for k, e in kind.features.items()}.items():
+            joined = torch.cat(pieces[e.place])
+            # Of neurons without a bias there are no entries that could be counted.
+            rows = -1 if len(joined) else sum(a.layout.rows_of(key) for a in self.architectures)
+            found[key] = joined.view(rows, e.shape[1], channels)
+        return found
 
     @cached_property
     def _records(self) -> list[dict[torch.dtype, Tensor]]:

@@ -99,21 +99,27 @@ class Store:
             self._architectures[number] = found
         return found
 
-    def records(self, positions: Sequence[int] | Numbers) -> Iterator[dict[torch.dtype, Tensor]]:
-        """The entries of networks by type, in the memory that their files are mapped to."""
+    def records(self, positions: Sequence[int] | Numbers) -> dict[torch.dtype, list[Tensor]]:
+        """The entries of networks by type, in the memory that their files are mapped to.
+
+        Networks without entries of a type are left out of its list.
+        """
         chosen = np.asarray(positions, dtype=np.int64)
         columns = (column[chosen].tolist() for column in self.places)
+        found: dict[torch.dtype, list[Tensor]] = {}
         for shard, architecture, row in zip(*columns, strict=True):
             mapped = self._mapped.get(shard)
             if mapped is None:
                 mapped = self._map(shard)
-            yield {dtype: stack[row] for dtype, stack in mapped[architecture].items()}
+            for dtype, stack in mapped[architecture].items():
+                found.setdefault(dtype, []).append(stack[row])
+        return found
 
     def graph(self, position: int) -> WeightGraph:
         """One network, in memory of its own."""
-        (records,) = self.records([position])
+        records = self.records([position])
         architecture = self.architecture(int(self.places.architecture[position]))
-        own = {dtype: record.clone() for dtype, record in records.items()}
+        own = {dtype: record.clone() for dtype, (record,) in records.items()}
         return architecture.graph(own, self.notes(position))
 
     def verify(self) -> Iterator[Path]:
