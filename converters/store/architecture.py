@@ -49,13 +49,6 @@ class Entries(NamedTuple):
     end: int
 
 
-class Cuts(NamedTuple):
-    """Sizes and places of the tensors in a record, in their order."""
-
-    sizes: list[int]
-    places: list[str]
-
-
 class Network(NamedTuple):
     """A network, ready to be written.
 
@@ -125,15 +118,10 @@ class Architecture:
             return None
         return kinds.pop()
 
-    @cached_property
-    def cuts(self) -> dict[torch.dtype, Cuts]:
-        """Where the record of each type is cut into tensors."""
-        found: dict[torch.dtype, Cuts] = {}
-        for e in self.entries:
-            cuts = found.setdefault(e.dtype, Cuts([], []))
-            cuts.sizes.append(e.end - e.begin)
-            cuts.places.append(e.place)
-        return found
+    def span(self, key: Key) -> tuple[int, int]:
+        """The first entry of a type's features in the record, and their number."""
+        entry = self.features.get(key)
+        return (0, 0) if entry is None else (entry.begin, entry.end - entry.begin)
 
     def check(self) -> None:
         """Raises `ValueError` unless the layout and the tensors say the same."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from nfn_graph.converters.store.architecture import Architecture
 from nfn_graph.converters.store.reader import Numbers, Store
 from nfn_graph.layout import Layout
 from nfn_graph.spec import Key
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StoredGraphs(GraphList):
@@ -98,22 +101,27 @@ class StoredGraphs(GraphList):
         channels: int,
         kinds: Sequence[Architecture],
     ) -> dict[Key, Tensor]:
-        """The features of networks of several architectures: cut into pieces, joined by type."""
-        sizes: list[int] = []
-        places: list[str] = []
-        for architecture in self.architectures:
-            cuts = architecture.cuts[dtype]
-            sizes += cuts.sizes
-            places += cuts.places
-        pieces: dict[str, list[Tensor]] = {}
-        for place, piece in zip(places, flat.split(sizes), strict=True):
-            pieces.setdefault(place, []).append(piece)
+        """The features of networks of several architectures: one permutation, type after type."""
+        taps = {key: e.shape[1] for kind in kinds for key, e in kind.features.items()}
+        spans = np.array([[kind.span(key) for key in taps] for kind in kinds])
+        number = {id(kind): i for i, kind in enumerate(kinds)}
+        which = [number[id(architecture)] for architecture in self.architectures]
+        records = np.array([kind.record_sizes[dtype] for kind in kinds])[which]
+        first = records.cumsum() - records
+        # Type by type and network by network: where its entries lie, and how many they are.
+        begin = (spans[which, :, 0] + first[:, None]).T.ravel()
+        count = spans[which, :, 1].T.ravel()
+        index = np.repeat(begin - (count.cumsum() - count), count)
+        index += np.arange(len(index))
+        # As whole numbers, which all types can be copied as.
+        whole = flat.view(_INTEGERS[dtype.itemsize])
+        moved = whole.index_select(0, torch.from_numpy(index)).view(dtype)
+        sizes = count.reshape(len(taps), -1).sum(1).tolist()
         found: dict[Key, Tensor] = {}
-        for key, e in {k: e for kind in kinds for k, e in kind.features.items()}.items():
-            joined = torch.cat(pieces[e.place])
+        for (key, of_each), part in zip(taps.items(), moved.split(sizes), strict=True):
             # Of neurons without a bias there are no entries that could be counted.
-            rows = -1 if len(joined) else sum(a.layout.rows_of(key) for a in self.architectures)
-            found[key] = joined.view(rows, e.shape[1], channels)
+            rows = -1 if len(part) else sum(a.layout.rows_of(key) for a in self.architectures)
+            found[key] = part.view(rows, of_each, channels)
         return found
 
     @cached_property
