@@ -107,6 +107,15 @@ def test_damage_is_noticed(stored: Store, tmp_path: Path, part: str, kind: str) 
             [store.graph(i) for i in range(len(store))]
 
 
+def test_another_layout_under_a_name_is_noticed(stored: Store, tmp_path: Path) -> None:
+    folder = damaged_copy(stored, tmp_path)
+    path = folder / "architectures" / f"{stored.architecture_names[0]}.json"
+    path.write_text(path.read_text().replace("0.weight", "9.weight"))
+    with pytest.raises(ConversionError, match=path.name):
+        Store(folder).graph(0)
+    assert list(Store(folder).verify()) == [path]
+
+
 def test_a_shard_counts_when_its_record_is_there(stored: Store, tmp_path: Path) -> None:
     folder = damaged_copy(stored, tmp_path)
     (folder / "shards" / "00004.json").unlink()
