@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.data
 from torch import Tensor
@@ -101,13 +100,12 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
         pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
-        # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
-        numbers, repeats = np.arange(count), sizes.numpy()
+        ends = pointers[:, -1].tolist()
         for i, key in enumerate(keys):
             attribute = "x" if isinstance(key, str) else "edge_attr"
             mapping[key] = {attribute: stores[key]}
             if isinstance(key, str):
-                mapping[key]["batch"] = torch.from_numpy(np.repeat(numbers, repeats[i]))
+                mapping[key]["batch"] = _numbers(pointers[i], ends[i])
                 mapping[key]["ptr"] = pointers[i].clone()
             slices[key] = {attribute: pointers[i]}
             increments[key] = {attribute: none}
@@ -200,6 +198,14 @@ class _CollatedWhenSent:
 
 def _collate(graphs: GraphList) -> Batch:
     return graphs.collate()
+
+
+def _numbers(pointers: Tensor, total: int) -> Tensor:
+    """For every row, the number of the network that it belongs to."""
+    # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+    begins = pointers[1:-1]
+    steps = pointers.new_zeros(total + 1).index_add_(0, begins, torch.ones_like(begins))
+    return steps.cumsum(0)[:total]
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
