@@ -74,7 +74,7 @@ def test_masks_follow_the_neurons(
     for graph in graphs:
         del graph.row
     batch = Batch.from_data_list(graphs)
-    model = TicketAutoencoder(batch.spec, (6, 6), 3, pointwise, io_encoding="sinusoidal")
+    model = TicketAutoencoder(batch.spec, (6, 6), 3, 2, pointwise)
     fit_inputs(model.double().eval(), graphs)
     assert_equivariant(lambda f: model(f.to_graph()).scores, batch, "hnp", folded=False)
     single = graphs[0].features().map(lambda x: x[..., :1]).to_graph()
