@@ -51,7 +51,7 @@ class WinningTicketsOptions(TrainOptions):
             ModelSettings((16, 16, 16), (), io_encoding=True, norm=True, activation="SiLU"),
             12,
             8,
-            6e-3,
+            3e-3,
             decay=True,
         ),
         "tiny": Preset(ModelSettings((4,), (), io_encoding=True), 2, 4, 1e-3),

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import NFN, IOEncoding, NetworkSpec, Standardize, WeightFeatures, WeightGraph
+from nfn_graph import (
+    NFN,
+    IOEncoding,
+    NetworkSpec,
+    NFLinear,
+    Standardize,
+    WeightFeatures,
+    WeightGraph,
+)
 from nfn_graph.tasks.models.initial import begin_with_own_entries
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
@@ -74,6 +82,9 @@ class TicketAutoencoder(nn.Module):
         self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=width + 1, **both)
         self.decoder = NFN(spec, (*channels, 1), "np", in_channels=width + latent, **both)
         begin_with_own_entries(self)
+        # The posterior begins as the prior: a wild divergence would throw the first steps far off.
+        for parameter in _last(self.encoder).parameters():
+            nn.init.zeros_(parameter)
         self.spec = spec if positions else spec.unsized
         self.positions = IOEncoding(spec, positions, "learned") if positions else None
         self.standardize = Standardize(self.spec, 2)
@@ -103,6 +114,10 @@ class TicketAutoencoder(nn.Module):
             count = self.positions.in_channels
             parts.append(self.positions(features.map(lambda x: x.new_zeros(*x.shape[:2], count))))
         return WeightFeatures.cat(parts)
+
+
+def _last(network: NFN) -> NFLinear:
+    return [layer for layer in network.modules() if isinstance(layer, NFLinear)][-1]
 
 
 def _with_magnitude(x: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ class TicketZooOptions(BuildOptions):
         init: How weights are initialised.
         optimiser: For all networks.
         learning_rate: Of the optimiser.
-        l2: The factor of the squared weights in the loss. Above 0, weights that no image needs,
-            such as those of pixels that are always black, do not stay for their first size.
+        l2: The penalty on the sum of squared weights.
         epochs: How often a network sees the training images.
         batch_size: Images per step.
         test_share: The share of networks for testing.

@@ -88,6 +88,20 @@ def test_masks_follow_the_neurons(
     assert sum(int((x == 0).sum()) for _, x in found.features().tensors()) > 0
 
 
+def test_inputs_are_told_apart(zoo: Path) -> None:
+    """Two inputs with the same weights get different scores, if positions are learned."""
+    graph = open_zoo_folder(zoo)[0].features().map(lambda x: x[..., :1]).to_graph()
+    key = ("input", "weight", "hidden1")
+    raw = graph.features()
+    weights = raw.weights[key].view(-1, 64, 1, 1).clone()
+    weights[:, 1] = weights[:, 0]
+    graph = graph.with_features({**raw.weights, key: weights.flatten(0, 1)}, raw.neurons)
+    for positions, is_same in ((0, True), (3, False)):
+        model = TicketAutoencoder(graph.spec, (4,), 2, positions).eval()
+        scores = model(graph).scores.weights[key].view(-1, 64)
+        assert torch.allclose(scores[:, 0], scores[:, 1], atol=1e-6) is is_same
+
+
 def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
     graph = open_zoo_folder(zoo)[0]
     model = TicketAutoencoder(graph.spec, (4,), 2)
@@ -98,6 +112,13 @@ def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
         torch.manual_seed(0)
         return torch.cat([x.flatten() for _, x in model(network).scores.tensors()])
 
+    # The posterior begins as the prior, and learns to be another one.
+    assert float(model(graph).divergence.detach()) == 0
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(graph).scores.weights["input", "weight", "hidden1"].mean()).backward()
+        optimizer.step()
     assert not torch.equal(found(graph), found(other))
     assert float(model(graph).divergence.detach()) > 0
     model.eval()
