@@ -52,8 +52,7 @@ class TicketAutoencoder(nn.Module):
     In training it reads the mask, through the latent channels; in evaluation mode these are
     at the mean of their prior, 0, and the scores depend on the weights alone. Encoder and
     decoder read every weight with its absolute value, which decides most of a ticket, and with
-    channels that are learned for every input and output: a pixel that is never lit wins nothing,
-    and the sines of positions, which INRs are content with, blur 64 pixels into one another.
+    channels that are learned for every input and output.
 
     Args:
         spec: The types of all networks.
