@@ -27,7 +27,7 @@ class EditOptions:
 
     Attributes:
         checkpoint: The network, in any format that nfn-graph reads. It must follow the
-            conventions of the zoo that the model was trained on, which its zoo.json states.
+            conventions of the zoo that the model was trained on, which its store.json states.
         run: The folder of a finished run of edit-inr.
         out: The edited network, with the keys and types of the checkpoint. A picture of
             before and after is written beside it, as .png.

@@ -26,6 +26,8 @@ from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.store import Row
 
 _SHOWN = 4
+# Learned channels of every input and output.
+_POSITIONS = 8
 # What is known of one network, by key.
 Tensors = dict[str, Tensor]
 
@@ -44,8 +46,14 @@ class WinningTicketsOptions(TrainOptions):
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
-        "paper": Preset(ModelSettings((64, 64, 64), (), io_encoding=True), 200, 8, 1e-3),
-        "small": Preset(ModelSettings((16, 16, 16), (), io_encoding=True, norm=True), 40, 8, 3e-3),
+        "paper": Preset(ModelSettings((64, 64, 64), (), io_encoding=True, norm=True), 200, 8, 1e-3),
+        "small": Preset(
+            ModelSettings((16, 16, 16), (), io_encoding=True, norm=True, activation="SiLU"),
+            12,
+            8,
+            3e-3,
+            schedule="cosine",
+        ),
         "tiny": Preset(ModelSettings((4,), (), io_encoding=True), 2, 4, 1e-3),
     }
 
@@ -105,8 +113,8 @@ class WinningTickets(Task[WinningTicketsOptions]):
             spec,
             settings.channels,
             options.latent,
+            _POSITIONS if settings.io_encoding else 0,
             options.model == "nfn-pointwise",
-            io_encoding="sinusoidal" if settings.io_encoding else None,
             norm=settings.norm,
             residual=settings.residual,
             act=settings.activation,
@@ -122,6 +130,10 @@ class WinningTickets(Task[WinningTicketsOptions]):
         count = sum(x.numel() for x in scores.weights.values())
         divergence = self.options.divergence_weight * outputs.divergence
         return (torch.stack(wrong).sum() + divergence) / count
+
+    def loss_terms(self, batch: Batch) -> int:
+        """The weights of all networks, of which the loss is the mean."""
+        return sum(batch[key].edge_attr[..., 0].numel() for key in batch.spec.weight)
 
     def predict(self, outputs: Ticket, batch: Batch) -> Predictions:
         """The share of the kept weights that the scores find, and those of the baseline."""

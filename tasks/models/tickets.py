@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import NFN, NetworkSpec, Standardize, WeightFeatures, WeightGraph
+from nfn_graph import (
+    NFN,
+    IOEncoding,
+    NetworkSpec,
+    NFLinear,
+    Standardize,
+    WeightFeatures,
+    WeightGraph,
+)
 from nfn_graph.tasks.models.initial import begin_with_own_entries
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
@@ -43,12 +51,14 @@ class TicketAutoencoder(nn.Module):
 
     In training it reads the mask, through the latent channels; in evaluation mode these are
     at the mean of their prior, 0, and the scores depend on the weights alone. Encoder and
-    decoder read every weight with its absolute value, which decides most of a ticket.
+    decoder read every weight with its absolute value, which decides most of a ticket, and with
+    channels that are learned for every input and output.
 
     Args:
         spec: The types of all networks.
         channels: Of all NF-Layers of the encoder, and of the decoder, but the last ones.
         latent: Latent channels per weight.
+        positions: Learned channels of every input and output; 0 for none.
         pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
         **options: Further options of both :class:`NFN`.
     """
@@ -58,6 +68,7 @@ class TicketAutoencoder(nn.Module):
         spec: NetworkSpec,
         channels: Sequence[int],
         latent: int = 5,
+        positions: int = 8,
         pointwise: bool = False,
         **options: Any,
     ) -> None:
@@ -66,10 +77,15 @@ class TicketAutoencoder(nn.Module):
             raise ValueError(f"Expected at least one latent channel (got {latent})")
         self.latent = latent
         both: dict[str, Any] = {"pointwise": pointwise, **options}
-        self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=3, **both)
-        self.decoder = NFN(spec, (*channels, 1), "np", in_channels=2 + latent, **both)
+        width = 2 + positions
+        self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=width + 1, **both)
+        self.decoder = NFN(spec, (*channels, 1), "np", in_channels=width + latent, **both)
         begin_with_own_entries(self)
-        self.spec: NetworkSpec = self.encoder.spec
+        # The posterior begins as the prior: a wild divergence would throw the first steps far off.
+        for parameter in _last(self.encoder).parameters():
+            nn.init.zeros_(parameter)
+        self.spec = spec if positions else spec.unsized
+        self.positions = IOEncoding(spec, positions, "learned") if positions else None
         self.standardize = Standardize(self.spec, 2)
 
     def forward(self, graph: WeightGraph) -> Ticket:
@@ -78,7 +94,7 @@ class TicketAutoencoder(nn.Module):
         if features.channels == 1 and not self.training:
             features = features.map(lambda x: torch.cat([x, torch.zeros_like(x)], -1))
         features = self.standardize(features)
-        initial = features.map(lambda x: _with_magnitude(x[..., :1]))
+        initial = self._initial(features)
         if self.training:
             both = WeightFeatures.cat([initial, features.map(lambda x: x[..., 1:])])
             code: WeightFeatures = self.encoder(both).unfold()
@@ -89,6 +105,18 @@ class TicketAutoencoder(nn.Module):
             latent = initial.map(lambda x: x.new_zeros(*x.shape[:2], self.latent))
         scores = self.decoder(WeightFeatures.cat([initial, latent])).unfold()
         return Ticket(scores, divergence)
+
+    def _initial(self, features: WeightFeatures) -> WeightFeatures:
+        """All that encoder and decoder know about the weights."""
+        parts = [features.map(lambda x: _with_magnitude(x[..., :1]))]
+        if self.positions is not None:
+            count = self.positions.in_channels
+            parts.append(self.positions(features.map(lambda x: x.new_zeros(*x.shape[:2], count))))
+        return WeightFeatures.cat(parts)
+
+
+def _last(network: NFN) -> NFLinear:
+    return [layer for layer in network.modules() if isinstance(layer, NFLinear)][-1]
 
 
 def _with_magnitude(x: Tensor) -> Tensor:

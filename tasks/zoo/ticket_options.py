@@ -31,6 +31,7 @@ class TicketZooOptions(BuildOptions):
         init: How weights are initialised.
         optimiser: For all networks.
         learning_rate: Of the optimiser.
+        l2: The penalty on the sum of squared weights.
         epochs: How often a network sees the training images.
         batch_size: Images per step.
         test_share: The share of networks for testing.
@@ -46,6 +47,7 @@ class TicketZooOptions(BuildOptions):
     init: InitKind = "he_normal"
     optimiser: Optimiser = "adam"
     learning_rate: float = 3e-3
+    l2: float = 0.0
     epochs: int = 40
     batch_size: int = 64
     validation_share: float = 0.1
@@ -63,6 +65,8 @@ class TicketZooOptions(BuildOptions):
             raise ValueError(f"Expected --widths of at least 1 each (got {self.widths})")
         if not self.learning_rate > 0:
             raise ValueError(f"Expected --learning-rate above 0 (got {self.learning_rate})")
+        if not self.l2 >= 0:
+            raise ValueError(f"Expected --l2 of at least 0 (got {self.l2})")
         if not 0 <= self.validation_share + self.test_share <= 1:
             raise ValueError(
                 f"Expected --validation-share and --test-share within 0 and 1 (got "

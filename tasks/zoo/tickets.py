@@ -103,7 +103,7 @@ def ticket_run(options: TicketZooOptions, images: Images, network: int) -> Class
         init_scale=1.0,
         optimiser=options.optimiser,
         learning_rate=options.learning_rate,
-        l2=0.0,
+        l2=options.l2,
         dropout=0.0,
         train_fraction=1.0,
         epochs=options.epochs,

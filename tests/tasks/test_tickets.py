@@ -74,7 +74,7 @@ def test_masks_follow_the_neurons(
     for graph in graphs:
         del graph.row
     batch = Batch.from_data_list(graphs)
-    model = TicketAutoencoder(batch.spec, (6, 6), 3, pointwise, io_encoding="sinusoidal")
+    model = TicketAutoencoder(batch.spec, (6, 6), 3, 2, pointwise)
     fit_inputs(model.double().eval(), graphs)
     assert_equivariant(lambda f: model(f.to_graph()).scores, batch, "hnp", folded=False)
     single = graphs[0].features().map(lambda x: x[..., :1]).to_graph()
@@ -88,6 +88,39 @@ def test_masks_follow_the_neurons(
     assert sum(int((x == 0).sum()) for _, x in found.features().tensors()) > 0
 
 
+def test_inputs_are_told_apart(zoo: Path) -> None:
+    """Two inputs with the same weights get different scores, if positions are learned."""
+    graph = open_zoo_folder(zoo)[0].features().map(lambda x: x[..., :1]).to_graph()
+    key = ("input", "weight", "hidden1")
+    raw = graph.features()
+    weights = raw.weights[key].view(-1, 64, 1, 1).clone()
+    weights[:, 1] = weights[:, 0]
+    graph = graph.with_features({**raw.weights, key: weights.flatten(0, 1)}, raw.neurons)
+    for positions, is_same in ((0, True), (3, False)):
+        model = TicketAutoencoder(graph.spec, (4,), 2, positions).eval()
+        scores = model(graph).scores.weights[key].view(-1, 64)
+        assert torch.allclose(scores[:, 0], scores[:, 1], atol=1e-6) is is_same
+
+
+def test_losses_of_parts_add_up(zoo: Path, tmp_path: Path) -> None:
+    """With networks of other widths on every device, the sum over devices is that of one."""
+    task, graphs = tickets(zoo, tmp_path), list(open_zoo_folder(zoo))
+    widths = [graph.row["width"] for graph in graphs]
+    for graph in graphs:
+        del graph.row
+    parts = [[g for g, w in zip(graphs, widths, strict=True) if w == width] for width in (5, 7)]
+    assert all(parts) and sum(map(len, parts)) == len(graphs)
+    model = TicketAutoencoder(graphs[0].spec, (4,), 2).double().eval()
+
+    def total(part: list[WeightGraph]) -> Tensor:
+        batch = Batch.from_data_list(part)
+        features = batch.features().map(lambda x: x.double())
+        batch = features.to_graph()
+        return task.loss(model(batch), batch) * task.loss_terms(batch)
+
+    torch.testing.assert_close(total(parts[0]) + total(parts[1]), total(graphs))
+
+
 def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
     graph = open_zoo_folder(zoo)[0]
     model = TicketAutoencoder(graph.spec, (4,), 2)
@@ -98,6 +131,13 @@ def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
         torch.manual_seed(0)
         return torch.cat([x.flatten() for _, x in model(network).scores.tensors()])
 
+    # The posterior begins as the prior, and learns to be another one.
+    assert float(model(graph).divergence.detach()) == 0
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(graph).scores.weights["input", "weight", "hidden1"].mean()).backward()
+        optimizer.step()
     assert not torch.equal(found(graph), found(other))
     assert float(model(graph).divergence.detach()) > 0
     model.eval()

@@ -88,6 +88,21 @@ def test_pairs_are_one_step_of_pruning(zoo: Path) -> None:
         assert float(graph["output"].x[..., 1].min()) == 1
 
 
+def test_l2_shrinks_what_is_pruned_by(tmp_path: Path) -> None:
+    """The penalty reaches training: other tickets for the same initial weights."""
+    zoos = [
+        open_zoo_folder(
+            build_ticket_zoo(small(tmp_path / f"{l2}", networks=2, l2=l2), images=IMAGES)
+        )
+        for l2 in (0.0, 1e-2)
+    ]
+    key = "layers.0.weight"
+    assert torch.equal(*(zoo.state_dict(0)[key] for zoo in zoos))
+    assert not torch.equal(*(zoo.masks(0)[key] for zoo in zoos))
+    with pytest.raises(ValueError, match="--l2 of at least 0"):
+        small(tmp_path, l2=-1.0).check()
+
+
 def test_convolutions_keep_their_positions(tmp_path: Path) -> None:
     zoo = open_zoo_folder(build_cnns(tmp_path / "cnns"))
     spec = zoo[0].spec
