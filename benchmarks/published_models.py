@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from harness.report import arguments, show
@@ -29,7 +29,20 @@ from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
 CHANNELS, HEAD, BATCH = (16, 16, 5), (128, 128), 16
 Networks = tuple[list[Tensor], list[Tensor]]
-Prepare = Callable[[Networks], Any]
+
+
+class Candidate(NamedTuple):
+    """A model, and how it takes networks.
+
+    Attributes:
+        model: The model.
+        load: All networks of a split as the model's package keeps them, made once.
+        pick: A batch of some of them.
+    """
+
+    model: nn.Module
+    load: Callable[[Networks], Any]
+    pick: Callable[[Any, Tensor], Any]
 
 
 def main() -> None:
@@ -43,8 +56,7 @@ def main() -> None:
         for seed in range(seeds):
             for name, make in (("ours", our_model), ("nfn", published_model)):
                 torch.manual_seed(seed)
-                model, prepare = make(train[0], symmetry)
-                found[name].append(fit(model, prepare, train, test, epochs, seed))
+                found[name].append(fit(make(train[0], symmetry), train, test, epochs, seed))
                 print(".", end="", flush=True)
         row: dict[str, Any] = {"group": symmetry, "seeds": seeds, "steps": epochs * _steps(train)}
         for name, results in found.items():
@@ -81,64 +93,65 @@ def build_data(networks: int) -> tuple[tuple[Networks, Tensor], tuple[Networks, 
     return parts[0], parts[1]
 
 
-def our_model(networks: Networks, symmetry: Symmetry) -> tuple[nn.Module, Prepare]:
+def our_model(networks: Networks, symmetry: Symmetry) -> Candidate:
     """Our layers."""
 
-    def prepare(chosen: Networks) -> Batch:
+    def load(chosen: Networks) -> list[WeightGraph]:
         weights, biases = chosen
-        return Batch.from_data_list(
-            [
-                WeightGraph.from_tensors([w[i] for w in weights], [b[i] for b in biases])
-                for i in range(len(weights[0]))
-            ]
-        )
+        return [
+            WeightGraph.from_tensors([w[i] for w in weights], [b[i] for b in biases])
+            for i in range(len(weights[0]))
+        ]
 
-    spec = prepare(_select(networks, torch.tensor([0]))).spec
-    return NFN(spec, CHANNELS, symmetry, out_features=1, head=HEAD), prepare
+    def pick(graphs: list[WeightGraph], index: Tensor) -> Batch:
+        return Batch.from_data_list([graphs[i] for i in index.tolist()])
+
+    spec = load(_select(networks, torch.tensor([0])))[0].spec
+    return Candidate(NFN(spec, CHANNELS, symmetry, out_features=1, head=HEAD), load, pick)
 
 
-def published_model(networks: Networks, symmetry: Symmetry) -> tuple[nn.Module, Prepare]:
+def published_model(networks: Networks, symmetry: Symmetry) -> Candidate:
     """The published layers, put together in the same way."""
 
-    def prepare(chosen: Networks) -> WeightSpaceFeatures:
-        weights, biases = chosen
+    def pick(networks: Networks, index: Tensor) -> WeightSpaceFeatures:
+        weights, biases = _select(networks, index)
         return WeightSpaceFeatures(
             [w.unsqueeze(1) for w in weights], [b.unsqueeze(1) for b in biases]
         )
 
-    spec = network_spec_from_wsfeat(prepare(_select(networks, torch.tensor([0]))))
+    spec = network_spec_from_wsfeat(pick(networks, torch.tensor([0])))
     linear, pool = (NPLinear, NPPool) if symmetry == "np" else (HNPLinear, HNPPool)
     layers, width = [], 1
     for channels in CHANNELS:
         layers += [linear(spec, width, channels), TupleOp(nn.ReLU())]
         width = channels
-    entries = pool.get_num_outs(spec) * width
-    return nn.Sequential(*layers, pool(spec), nn.Flatten(), mlp([entries, *HEAD], 1, 0.0)), prepare
+    head = mlp([pool.get_num_outs(spec) * width, *HEAD], 1, 0.0)
+    return Candidate(nn.Sequential(*layers, pool(spec), nn.Flatten(), head), lambda x: x, pick)
 
 
 def fit(
-    model: nn.Module,
-    prepare: Prepare,
+    candidate: Candidate,
     train: tuple[Networks, Tensor],
     test: tuple[Networks, Tensor],
     epochs: int,
     seed: int,
 ) -> tuple[float, float]:
     """Trains a model; tau on the test networks, and the seconds of training."""
-    networks, labels = train
+    model, labels = candidate.model, train[1]
+    networks, others = candidate.load(train[0]), candidate.load(test[0])
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     start = time.perf_counter()
     for _ in range(epochs):
         for index in torch.randperm(len(labels), generator=generator).split(BATCH):
             optimizer.zero_grad()
-            logits = model(prepare(_select(networks, index))).squeeze(1)
+            logits = model(candidate.pick(networks, index)).squeeze(1)
             nn.functional.binary_cross_entropy_with_logits(logits, labels[index]).backward()
             optimizer.step()
     seconds = time.perf_counter() - start
     with torch.no_grad():
         parts = torch.arange(len(test[1])).split(64)
-        found = [model(prepare(_select(test[0], index))).squeeze(1) for index in parts]
+        found = [model(candidate.pick(others, index)).squeeze(1) for index in parts]
     return kendall_tau(torch.cat(found), test[1]), seconds
 
 
