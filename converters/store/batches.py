@@ -15,7 +15,7 @@ from nfn_graph.batch import GraphList
 from nfn_graph.converters.store.architecture import Architecture
 from nfn_graph.converters.store.reader import Numbers, Store
 from nfn_graph.layout import Layout
-from nfn_graph.spec import Key
+from nfn_graph.spec import Key, NetworkSpec
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -87,6 +87,8 @@ class StoredGraphs(GraphList):
         ((dtype, channels),) = (found for found in plain if found is not None)
         flat = self.entries[dtype]
         if len(kinds) > 1:
+            # Says what keeps the networks apart, such as kernels of different sizes.
+            NetworkSpec.union(kind.layout.spec for kind in kinds)
             return self._mixed(flat, dtype, channels, kinds)
         rows = flat.view(len(self), -1)
         return {

@@ -46,8 +46,13 @@ class BucketedSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.epoch = 0
 
+    @property
+    def sampler(self) -> BucketedSampler:
+        """This object: Lightning sets the epoch of the sampler of a batch sampler."""
+        return self
+
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of an epoch; Lightning calls it, and every pass counts up."""
+        """Chooses the order of an epoch; every pass counts up."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

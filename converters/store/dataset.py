@@ -119,22 +119,27 @@ class WeightDataset(Dataset):
             return self
         return self.select(np.flatnonzero(is_chosen.to_numpy()))
 
-    def select(self: Self, indices: Sequence[int] | Numbers) -> Self:
-        """Some of the networks, by position."""
-        return self.index_select(np.asarray(indices, dtype=np.int64))
+    def select(self: Self, indices: Sequence[int] | Numbers | Tensor) -> Self:
+        """Some of the networks, by position or by a mask."""
+        return self.index_select(np.asarray(indices))
 
     def index_select(self: Self, idx: Any) -> Self:
-        """As PyG's, with positions in an array."""
-        if isinstance(idx, Sequence) and not isinstance(idx, str):
-            idx = np.asarray(idx, dtype=np.int64)
-        if isinstance(idx, np.ndarray) and idx.dtype == np.int64:
-            subset = copy.copy(self)
-            subset._indices = self._positions(idx.flatten())
-            return subset
-        found: Any = super().index_select(idx)
-        if isinstance(found._indices, range):
+        """As PyG's: a slice, positions, or a mask of all networks."""
+        if isinstance(idx, slice):
+            found: Any = super().index_select(idx)
             found._indices = np.asarray(found._indices, dtype=np.int64)
-        subset = found
+            return found
+        chosen = np.asarray(idx).flatten()
+        if chosen.dtype == bool:
+            if len(chosen) != len(self):
+                raise IndexError(
+                    f"Expected a mask of {len(self)} networks (got one of {len(chosen)})"
+                )
+            chosen = np.flatnonzero(chosen)
+        if len(chosen) and chosen.dtype.kind not in "iu":
+            raise IndexError(f"Expected positions of networks (got {idx!r})")
+        subset = copy.copy(self)
+        subset._indices = self._positions(chosen.astype(np.int64))
         return subset
 
     def __getitem__(self, idx: Any) -> Any:

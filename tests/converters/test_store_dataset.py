@@ -150,6 +150,30 @@ def test_subsets_by_position(dataset: WeightDataset) -> None:
         dataset[23]
 
 
+def test_subsets_by_mask(dataset: WeightDataset) -> None:
+    mask = np.arange(len(dataset)) % 3 == 0
+    expected = np.flatnonzero(mask).tolist()
+    for chosen in (mask, torch.from_numpy(mask), mask.tolist()):
+        assert list(dataset.select(chosen).indices()) == expected
+        assert list(dataset[chosen].indices()) == expected
+    part = dataset.select([4, 2, 3])
+    assert list(part.select([False, True, True]).indices()) == [2, 3]
+    for wrong in (mask[1:], [0.5, 1.0]):
+        with pytest.raises(IndexError, match=r"Expected (a mask of|positions)"):
+            dataset.select(wrong)
+    assert len(dataset.select([])) == 0
+
+
+def test_what_keeps_networks_apart_is_said(tmp_path: Path) -> None:
+    networks = [
+        from_module(torch.nn.Sequential(torch.nn.Conv2d(1, 3, size), torch.nn.Conv2d(3, 2, 1)))
+        for size in (3, 5)
+    ]
+    dataset = WeightDataset(write_store(tmp_path, networks, 2))
+    with pytest.raises(ValueError, match="GrowKernels"):
+        next(iter(DataLoader(dataset, batch_size=2)))
+
+
 def test_subsets_by_metadata(dataset: WeightDataset) -> None:
     assert [g.n.item() for g in dataset.where(number=[3, 4, 99])] == [3, 4]
     assert [g.n.item() for g in dataset[2:].where(half=1.5)] == [3]
