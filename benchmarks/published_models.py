@@ -57,7 +57,10 @@ def main() -> None:
             for name, make in (("ours", our_model), ("nfn", published_model)):
                 torch.manual_seed(seed)
                 found[name].append(fit(make(train[0], symmetry), train, test, epochs, seed))
-                print(".", end="", flush=True)
+                tau, seconds = found[name][-1]
+                print(
+                    f"{symmetry}, seed {seed}, {name}: tau {tau:.3f}, {seconds:.0f} s", flush=True
+                )
         row: dict[str, Any] = {"group": symmetry, "seeds": seeds, "steps": epochs * _steps(train)}
         for name, results in found.items():
             taus = [tau for tau, _ in results]
