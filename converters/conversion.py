@@ -89,7 +89,7 @@ def convert_files(
     with only_writer(out / f"convert{part.suffix}.lock", f"this part of '{out}'") as is_alone:
         if is_alone:
             _clean(out, part)
-        known = known_sources(out)
+        known = known_sources(out, repair=overwrite)
         names = {real_path(before): before.file for before in known.values()}
         sources = find_sources(paths, given or paths, options)
         # Of links to one file, the first counts; machines divide them before they know names.

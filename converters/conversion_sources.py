@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nfn_graph.converters.conversion_jobs import Source
 from nfn_graph.converters.reading import Options
+from nfn_graph.converters.store.architecture import damaged_architecture
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import list_shards
 
@@ -38,11 +39,20 @@ def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options)
     return sorted(sources)
 
 
-def known_sources(out: Path) -> Mapping[str, Source]:
-    """What the networks of a store were made from, by name."""
+def known_sources(out: Path, *, repair: bool) -> Mapping[str, Source]:
+    """What the networks of a store were made from, by name.
+
+    Args:
+        out: The store.
+        repair: Whether networks are written again, and with them architectures that are damaged.
+    """
     if not list_shards(out):
         return {}
-    table = Store(out).table.select(list(Source._fields))
+    store = Store(out)
+    wrong = None if repair else next(store.wrong_architectures(), None)
+    if wrong is not None:
+        raise damaged_architecture(wrong, "another content" if wrong.is_file() else "none")
+    table = store.table.select(list(Source._fields))
     columns = (column.to_pylist() for column in table.columns)
     return {source[0]: Source(*source) for source in zip(*columns, strict=True)}
 

@@ -110,6 +110,28 @@ def test_two_files_of_a_run_never_get_one_name(tmp_path: Path) -> None:
         assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
 
 
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_damaged_architecture_is_said_and_repaired(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, out = write(tmp_path / "model.pt"), tmp_path / "out"
+    arguments = ["convert", str(tmp_path / "model.pt"), "--out", str(out)]
+    assert cli.main(arguments) == 0
+    (victim,) = (out / "architectures").iterdir()
+    content = victim.read_bytes()
+    victim.unlink()
+    if damage == "flipped":
+        victim.write_bytes(content.replace(b"weight", b"weighs", 1))
+    capsys.readouterr()
+    for command in (arguments, ["store", str(out)]):
+        assert cli.main(command) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert victim.name in line and "--overwrite" in line and "Errno" not in line
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert victim.read_bytes() == content and is_of(out, "model.pt", weights)
+    assert cli.main(["store", str(out), "--verify"]) == 0
+
+
 def test_one_file_under_two_paths_is_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
