@@ -97,6 +97,7 @@ def convert(
     """Convert checkpoint files to graphs, in a store: few files for many networks.
 
     Files that were converted before are skipped, so an interrupted run goes on where it stopped.
+    Networks are named as their files lie below the folders given, and keep these names.
     The network of another file is not replaced, nor that of a file that cannot be read any more.
     What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
     failed. OUT may lie in a folder of checkpoints: stores there are passed over.
@@ -139,7 +140,11 @@ def convert(
         disable=not messages.is_terminal,
     ) as progress:
         task = progress.add_task("", total=len(paths))
-        chosen: dict[str, Any] = {"overwrite": overwrite, "shard_size": shard_size}
+        chosen: dict[str, Any] = {
+            "given": files,
+            "overwrite": overwrite,
+            "shard_size": shard_size,
+        }
         if engine == "local":
             report = convert_files(
                 paths,

@@ -6,13 +6,20 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nfn_graph.converters import engines
-from nfn_graph.converters.conversion_jobs import Conversion, Source, run_jobs
+from nfn_graph.converters.conversion_jobs import Conversion, run_jobs
+from nfn_graph.converters.conversion_sources import (
+    earlier,
+    find_sources,
+    known_sources,
+    real_path,
+    refusal,
+)
 from nfn_graph.converters.engines import Engine
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.parts import Part
@@ -44,6 +51,7 @@ def convert_files(
     out: Path,
     options: Options,
     *,
+    given: Sequence[Path] = (),
     workers: int = 0,
     overwrite: bool = False,
     shard: str = "1/1",
@@ -54,9 +62,11 @@ def convert_files(
 
     Args:
         paths: The files.
-        out: The store's folder, made if need be; networks are named as their files lie below
-            their common parent.
+        out: The store's folder, made if need be.
         options: How to read them.
+        given: The folders and files that `paths` were found in, if not `paths` themselves:
+            networks are named as their files lie below the common parent of these. A file that
+            is in the store keeps its name there.
         workers: Processes; 0 for one per core.
         overwrite: Whether to convert again what was converted before, and to replace networks
             of other files that have the same name.
@@ -79,17 +89,24 @@ def convert_files(
     with only_writer(out / f"convert{part.suffix}.lock", f"this part of '{out}'") as is_alone:
         if is_alone:
             _clean(out, part)
-        known = _known(out)
+        known = known_sources(out, repair=overwrite)
+        names = {real_path(before): before.file for before in known.values()}
+        sources = find_sources(paths, given or paths, options)
+        # Of links to one file, the first counts; machines divide them before they know names.
+        listed = {real_path(source): source for source in reversed(sources)}
         work = []
-        for source in _sources(paths, options)[part.number :: part.total]:
-            refusal = None if overwrite else _refusal(source, known.get(source.file))
-            if not overwrite and known.get(source.file) == source:
+        for new in sources[part.number :: part.total]:
+            real = real_path(new)
+            source = new._replace(file=names.get(real, new.file))
+            before = known.get(source.file)
+            is_done = before is not None and before._replace(path=source.path) == source
+            if listed[real] != new or (is_done and real in names and not overwrite):
                 report.skipped += 1
-            elif refusal is not None:
-                report.failed[source.path] = refusal
-            else:
+            elif before is None or real in names or (overwrite and real_path(before) not in listed):
                 work.append(source)
                 continue
+            else:
+                report.failed[source.path] = refusal(source, before, real_path(before) in listed)
             on_done()
         numbers = [int(name[:6]) for name in list_shards(out)]
         jobs = run_jobs(
@@ -104,7 +121,7 @@ def convert_files(
                 if error is None:
                     report.converted += 1
                 else:
-                    report.failed[source.path] = error + _earlier(source, known.get(source.file))
+                    report.failed[source.path] = error + earlier(source, known.get(source.file))
                 on_done()
         if is_alone:
             _clean(out, part)
@@ -120,6 +137,7 @@ def convert_in_parts(
     options: Options,
     engine: Engine,
     *,
+    given: Sequence[Path] = (),
     overwrite: bool = False,
     shard_size: int = 1024,
     on_done: Callable[[int], None] = lambda count: None,
@@ -133,12 +151,14 @@ def convert_in_parts(
         out: The store's folder.
         options: How to read them.
         engine: Where to run the jobs.
+        given: As of :func:`convert_files`.
         overwrite: As of :func:`convert_files`.
         shard_size: Networks per shard at most.
         on_done: Called after every job with the number of its files.
     """
     total = max(1, math.ceil(len(paths) / max(1, shard_size)))
-    job = _OnePart([p.absolute() for p in paths], out.absolute(), options, overwrite, shard_size)
+    absolute = [[p.absolute() for p in found] for found in (paths, given)]
+    job = _OnePart(absolute[0], absolute[1], out.absolute(), options, overwrite, shard_size)
     report = Report()
     for _, part in engines.run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted
@@ -154,6 +174,7 @@ class _OnePart:
     """Converts one part of the files, wherever it is called."""
 
     paths: Sequence[Path]
+    given: Sequence[Path]
     out: Path
     options: Options
     overwrite: bool
@@ -164,6 +185,7 @@ class _OnePart:
             self.paths,
             self.out,
             self.options,
+            given=self.given,
             workers=1,
             overwrite=self.overwrite,
             shard=shard,
@@ -174,53 +196,6 @@ class _OnePart:
 def _write_report(path: Path, report: Report) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")
-
-
-def _sources(paths: Sequence[Path], options: Options) -> list[Source]:
-    """The files in the order of their names, by which machines divide them."""
-    absolute = list(dict.fromkeys(path.absolute() for path in paths))
-    common = Path(os.path.commonpath([path.parent for path in absolute]))
-    how = json.dumps(list(asdict(options).values()))
-    found = []
-    for path in absolute:
-        name = path.relative_to(common).as_posix()
-        try:
-            state = path.stat()
-            found.append(Source(name, str(path), state.st_size, state.st_mtime_ns, how))
-        except (OSError, ValueError):  # what is wrong with it is said when it is read
-            found.append(Source(name, str(path), -1, 0, how))
-    return sorted(found)
-
-
-def _known(out: Path) -> Mapping[str, Source]:
-    """What the networks of a store were made from."""
-    if not list_shards(out):
-        return {}
-    table = Store(out).table.select(list(Source._fields))
-    columns = (column.to_pylist() for column in table.columns)
-    return {source[0]: Source(*source) for source in zip(*columns, strict=True)}
-
-
-def _is_same_file(source: Source, before: Source) -> bool:
-    return os.path.realpath(source.path) == os.path.realpath(before.path)
-
-
-def _refusal(source: Source, before: Source | None) -> str | None:
-    """Why a file is not converted: its name is that of another file's network."""
-    if before is None or _is_same_file(source, before):
-        return None
-    return (
-        f"Expected the name '{source.file}' to be free for the network of '{source.path}' (got "
-        f"the network of '{before.path}'). Choose another --out, convert both at once, or replace "
-        f"it with --overwrite."
-    )
-
-
-def _earlier(source: Source, before: Source | None) -> str:
-    """That a store still has the network of a file which cannot be read any more."""
-    if before is None or not _is_same_file(source, before):
-        return ""
-    return f" The network of an earlier content is still in the store as '{source.file}'."
 
 
 def _clean(out: Path, part: Part) -> None:

@@ -188,18 +188,21 @@ def read_architecture(path: Path) -> Architecture:
     """The architecture in a file, whose name is its checksum."""
     try:
         found = Architecture(path.read_text("utf-8"), path)
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise damaged_architecture(path, "none") from error
     except Exception as error:  # whatever a damaged document leads to
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged_architecture(path, f"{type(error).__name__}: {error}") from error
     if found.name != path.stem:
-        raise _damaged(path, f"one with the checksum {found.name}")
+        raise damaged_architecture(path, f"one with the checksum {found.name}")
     return found
 
 
-def _damaged(path: Path, got: str) -> ConversionError:
+def damaged_architecture(path: Path, got: str) -> ConversionError:
+    """The error for an architecture that is not as it was written."""
     return ConversionError(
-        f"Expected the architecture that was written to '{path}' (got {got}). The file is damaged."
+        f"Expected the architecture that was written to '{path}' (got {got}). The store is "
+        f"damaged: convert again with --overwrite; of a zoo, delete the records in 'shards' that "
+        f"name it, and build again."
     )
 
 

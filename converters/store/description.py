@@ -11,7 +11,9 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store import architecture, shards
 
 FILE = "store.json"
-VERSION = 2
+VERSION = 3
+# Readable, but without a checksum of its description.
+_UNSEALED = 2
 _FORMAT = "nfn-graph store"
 # What zoos had before version 2.
 _OLD = "zoo.json"
@@ -41,7 +43,8 @@ def create(folder: Path, description: Mapping[str, Any]) -> None:
         (folder / part).mkdir(parents=True, exist_ok=True)
     document = {"format": _FORMAT, "version": VERSION, **description}
     with replacing(folder / FILE) as temporary:
-        temporary.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+        sealed = {**document, shards.SEAL: shards.seal_of(document)}
+        temporary.write_text(json.dumps(sealed, indent=2) + "\n", "utf-8")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -60,13 +63,25 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
         format_, version = found["format"], found["version"]
+        if format_ == _FORMAT and version in (_UNSEALED, VERSION):
+            return _unsealed(found)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"Expected the description of a store in '{path}' (got: {error})"
+            f"Expected the description of a store in '{path}' (got {type(error).__name__}: "
+            f"{error}). The file is damaged: restore it, or build or convert into a new folder."
         ) from error
-    if format_ != _FORMAT or version != VERSION:
-        raise ValueError(
-            f"Expected version {VERSION} of '{_FORMAT}' in '{path}' (got version {version} of "
-            f"'{format_}'). Use the version of nfn-graph that wrote it."
-        )
-    return dict(found)
+    raise ValueError(
+        f"Expected version {VERSION} of '{_FORMAT}' in '{path}' (got version {version} of "
+        f"'{format_}'). Use the version of nfn-graph that wrote it."
+    )
+
+
+def _unsealed(found: dict[str, Any]) -> dict[str, Any]:
+    """What a description says without its checksum, with which it agrees."""
+    if found["version"] == VERSION or shards.SEAL in found:
+        seal = found.pop(shards.SEAL)
+        if seal != shards.seal_of(found):
+            raise ValueError(f"the checksum {seal} of something else")
+    if not isinstance(found.get("key", ""), str):
+        raise TypeError(f"the key {found['key']}, which is no name of a column")
+    return found

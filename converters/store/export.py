@@ -69,6 +69,14 @@ def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
     for name in found:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ValueError(f"Expected files below '{dataset.folder}' (got '{name}')")
-    if format_ != "graph":
-        return [n if n.lower().endswith(suffix) else f"{n}{suffix}" for n in found]
-    return [f"{name}{suffix}" for name in found]
+    networks: dict[str, str] = {}
+    for name in found:
+        has_suffix = format_ != "graph" and name.lower().endswith(suffix)
+        file = name if has_suffix else f"{name}{suffix}"
+        if file in networks:
+            raise ValueError(
+                f"Expected a file for each network (got '{file}' for '{networks[file]}' and "
+                f"'{name}'). Choose another --format, or export one of them with --where."
+            )
+        networks[file] = name
+    return list(networks)

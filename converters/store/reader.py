@@ -126,6 +126,10 @@ class Store:
         """Reads everything; yields the files that are not as they were published."""
         for shard in self.shards:
             yield from wrong_files(self.folder, shard)
+        yield from self.wrong_architectures()
+
+    def wrong_architectures(self) -> Iterator[Path]:
+        """The files of architectures that are missing, or not as they were written."""
         names = {name for shard in self.shards for name in shard.architectures}
         for path in (self.folder / FOLDER / f"{name}.json" for name in sorted(names)):
             content = path.read_bytes() if path.is_file() else b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from nfn_graph.converters.store.arrow import arrow, parquet
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
 _SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
+# Where a record has its own checksum.
+SEAL = "sha256"
 _CHUNK = 2**20
 
 
@@ -50,7 +52,7 @@ def publish(folder: Path, name: str, networks: int, architectures: tuple[str, ..
     shard = Shard(name, networks, architectures, sizes, checksums)
     record = {key: value for key, value in vars(shard).items() if key != "name"}
     with replacing(file_of(folder, SHARDS, name)) as temporary:
-        temporary.write_text(json.dumps({**record, "sha256": _seal(record)}), "utf-8")
+        temporary.write_text(json.dumps({**record, SEAL: seal_of(record)}), "utf-8")
     return shard
 
 
@@ -65,8 +67,8 @@ def read_shard(folder: Path, name: str) -> Shard:
     path = file_of(folder, SHARDS, name)
     try:
         record = json.loads(path.read_text("utf-8"))
-        seal = record.pop("sha256")
-        if seal != _seal(record):
+        seal = record.pop(SEAL)
+        if seal != seal_of(record):
             raise ValueError(f"the checksum {seal} of something else")
         record["architectures"] = tuple(record["architectures"])
         shard = Shard(name, **record)
@@ -126,6 +128,6 @@ def damaged(path: Path, got: str) -> ConversionError:
     )
 
 
-def _seal(record: dict[str, Any]) -> str:
-    """A checksum of the record itself."""
+def seal_of(record: Mapping[str, Any]) -> str:
+    """A checksum of a record itself."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -90,9 +90,11 @@ class StoreWriter:
 
     def _keep(self, architecture: Architecture) -> None:
         path = self.folder / FOLDER / f"{architecture.name}.json"
-        if not path.exists():
+        content = architecture.text.encode()
+        # One that was damaged is repaired.
+        if not path.is_file() or path.read_bytes() != content:
             with replacing(path) as temporary:
-                temporary.write_text(architecture.text, "utf-8")
+                temporary.write_bytes(content)
 
 
 def record_key(architecture: str, dtype: torch.dtype) -> str:

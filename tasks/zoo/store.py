@@ -13,6 +13,7 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.state_dict import from_state_dict
 from nfn_graph.converters.store.description import is_store, read_description
+from nfn_graph.converters.store.lock import none_publishing
 from nfn_graph.converters.store.writer import StoreWriter
 
 Row = dict[str, Any]
@@ -48,12 +49,17 @@ class ZooWriter:
     def publish(
         self, shard: int, networks: Sequence[tuple[Row, str, Mapping[str, Tensor]]]
     ) -> None:
-        """Writes a shard: for every network its row, its group and its parameters."""
-        found = (
+        """Writes a shard: for every network its row, its group and its parameters.
+
+        A shard that another process has published in the meantime stays as it is.
+        """
+        found = [
             ({**row, "group": group}, self._graph(parameters))
             for row, group, parameters in networks
-        )
-        self._writer.publish(_name(shard), found)
+        ]
+        with none_publishing(self._writer.folder):
+            if not self.is_done(shard):
+                self._writer.publish(_name(shard), found)
 
     def _graph(self, parameters: Mapping[str, Tensor]) -> WeightGraph:
         """The graph of a network; the masks of a winning ticket are a second channel."""

@@ -51,13 +51,85 @@ def test_the_graph_of_another_file_is_not_replaced(
     assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
     assert str(first) in report(out)["failed"][str(second)]
     assert "--overwrite" in capsys.readouterr().err
-    # Together they have folders of their own.
+    # Together the new one has a folder of its own; the known one keeps its name.
     assert cli.main(["convert", str(first), str(second), "--out", str(out)]) == 0
-    assert names(out) == ["A/model.pt", "B/model.pt", "model.pt"]
-    assert is_of(out, "A/model.pt", weights) and is_of(out, "B/model.pt", others)
-    assert is_of(out, "model.pt", weights)
-    assert cli.main(["convert", str(second), "--out", str(out), "--overwrite"]) == 0
-    assert len(names(out)) == 3 and is_of(out, "model.pt", others)
+    assert names(out) == ["B/model.pt", "model.pt"]
+    assert is_of(out, "B/model.pt", others) and is_of(out, "model.pt", weights)
+    third = write(tmp_path / "C" / "model.pt")
+    arguments = ["convert", str(tmp_path / "C" / "model.pt"), "--out", str(out)]
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert names(out) == ["B/model.pt", "model.pt"] and is_of(out, "model.pt", third)
+
+
+def test_names_stay_when_files_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, out = tmp_path / "zoo", tmp_path / "out"
+    before = {f"a/{i}.pt": write(zoo / "a" / f"{i}.pt") for i in range(3)}
+    monkeypatch.chdir(tmp_path)
+    arguments = ["convert", "zoo", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    assert names(out) == list(before)
+    before |= {f"b/{i}.pt": write(zoo / "b" / f"{i}.pt") for i in range(2)}
+    assert cli.main(arguments) == 0
+    assert report(out)["skipped"] == 3 and report(out)["converted"] == 2
+    assert names(out) == list(before)
+    # From another folder, and with one file changed, which keeps its name.
+    before["b/1.pt"] = write(zoo / "b" / "1.pt")
+    os.utime(zoo / "b" / "1.pt", ns=(1, 1))
+    assert cli.main(["convert", "zoo/a/../b", "--out", str(out)]) == 0
+    assert report(out)["skipped"] == 1 and report(out)["converted"] == 1
+    assert cli.main(["convert", "zoo/a/../b", "--out", str(out), "--overwrite"]) == 0
+    assert names(out) == list(before)
+    assert all(is_of(out, name, weights) for name, weights in before.items())
+
+
+def test_names_are_normal(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "x.pt")
+    write(tmp_path / "y.pt")
+    files = [str(tmp_path / "a" / "x.pt"), str(tmp_path / "a" / ".." / "y.pt")]
+    assert cli.main(["convert", *files, "--out", str(tmp_path / "out")]) == 0
+    assert names(tmp_path / "out") == ["a/x.pt", "y.pt"]
+
+
+def test_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.pt")
+    (tmp_path / "in" / "link.pt").symlink_to(tmp_path / "in" / "a.pt")
+    assert cli.main(["convert", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 0
+    assert report(tmp_path / "out")["skipped"] == 1
+    assert names(tmp_path / "out") == ["a.pt"]
+
+
+def test_two_files_of_a_run_never_get_one_name(tmp_path: Path) -> None:
+    """The first was named below its own folder, where the second has its name from the start."""
+    zoo, out = tmp_path / "zoo", tmp_path / "out"
+    weights = write(zoo / "a" / "model.pt")
+    assert cli.main(["convert", str(zoo / "a"), "--out", str(out)]) == 0
+    write(zoo / "model.pt")
+    for options in ([], ["--overwrite"]):
+        assert cli.main(["convert", str(zoo), "--out", str(out), *options]) == 1
+        assert list(report(out)["failed"]) == [str(zoo / "model.pt")]
+        assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_damaged_architecture_is_said_and_repaired(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, out = write(tmp_path / "model.pt"), tmp_path / "out"
+    arguments = ["convert", str(tmp_path / "model.pt"), "--out", str(out)]
+    assert cli.main(arguments) == 0
+    (victim,) = (out / "architectures").iterdir()
+    content = victim.read_bytes()
+    victim.unlink()
+    if damage == "flipped":
+        victim.write_bytes(content.replace(b"weight", b"weighs", 1))
+    capsys.readouterr()
+    for command in (arguments, ["store", str(out)]):
+        assert cli.main(command) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert victim.name in line and "--overwrite" in line and "Errno" not in line
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert victim.read_bytes() == content and is_of(out, "model.pt", weights)
+    assert cli.main(["store", str(out), "--verify"]) == 0
 
 
 def test_one_file_under_two_paths_is_one_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -196,9 +197,33 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     new = tmp_path / "new"
     write_store(new, [GRAPHS["mlp"]])
     document = json.loads((new / "store.json").read_text())
-    (new / "store.json").write_text(json.dumps({**document, "version": 3}))
-    with pytest.raises(ValueError, match="version 3"):
+    (new / "store.json").write_text(json.dumps({**document, "version": 4}))
+    with pytest.raises(ValueError, match="version 4"):
         Store(new)
+
+
+def test_every_flipped_byte_of_the_description_is_noticed(tmp_path: Path) -> None:
+    StoreWriter(tmp_path / "s", {"key": "file", "kind": "cnn"})
+    path = tmp_path / "s" / "store.json"
+    content = path.read_bytes()
+    assert read_description(tmp_path / "s")["kind"] == "cnn"
+    for place, bit in itertools.product(range(len(content)), range(8)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << bit
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError, match=r"store\.json"):
+            read_description(tmp_path / "s")
+
+
+def test_descriptions_without_a_checksum_are_read(tmp_path: Path) -> None:
+    """Stores of version 2 have none."""
+    write_store(tmp_path, [GRAPHS["mlp"]])
+    document = {"format": "nfn-graph store", "version": 2}
+    (tmp_path / "store.json").write_text(json.dumps(document))
+    assert len(Store(tmp_path)) == 1
+    (tmp_path / "store.json").write_text(json.dumps({**document, "key": 3}))
+    with pytest.raises(ValueError, match="key"):
+        Store(tmp_path)
 
 
 def test_an_open_store_can_be_sent(stored: Store) -> None:

@@ -128,6 +128,22 @@ def test_export_of_channels_and_strange_names(
     assert "'../up'" in capsys.readouterr().err
 
 
+def test_export_refuses_two_networks_of_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "c", tmp_path / "out"
+    folder.mkdir()
+    for name in ("x.pth", "x.pth.pt"):
+        torch.save(checkpoints.mlp().state_dict(), folder / name)
+    assert cli.main(["convert", str(folder), "--out", str(tmp_path / "store")]) == 0
+    arguments = ["export", str(tmp_path / "store"), "--out", str(out)]
+    assert cli.main([*arguments, "--overwrite"]) == 2
+    error = capsys.readouterr().err
+    assert "'x.pth'" in error and "'x.pth.pt'" in error and not out.exists()
+    assert cli.main([*arguments, "--format", "npz"]) == 0
+    assert len(list(out.glob("*.npz"))) == 2
+
+
 def test_the_command_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_files(tmp_path / "in", 6)
     out = tmp_path / "out"

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +20,12 @@ from zoo_data import tiny_images
 
 from nfn_graph import Batch
 from nfn_graph.cli import main
+from nfn_graph.converters import to_state_dict
+from nfn_graph.converters.store import writer as store_writer
+from nfn_graph.converters.store.reader import Store
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.architecture import Architecture, build_module
+from nfn_graph.tasks.zoo.store import ZooWriter
 
 IMAGES = tiny_images()
 
@@ -180,6 +186,34 @@ def test_half_a_shard_does_not_count(tmp_path: Path) -> None:
     build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES)
     assert same_networks(zoo, open_zoo_folder(tmp_path / "zoo"))
     assert not list((tmp_path / "zoo").rglob(".*"))
+
+
+def test_two_builders_of_a_shard_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the first has written the weights, but not yet the table."""
+    pytest.importorskip("fcntl")
+
+    def build(number: int) -> None:
+        network = {"0.weight": torch.full((2, 3), float(number)), "2.weight": torch.ones(4, 2)}
+        ZooWriter(tmp_path, "cnn", {}, {}).publish(0, [({"number": number}, "a", network)])
+
+    second = threading.Thread(target=build, args=(2,))
+    parquet = store_writer.parquet
+
+    def interrupted() -> Any:
+        if second.ident is None:
+            second.start()
+            second.join(1.0)
+        return parquet()
+
+    monkeypatch.setattr(store_writer, "parquet", interrupted)
+    build(1)
+    second.join()
+    store = Store(tmp_path)
+    assert list(store.verify()) == [] and len(store) == 1
+    (number,) = store.table.column("number").to_pylist()
+    assert to_state_dict(store.graph(0))["0.weight"].unique().tolist() == [number]
 
 
 def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
