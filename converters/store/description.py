@@ -11,9 +11,7 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store import architecture, shards
 
 FILE = "store.json"
-VERSION = 3
-# Readable, but without a checksum of its description.
-_UNSEALED = 2
+VERSION = 2
 _FORMAT = "nfn-graph store"
 # What zoos had before version 2.
 _OLD = "zoo.json"
@@ -63,7 +61,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
         format_, version = found["format"], found["version"]
-        if format_ == _FORMAT and version in (_UNSEALED, VERSION):
+        if format_ == _FORMAT and version == VERSION:
             return _unsealed(found)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
@@ -78,10 +76,9 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def _unsealed(found: dict[str, Any]) -> dict[str, Any]:
     """What a description says without its checksum, with which it agrees."""
-    if found["version"] == VERSION or shards.SEAL in found:
-        seal = found.pop(shards.SEAL)
-        if seal != shards.seal_of(found):
-            raise ValueError(f"the checksum {seal} of something else")
+    seal = found.pop(shards.SEAL)
+    if seal != shards.seal_of(found):
+        raise ValueError(f"the checksum {seal} of something else")
     if not isinstance(found.get("key", ""), str):
         raise TypeError(f"the key {found['key']}, which is no name of a column")
     return found

@@ -215,15 +215,10 @@ def test_every_flipped_byte_of_the_description_is_noticed(tmp_path: Path) -> Non
             read_description(tmp_path / "s")
 
 
-def test_descriptions_without_a_checksum_are_read(tmp_path: Path) -> None:
-    """Stores of version 2 have none."""
-    write_store(tmp_path, [GRAPHS["mlp"]])
-    document = {"format": "nfn-graph store", "version": 2}
-    (tmp_path / "store.json").write_text(json.dumps(document))
-    assert len(Store(tmp_path)) == 1
-    (tmp_path / "store.json").write_text(json.dumps({**document, "key": 3}))
-    with pytest.raises(ValueError, match="key"):
-        Store(tmp_path)
+def test_the_key_of_a_store_is_a_name(tmp_path: Path) -> None:
+    StoreWriter(tmp_path / "s", {"key": 3})
+    with pytest.raises(ValueError, match="no name of a column"):
+        read_description(tmp_path / "s")
 
 
 def test_an_open_store_can_be_sent(stored: Store) -> None:
