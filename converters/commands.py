@@ -9,13 +9,6 @@ from typing import Annotated, Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
@@ -23,6 +16,7 @@ from tyro.conf import Positional, arg
 from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion import convert_files, convert_in_parts
 from nfn_graph.converters.parts import Part
+from nfn_graph.converters.progress import counting
 from nfn_graph.converters.reading import Options, find_files, load_file, one_line, reason_of
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
@@ -129,17 +123,7 @@ def convert(
     options = Options(arch, flatten, input_shape)
     paths = _found(files, out)
     report_path = out / f"report{Part.parse(shard).suffix}.json"
-    messages = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("Converting"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=len(paths))
+    with counting("Converting", len(paths)) as count_on:
         chosen: dict[str, Any] = {
             "given": files,
             "overwrite": overwrite,
@@ -152,7 +136,7 @@ def convert(
                 options,
                 workers=workers,
                 shard=shard,
-                on_done=lambda: progress.advance(task),
+                on_done=lambda: count_on(1),
                 **chosen,
             )
         else:
@@ -161,7 +145,7 @@ def convert(
                 out,
                 options,
                 engine,
-                on_done=lambda count: progress.advance(task, count),
+                on_done=count_on,
                 **chosen,
             )
     failures = list(report.failed.items())

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from nfn_graph.converters.progress import counting
 from nfn_graph.converters.reading import one_line
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.store.export import ExportFormat, export_networks
@@ -93,24 +92,14 @@ def export(
         dataset = dataset.where(**{name: values.split(",")})
     if not len(dataset):
         raise ValueError(f"Expected networks with {' '.join(where)} in '{path}' (got none)")
-    messages = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("Writing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
-    ) as progress:
-        task = progress.add_task("", total=len(dataset))
+    with counting("Writing", len(dataset)) as count_on:
         table = export_networks(
             dataset,
             out,
             format,
             channel=channel,
             overwrite=overwrite,
-            on_done=lambda: progress.advance(task),
+            on_done=lambda: count_on(1),
         )
     print(f"{out}: {len(dataset)} networks ({table})")
     return 0
