@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scatter test lint wheel types imports unit exactness demo bench clean
+.PHONY: help setup scatter test lint wheel types imports unit coverage exactness demo bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,15 @@ imports: wheel ## Check that imports go one way: core <- converters <- tasks
 unit: $(READY) ## Run pytest in WORKERS processes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+ROOMS := nfn_graph converters tasks
+coverage: $(READY) ## Run pytest and count the lines that it reaches: at least 95% in every room
+	@rm -rf .coverage && mkdir .coverage
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+		--cov --cov-report=
+	@failed=; for room in $(ROOMS); do \
+		$(BIN)/coverage report --include="$$room/*" || failed=1; \
+	done; test -z "$$failed"
+
 # What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
 BACKEND ?= plain
 EXACT := completeness paper equivariance batch nfn transforms layers
@@ -63,5 +72,5 @@ bench: $(READY) ## Run every benchmark; tables and figures in benchmarks/results
 	$(BIN)/python benchmarks/all.py
 
 clean: ## Delete .venv, caches and build products
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
