@@ -12,6 +12,7 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import Format, keras, npz, onnx, pytorch, safetensors
+from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.detect import detect_entries
 from nfn_graph.converters.files.graph import build_graph, is_graph, write_graph
 from nfn_graph.converters.files.zip_directory import ZipEntry
@@ -143,7 +144,7 @@ def save(
             f"graph with the channels {[WEIGHTS, *names]}). Save one of them, or all with "
             f"as_graph=True"
         )
-    model = None if template is None else Path(template)
+    model = None if template is None else check_path(template)
     values = to_state_dict(graph, channel)
     for key, value in values.items():
         if not isinstance(value, Tensor) and _WRITERS.get(suffix) is not pytorch.write:

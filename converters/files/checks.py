@@ -23,16 +23,22 @@ MAX_COMPRESSION = 1032
 
 def check_path(path: str | Path) -> Path:
     """The path of a file that exists and is not empty."""
+    path = check_regular(path)
+    if path.stat().st_size == 0:
+        raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
+    return path
+
+
+def check_regular(path: str | Path) -> Path:
+    """The path of a file that exists; whoever opens a pipe or a device may wait for ever."""
     path = Path(path)
     try:
-        status = os.stat(path)
+        mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise FileNotFoundError(f"Expected a file (got '{path}', which does not exist)") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise ConversionError(f"Expected a file (got '{path}', which is {kind})")
-    if status.st_size == 0:
-        raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
     return path
 
 

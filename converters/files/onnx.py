@@ -23,19 +23,16 @@ def read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     Large tensors are taken out of the model, so that they are not in memory twice.
     """
     onnx = require("onnx", "to read .onnx files")
+    model = _read_model(onnx, path)
     try:
-        model = onnx.load_model(path, format="protobuf", load_external_data=False)
         if model.functions:
             model = require("onnx.inliner", "to read .onnx files").inline_local_functions(model)
         check_unique(path, [name for name, _ in _tensors(model)])
         tensors = {name: _read_tensor(onnx, path, name, x) for name, x in _tensors(model)}
     except ConversionError:
         raise
-    except Exception as error:  # protobuf raises its own kinds
-        raise ConversionError(
-            f"Expected a complete ONNX model in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
+    except Exception as error:  # onnx raises many kinds
+        raise _damaged(path, error) from error
     if model.graph.sparse_initializer:
         raise ConversionError(
             f"Expected dense tensors in '{path}' (got the sparse initialiser "
@@ -53,7 +50,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
             f"'{path}' (got none; a graph does not hold the model's operations)"
         )
     onnx = require("onnx", "to write .onnx files")
-    model = onnx.load_model(template, format="protobuf", load_external_data=False)
+    model = _read_model(onnx, template)
     known = dict(_tensors(model))
     for key, tensor in tensors.items():
         if key not in known:
@@ -61,6 +58,20 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
         _overwrite(onnx, template, key, known[key], tensor)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
+
+
+def _read_model(onnx: Any, path: Path) -> Any:
+    try:
+        return onnx.load_model(path, format="protobuf", load_external_data=False)
+    except Exception as error:  # protobuf raises its own kinds
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ConversionError:
+    return ConversionError(
+        f"Expected a complete ONNX model in '{path}' (got one that cannot be read: "
+        f"{type(error).__name__}: {error}). It is truncated or damaged."
+    )
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:

@@ -63,7 +63,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         format_, version = found["format"], found["version"]
         if format_ == _FORMAT and version == VERSION:
             return _unsealed(found)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"Expected the description of a store in '{path}' (got {type(error).__name__}: "
             f"{error}). The file is damaged: restore it, or build or convert into a new folder."

@@ -11,6 +11,7 @@ from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.store.arrow import arrow, parquet
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
@@ -66,7 +67,7 @@ def read_shard(folder: Path, name: str) -> Shard:
     """The record of a shard; its files are there, and as long as it says."""
     path = file_of(folder, SHARDS, name)
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(check_regular(path).read_text("utf-8"))
         seal = record.pop(SEAL)
         if seal != seal_of(record):
             raise ValueError(f"the checksum {seal} of something else")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.files.detect import detect_entries
 
 
@@ -93,7 +94,7 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return check_regular(path).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ConversionError(
             f"Expected text in UTF-8 in '{path}' (got byte {error.object[error.start]:#04x} at "

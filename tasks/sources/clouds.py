@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import SourceError
+from nfn_graph.tasks.sources.images import SourceError, class_names
 from nfn_graph.tasks.sources.meshes import Mesh, read_off, read_ply
 from nfn_graph.tasks.sources.npz import read_arrays
 
@@ -136,13 +136,13 @@ def _read_npz(path: Path, num_points: int) -> Clouds:
     else:
         is_test = np.arange(len(points)) % _TEST_EVERY == _TEST_EVERY - 1
     cloud = torch.from_numpy(points[:, :num_points].astype(np.float32))
-    classes = tuple(str(i) for i in range(int(labels.max()) + 1))
+    numbers = torch.from_numpy(labels.astype(np.int64))
     return Clouds(
         str(path),
         normalise(cloud),
-        torch.from_numpy(labels.astype(np.int64)),
+        numbers,
         torch.from_numpy(is_test),
-        classes,
+        class_names(str(path), numbers),
     )
 
 

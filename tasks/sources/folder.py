@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.tasks.sources.images import Images, SourceError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".webp", ".tif", ".tiff")
@@ -81,6 +82,7 @@ def _read(path: Path, size: int | None) -> Tensor:
             f"Expected the package 'pillow' to read pictures (got: {error}). Install it with: "
             f"pip install 'nfn-graph[tasks]'"
         ) from error
+    check_regular(path)
     try:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")

@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+_MOST_CLASSES = 100_000
+
 
 class SourceError(ValueError):
     """A data source that cannot be read, with the reason and what to do."""
@@ -122,6 +124,13 @@ class Images:
             )
             pixels, labels = torch.cat([pixels, test[0]]), torch.cat([labels, test[1]])
         labels = labels.to(torch.int64)
-        if classes is None:
-            classes = [str(i) for i in range(int(labels.max()) + 1 if len(labels) else 0)]
-        return cls(name, pixels, labels, is_test, tuple(classes))
+        names = class_names(name, labels) if classes is None else tuple(classes)
+        return cls(name, pixels, labels, is_test, names)
+
+
+def class_names(source: str, labels: Tensor) -> tuple[str, ...]:
+    """Names of classes that have only numbers, from 0 to the largest label."""
+    last = int(labels.max()) if len(labels) else -1
+    if last >= _MOST_CLASSES:
+        raise SourceError(f"Expected labels below {_MOST_CLASSES:,} in '{source}' (got {last})")
+    return tuple(str(i) for i in range(last + 1))
