@@ -61,9 +61,11 @@ class RunFolder:
             )
         try:
             found = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"Expected JSON in '{path}' (got: {error})") from error
-        return dict(found)
+        if not isinstance(found, dict):
+            raise ValueError(f"Expected named values in '{path}' (got {type(found).__name__})")
+        return found
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file in one step."""

@@ -110,9 +110,9 @@ class TrainOptions:
             if value is not None and value < 1:
                 raise ValueError(f"Expected --{name.replace('_', '-')} of at least 1 (got {value})")
         at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
-        for name in (*at_least_0, "weight_decay"):
+        for name in (*at_least_0, "weight_decay", "fourier_features"):
             value = getattr(self, name)
-            if not value >= 0:
+            if value is not None and not value >= 0:
                 raise ValueError(f"Expected --{name.replace('_', '-')} of at least 0 (got {value})")
         processes = self.devices * self.nodes
         if not self.max_edges and self.batch_size is not None and self.batch_size < processes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import platform
 import time
 import warnings
@@ -19,14 +20,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 import nfn_graph
-from nfn_graph.converters.files.graph import spec_from_json, spec_to_json
+from nfn_graph.converters.files.graph import spec_to_json
 from nfn_graph.tasks.models.build import count_parameters
 from nfn_graph.tasks.training.batches import RunBatches, eval_loader
+from nfn_graph.tasks.training.checkpoint import load_model as load_model
+from nfn_graph.tasks.training.checkpoint import model_state, read_run_checkpoint
 from nfn_graph.tasks.training.data import load_data, load_graphs, open_for
 from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.history import History
 from nfn_graph.tasks.training.module import TaskModule
-from nfn_graph.tasks.training.options import from_plain, to_plain
+from nfn_graph.tasks.training.options import to_plain
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
 from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.seeds import seed_of
@@ -82,8 +85,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     if not trainer.is_global_zero:
         return {}
     seconds = time.perf_counter() - started
-    state = _load(folder.best)
-    model.load_state_dict(_model_state(state))
+    best = read_run_checkpoint(folder.best)
+    model.load_state_dict(model_state(folder.best, best))
     metrics: Metrics = {}
     rows: list[dict[str, Any]] = []
     for split in ("test", "validation"):
@@ -95,7 +98,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     metrics |= {
         "evaluations": {},
         "epochs": trainer.current_epoch,
-        "best_epoch": int(state["epoch"]),
+        "best_epoch": int(best["epoch"]),
         "seconds": round(seconds, 1),
         "parameters": count_parameters(model),
     }
@@ -121,6 +124,8 @@ def evaluate(
         where: Further conditions, such as `width=16`.
     """
     folder = RunFolder(run)
+    name = name or Path(os.path.abspath(zoo)).name
+    _check_name(name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
     conditions = [*where, f"split={split}"] if split else where
@@ -128,28 +133,12 @@ def evaluate(
     graphs = load_graphs(task, chosen, facts)
     predictions = predict(task, model, graphs)
     found = _measured(task, predictions, facts)
-    name = name or Path(zoo).name
     task.draw(folder.figures, name, predictions, chosen)
     task.show(folder.figures, name, model, graphs)
     metrics["evaluations"][name] = found
     folder.write("metrics.json", metrics)
     _report(folder)
     return found
-
-
-def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
-    """The task of a run, its best model, and the facts about the zoo that it was trained on."""
-    from nfn_graph.tasks.registry import TASKS
-
-    folder = RunFolder(run)
-    config = folder.read("config.json")
-    kind = TASKS[config["task"]]
-    task = kind(from_plain(kind.OPTIONS, config["options"]))
-    made_for = config["made_for"]
-    facts: Metrics = made_for["facts"]
-    model = task.build(spec_from_json(made_for["spec"]), made_for["sizes"], facts)
-    model.load_state_dict(_model_state(_load(folder.best)))
-    return task, model.eval(), facts
 
 
 @torch.no_grad()
@@ -202,16 +191,12 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
     )
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """A checkpoint; nothing in it is executed."""
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a checkpoint of a run (got no '{path}')")
-    return dict(torch.load(path, map_location="cpu", weights_only=True))
-
-
-def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    state = checkpoint["state_dict"]
-    return {key.removeprefix("model."): x for key, x in state.items() if key.startswith("model.")}
+def _check_name(name: str) -> None:
+    """Figures are files that have it in their names."""
+    if not name.isprintable() or len(name) > 100 or "/" in name or "\\" in name:
+        raise ValueError(
+            f"Expected --name as a part of a file's name, of at most 100 letters (got {name!r})"
+        )
 
 
 def _measured(task: Task[Options], predictions: Predictions, facts: Any) -> Metrics:
