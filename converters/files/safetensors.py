@@ -165,7 +165,7 @@ def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Ent
             begin, end = value["data_offsets"]
             entry = _Entry(begin, end, key, _DTYPES[value["dtype"]], tuple(value["shape"]))
             sizes = (begin, end, *entry.shape)
-            if not all(type(n) is int and n >= 0 for n in sizes):
+            if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
                 raise ValueError(f"sizes {list(sizes)}")
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path, f"'{key}' as {str(value)[:200]}") from error
