@@ -150,7 +150,7 @@ def convert(
             )
     failures = list(report.failed.items())
     for path, reason in failures[:_MOST_FAILURES]:
-        where = "" if path in reason else f"{path}: "
+        where = "" if one_line(path) in reason else one_line(f"{path}: ")
         print(f"nfn-graph: {where}{reason}", file=sys.stderr)
     if len(failures) > _MOST_FAILURES:
         more = len(failures) - _MOST_FAILURES

@@ -16,12 +16,18 @@ from torch import nn
 from nfn_graph.converters.errors import ConversionError
 
 
+def parse_arch(name: str) -> tuple[str, str]:
+    """The module and the attribute of `package.module:name`."""
+    module, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"Expected arch as package.module:name (got '{name}')")
+    return module, attribute
+
+
 @lru_cache(maxsize=8)
 def make_arch(name: str) -> nn.Module:
     """The module that `package.module:name` is or returns, on the meta device."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ValueError(f"Expected arch as package.module:name (got '{name}')")
+    module_name, attribute = parse_arch(name)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with running_arch(name, ModuleNotFoundError):

@@ -13,7 +13,7 @@ import torch
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.io import load
-from nfn_graph.converters.named_arch import make_arch, running_arch
+from nfn_graph.converters.named_arch import make_arch, parse_arch, running_arch
 from nfn_graph.converters.store.description import FILE, is_store
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
@@ -30,6 +30,8 @@ class Options:
     input_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.arch is not None:
+            parse_arch(self.arch)
         shape = (1,) if self.input_shape is None else self.input_shape
         if min(shape, default=0) < 1 or math.prod(shape) >= 2**60:
             raise ValueError(f"Expected an input shape of positive sizes (got {list(shape)})")

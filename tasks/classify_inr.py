@@ -74,6 +74,13 @@ class ClassifyInrOptions(TrainOptions):
     rotate: float = 0.0
     shift: float = 0.0
 
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        for name in ("rotate", "shift"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"Expected --{name} of at least 0 (got {getattr(self, name)})")
+
 
 class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
     """One of several classes per network: softmax outputs, cross-entropy."""

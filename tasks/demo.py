@@ -22,6 +22,7 @@ from nfn_graph.tasks.predict_generalization import (
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo.options import check_networks
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
 SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)
@@ -46,6 +47,13 @@ class DemoOptions:
     unseen: int = 240
     epochs: int = 10
 
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        check_networks(self.networks, "networks")
+        check_networks(self.unseen, "unseen")
+        if self.epochs < 1:
+            raise ValueError(f"Expected --epochs of at least 1 (got {self.epochs})")
+
 
 def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
     """Predict the accuracy of small CNNs from their weights: build, train, evaluate, report.
@@ -57,6 +65,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
     Args:
         options: What to run.
     """
+    options.check()
     out = options.out
     started = time.perf_counter()
     with _step(f"1. Train {options.networks} CNNs on digits, widths {_list(SEEN)}"):

@@ -14,6 +14,8 @@ from nfn_graph.tasks.zoo.optimisers import Optimiser
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
 Interval = tuple[float, float]
+# All networks of a zoo are listed before the first is trained.
+_MOST_NETWORKS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class CnnZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        _at_least(self.networks, 1, "networks")
+        check_networks(self.networks, "networks")
         _at_least(self.batch_size, 1, "batch-size")
         for name in ("widths", "depths", "activations", "inits", "optimisers"):
             if not getattr(self, name):
@@ -136,6 +138,12 @@ class CnnZooOptions(BuildOptions):
                 raise ValueError(f"Expected at least one value of --{name} (got none)")
             for value in getattr(self, name):
                 _share(value, name.replace("_", "-"))
+
+
+def check_networks(count: int, option: str) -> None:
+    """Raises for a number of networks that cannot be listed, let alone trained."""
+    if not 1 <= count <= _MOST_NETWORKS:
+        raise ValueError(f"Expected --{option} from 1 to {_MOST_NETWORKS:,} (got {count})")
 
 
 def _at_least(value: int, least: int, option: str) -> None:
@@ -203,8 +211,10 @@ class InrZooOptions(BuildOptions):
         super().check()
         for name in ("images", "test_images", "points"):
             _at_least(getattr(self, name), 0, name.replace("_", "-"))
-        for name in ("fits", "test_fits", "steps", "samples"):
-            _at_least(getattr(self, name), 1, name.replace("_", "-"))
+        for name in ("fits", "test_fits"):
+            check_networks(getattr(self, name), name.replace("_", "-"))
+        for name in ("steps", "samples"):
+            _at_least(getattr(self, name), 1, name)
         for name in ("widths", "depths"):
             for value in getattr(self, name):
                 _at_least(value, 1, name)

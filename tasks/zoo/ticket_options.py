@@ -8,7 +8,7 @@ from typing import Literal
 from nfn_graph.tasks.masks import Scope, check_sparsity
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
-from nfn_graph.tasks.zoo.options import BuildOptions
+from nfn_graph.tasks.zoo.options import BuildOptions, check_networks
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class TicketZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        for name in ("networks", "epochs", "batch_size"):
+        check_networks(self.networks, "networks")
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"Expected --{name.replace('_', '-')} of at least 1 (got {getattr(self, name)})"
