@@ -5,9 +5,10 @@ The commands and their options are read off the parser's own types, so that none
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,58 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
             assert not (folder.parent / "x").exists()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def without(path: Path, key: str) -> None:
+    content = json.loads(path.read_text())
+    del content[key]
+    path.write_text(json.dumps(content))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no configuration": lambda run: (run / "config.json").unlink(),
+    "empty configuration": lambda run: (run / "config.json").write_text(""),
+    "list as configuration": lambda run: (run / "config.json").write_text("[]"),
+    "nested configuration": lambda run: (run / "config.json").write_text("[" * 100_000),
+    "no options": lambda run: without(run / "config.json", "options"),
+    "no task": lambda run: without(run / "config.json", "task"),
+    "no types": lambda run: without(run / "config.json", "made_for"),
+    "truncated checkpoint": lambda run: cut(run / "checkpoints" / "best.ckpt"),
+    "no checkpoint": lambda run: (run / "checkpoints" / "best.ckpt").unlink(),
+    "checkpoint of text": lambda run: (run / "checkpoints" / "best.ckpt").write_text("x" * 99),
+    "checkpoint of another model": lambda run: shutil.copy(
+        "net.pt", run / "checkpoints" / "best.ckpt"
+    ),
+}
+USES = {
+    "edits": (["edit", "siren.pt", "--run", "run", "--out", "out.pt"], ["evaluate", "run"]),
+    "masks": (["prune", "initial.pt", "--run", "run", "--out", "out.pt"], ["retrain", "run"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_runs(damage: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, (first, second) in USES.items():
+        shutil.copytree(name, "run")
+        DAMAGES[damage](folder / "run")
+        zoo = "inr" if name == "edits" else "tickets"
+        for command in (first, [*second, "--zoo", zoo]):
+            refused(command, capsys)
+        shutil.rmtree("run")
+
+
+def test_training_does_not_go_on_from_a_damaged_checkpoint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("edits", "run")
+    (folder / "run" / "metrics.json").unlink()  # As if it had been stopped.
+    cut(folder / "run" / "checkpoints" / "last.ckpt")
+    config = json.loads((folder / "run" / "config.json").read_text())
+    options = [config["options"][name] for name in ("zoo", "preset", "epochs")]
+    call = ["--zoo", options[0], "--preset", options[1], "--epochs", str(options[2])]
+    line = refused(["train", "edit-inr", "--out", "run", *call], capsys)
+    assert "last.ckpt" in line

@@ -74,6 +74,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         return folder.read("metrics.json")
     started = time.perf_counter()
     is_begun = folder.last.is_file()
+    if is_begun:
+        read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
     with quiet():
         trainer = _trainer(task, folder, progress)
         trainer.fit(
