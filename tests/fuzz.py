@@ -113,7 +113,7 @@ def damage_path(path: Path, draw: random.Random, others: list[bytes]) -> None:
         elif choice == 1:
             file.mkdir()
         elif choice == 2:
-            file.symlink_to(draw.choice(("/dev/zero", "/etc/passwd", file.name, "..")))
+            file.symlink_to(draw.choice(("/dev/zero", "/etc/passwd", file.name, ".")))
         elif draw.random() < 0.5:
             os.mkfifo(file)
 

@@ -10,7 +10,7 @@ import mmap
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -101,7 +101,8 @@ def _check_legacy(path: Path) -> None:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         FakeTensorMode(),
     ):
-        loaded = torch.load(mapped, map_location="cpu", weights_only=True)
+        readable = cast(IO[bytes], mapped)
+        loaded = torch.load(readable, map_location="cpu", weights_only=True)
     size = path.stat().st_size
     for key, tensor in _tensors(loaded, ""):
         check_declared(path, key, [tensor.untyped_storage().nbytes()], 1, size)
