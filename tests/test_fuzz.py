@@ -56,6 +56,25 @@ def test_good_input_is_read(name: str, prepared: tuple[Mapping[str, Kind], Path]
     assert fuzz.judge(kinds[name], path) == ("read", "")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_waits_for_a_pipe(name: str, prepared: tuple[Mapping[str, Kind], Path]) -> None:
+    """A pipe in the place of any one file, which nobody writes to."""
+    kinds, folder = prepared
+    path = folder / f"pipes{fuzz.suffix_of(name)}"
+    fuzz._remove(path)
+    kinds[name].build(path)
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    # Of many files of one kind, one will do.
+    for file in {(p.parent.name[:5], p.suffix): p for p in sorted(files)}.values():
+        content = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        verdict, detail = fuzz.judge(kinds[name], path)
+        assert verdict in ("read", "refused"), (file, verdict, detail)
+        file.unlink()
+        file.write_bytes(content)
+
+
 def deflated(path: Path, name: str, head: bytes, zeros: int) -> None:
     """An archive with one entry that unpacks to many zeros."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

@@ -211,6 +211,19 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
             assert not (folder.parent / "x").exists()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["zoo", "render", "inr", "-o", "out.png"],
+        ["edit", "siren.pt", "--run", "edits", "--out", "x.pt"],
+    ],
+)
+def test_more_than_fits_into_memory(
+    call: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "fits into memory" in refused([*call, "--zoom", "1000000000000"], capsys)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 

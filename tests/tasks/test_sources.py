@@ -156,6 +156,7 @@ def test_npz_with_flags(tmp_path: Path) -> None:
         ({"images": np.zeros((2, 3, 3), np.int64), "labels": [0, 1]}, "uint8"),
         ({"images": np.zeros((2, 3, 3)), "labels": [0.5, 1]}, "integers"),
         ({"images": np.array([None, 1]), "labels": [0, 1]}, "plain arrays"),
+        ({"images": np.zeros((2, 3, 3)), "labels": [0, 10**12]}, "labels below 100,000"),
     ],
 )
 def test_npz_refused(tmp_path: Path, arrays: dict[str, np.ndarray], match: str) -> None:
