@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import NAMED_SPECS, chain, sizes_of, specs
-from nfn_graph import Batch, NetworkSpec, NeuronType, NFLinear, WeightType, use_backend
+from nfn_graph import NFN, Batch, NetworkSpec, NeuronType, NFLinear, WeightType, use_backend
 from nfn_graph.incidence import Incidence
 from nfn_graph.incidence_cache import IncidenceCache
 from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
@@ -208,6 +208,17 @@ def test_an_incidence_made_in_inference_mode_serves_training_later():
         sum(x.sum() for x in outputs(layer, graph.features("np"), backend)).backward()
 
 
+def test_masks_made_in_inference_mode_serve_training_later():
+    """A network of a union that lacks a fixed weight: its taps are masked, and masks are kept."""
+    graphs = [chain((2, 19, 3)), chain((2, 3, 17, 3)), chain((2, 3))]
+    batch = Batch.from_data_list(graphs)
+    model = NFN(batch.spec, (2,), "hnp", out_features=1, head=(4,)).double()
+    with torch.inference_mode():
+        model(Batch.from_data_list(graphs))
+    model(batch).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 class Held:
     """Something with a size for the cache."""
 
@@ -225,7 +236,9 @@ def test_the_cache_is_bounded_by_entries_and_by_bytes():
     assert cache.get("a", lambda: Held(2)) is not first
     cache.get("e", lambda: Held(9))
     assert cache.num_bytes <= 10
+    kept = len(cache)
     cache.get("too large", lambda: Held(11))
+    assert len(cache) == kept, "what cannot be kept drives nothing out"
     cache.get("fake", lambda: Held(1, is_lasting=False))
     assert cache.num_bytes <= 10
     cache.clear()

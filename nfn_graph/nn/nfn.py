@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nfn_graph.backends import current_backend, use_backend
 from nfn_graph.features import WeightFeatures
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn.checks import check_features
@@ -197,9 +199,18 @@ class NFN(nn.Module):
         return features.to_graph() if return_graph else features
 
     def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
-        if self.recompute and torch.is_grad_enabled():
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(features)
+        if torch.compiler.is_compiling():
             return checkpoint(layer, features, use_reentrant=False)
-        return layer(features)
+        # The backward pass may run after the block that chose the kernels, and elsewhere.
+        backend = current_backend()
+        return checkpoint(
+            layer,
+            features,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), use_backend(backend)),
+        )
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:
