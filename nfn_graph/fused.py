@@ -129,9 +129,9 @@ class _FusedGradient(torch.autograd.Function):
             for g, x, matrix in zip(sums, reads, maps.neurons, strict=True):
                 if matrix is not None:
                     found.append(g.t() @ x)
-            found.append(total.t() @ summary)
+            found.append((total.t() @ summary).to(maps.network.dtype))
             if maps.bias is not None:
-                found.append(total.sum(0))
+                found.append(total.sum(0).to(maps.bias.dtype))
         if not wanted[0]:
             return tuple(found)
         mapped, message = _map_gradients(batch, maps, sums, total)
@@ -187,9 +187,10 @@ def _map_gradients(
     batch: Batched, maps: Maps, sums: Sequence[Tensor], total: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """What all neurons and the network say back."""
-    message = total @ maps.network
+    message = total @ maps.network.to(total.dtype)
     if batch.scales:
         tapped(message, batch.scales[-1]).mul_(batch.scales[-1])
+    message = message.to(maps.network.dtype)
     mapped = spread_network(batch, message)
     for i, (x, read, matrix) in enumerate(zip(mapped, sums, maps.neurons, strict=True)):
         if matrix is None:

@@ -96,12 +96,14 @@ class WeightGraph(HeteroData):
         """The types of the network, or of all networks of a batch."""
         given = [layout.within or layout.spec for layout in self.layouts]
         specs = list(dict.fromkeys({id(spec): spec for spec in given}.values()))
-        if len({frozenset(spec.unsized.neurons + spec.unsized.weights) for spec in specs}) > 1:
-            raise ValueError(
-                f"Expected a batch of networks that share their types (got {len(specs)} "
-                f"different specs, collated by PyG's own Batch, which mixes up networks: "
-                f"{specs[0].difference(specs[1])}). {_COLLATE_HINT}"
-            )
+        first = set(specs[0].unsized.types.values())
+        for other in specs[1:]:
+            if set(other.unsized.types.values()) != first:
+                raise ValueError(
+                    f"Expected a batch of networks that share their types (got {len(specs)} "
+                    f"different specs, collated by PyG's own Batch, which mixes up networks: "
+                    f"{specs[0].difference(other)}). {_COLLATE_HINT}"
+                )
         return NetworkSpec.union(specs)
 
     def features(

@@ -8,6 +8,7 @@ from torch import Tensor
 from nfn_graph.folded import FoldedSpec
 from nfn_graph.incidence import Incidence
 from nfn_graph.ops import Reduce
+from nfn_graph.precision import sum_dtype
 from nfn_graph.rows import is_lasting
 from nfn_graph.steps import Batched
 from nfn_graph.wiring import Wiring
@@ -48,8 +49,10 @@ def batched(
 def _scales(
     batch: Batched, num_graphs: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
+    wide = sum_dtype(dtype)
+
     def column(counts: Tensor, taps: int) -> Tensor:
-        return (1 / counts.clamp(min=1).to(dtype)).unsqueeze(1).expand(-1, taps)
+        return (1 / counts.clamp(min=1).to(wide)).unsqueeze(1).expand(-1, taps)
 
     scales = []
     for wires, rows in zip(batch.wiring.neurons, batch.neurons, strict=True):
@@ -59,7 +62,7 @@ def _scales(
         ]
         counts = [rows.graph.new_ones(rows.count), *ends]
         parts = [column(n, taps) for n, taps in zip(counts, wires.taps, strict=True)]
-        scales.append(torch.cat(parts, 1).unsqueeze(-1))
+        scales.append(torch.cat(parts, 1).unsqueeze(-1).to(dtype))
     counts = [e.per_graph for e in batch.edges] + [n.per_graph for n in batch.neurons]
     counts.append(torch.ones(num_graphs, dtype=torch.long, device=device))
     parts = [column(n, taps) for n, taps in zip(counts, batch.wiring.summary, strict=True)]

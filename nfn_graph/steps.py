@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nfn_graph.kernels import bag_edges, bag_ends, bag_sum
 from nfn_graph.ops import with_transposed
+from nfn_graph.precision import sum_dtype
 from nfn_graph.rows import EdgeRows, NeuronRows
 from nfn_graph.wiring import Wiring
 
@@ -51,6 +52,14 @@ class Values(NamedTuple):
     neurons: Sequence[Tensor]
     network: Tensor
 
+    def to(self, dtype: torch.dtype) -> Values:
+        """The same values in another dtype."""
+        return Values(
+            [x.to(dtype) for x in self.weights],
+            [x.to(dtype) for x in self.neurons],
+            self.network.to(dtype),
+        )
+
 
 class Maps(NamedTuple):
     """The matrices `[out, in]` of the three levels; none for a neuron without taps."""
@@ -60,22 +69,14 @@ class Maps(NamedTuple):
     network: Tensor
     bias: Tensor | None
 
-
-def cast_all(values: Values, maps: Maps, dtype: torch.dtype) -> tuple[Values, Maps]:
-    """All values and parameters in one dtype."""
-    return (
-        Values(
-            [x.to(dtype) for x in values.weights],
-            [x.to(dtype) for x in values.neurons],
-            values.network.to(dtype),
-        ),
-        Maps(
-            [x.to(dtype) for x in maps.weights],
-            [None if x is None else x.to(dtype) for x in maps.neurons],
-            maps.network.to(dtype),
-            None if maps.bias is None else maps.bias.to(dtype),
-        ),
-    )
+    def to(self, dtype: torch.dtype) -> Maps:
+        """The same parameters in another dtype."""
+        return Maps(
+            [x.to(dtype) for x in self.weights],
+            [None if x is None else x.to(dtype) for x in self.neurons],
+            self.network.to(dtype),
+            None if self.bias is None else self.bias.to(dtype),
+        )
 
 
 def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -86,8 +87,9 @@ def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> list[Tensor]:
 def collect(
     batch: Batched, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Every neuron's own values beside the sums over its edges; their sums per network."""
-    wiring = batch.wiring
+    """Every neuron's own values beside the sums over its edges; their sums per network, in the
+    dtype of sums."""
+    wiring, wide = batch.wiring, sum_dtype(network.dtype)
     ends = [
         dict(zip(("target", "source"), x.split_with_sizes(edges.num_ends), strict=True))
         for x, edges in zip(sums, batch.edges, strict=True)
@@ -96,10 +98,10 @@ def collect(
     for wires, x, rows in zip(wiring.neurons, own, batch.neurons, strict=True):
         neuron = torch.cat([x, *(ends[bundle][end] for bundle, end in wires.incident)], 1)
         neurons.append(neuron)
-        totals.append(split_taps(bag_sum(neuron, rows.graphs), wires.taps))
+        totals.append(split_taps(bag_sum(neuron.to(wide), rows.graphs), wires.taps))
     # A sum over all edges is one over the sums at their targets.
     whole = [totals[b.target.neuron][b.target.part] for b in wiring.bundles]
-    return neurons, torch.cat([*whole, *(parts[0] for parts in totals), network], 1)
+    return neurons, torch.cat([*whole, *(parts[0] for parts in totals), network.to(wide)], 1)
 
 
 def map_summaries(
@@ -109,10 +111,12 @@ def map_summaries(
     if batch.scales:
         for x, scale in zip((*neurons, summary), batch.scales, strict=True):
             tapped(x, scale).mul_(scale)
+    dtype, network = maps.network.dtype, maps.network.to(summary.dtype)
     if maps.bias is None:
-        message = summary @ maps.network.t()
+        message = summary @ network.t()
     else:
-        message = torch.addmm(maps.bias, summary, maps.network.t())
+        message = torch.addmm(maps.bias.to(summary.dtype), summary, network.t())
+    message = message.to(dtype)
     mapped = spread_network(batch, message)
     for x, read, matrix in zip(mapped, neurons, maps.neurons, strict=True):
         if matrix is not None:

@@ -79,7 +79,8 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
     def run() -> tuple[list[Tensor], Tensor, tuple[Tensor, ...]]:
         out = layer(features)
         pooled = pool(out)
-        grads = torch.autograd.grad(pooled.float().square().sum(), inputs)
+        # Scaled as in training, where small gradients of float16 would be lost.
+        grads = torch.autograd.grad(1024 * pooled.float().square().sum(), inputs)
         return [x for _, x in out.tensors() if x.numel()], pooled, grads
 
     expected = run()
@@ -88,7 +89,8 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
     for x, y in zip(
         [*outputs, pooled, *grads], [*expected[0], expected[1], *expected[2]], strict=True
     ):
-        assert relative(x, y) < 0.02
+        # `index_add` rounds after every addition, of some hundred in a row.
+        assert relative(x, y) < (0.05 if backend == "plain" else 0.02)
     assert outputs[0].dtype == pooled.dtype == torch.float16
 
 

@@ -20,8 +20,9 @@ from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.kernels import bag_rows
 from nfn_graph.nn.elementwise import Dropout, Residual
-from nfn_graph.nn.linear import NFLinear
+from nfn_graph.nn.linear import NFLinear, apply_maps
 from nfn_graph.nn.pool import Pool
+from nfn_graph.precision import autocast_dtype, sum_dtype
 from nfn_graph.steps import collect, map_summaries, split_taps
 from nfn_graph.summary import network_summary
 
@@ -110,32 +111,34 @@ class ChunkedFeatures:
         for bundle in self.spec.bundles:
             edges, graph = incidence.edges(bundle), incidence.neurons[bundle.target].graph
             shape = (incidence.num_graphs, bundle.taps * self.small.channels)
-            total = like.new_full(shape, -torch.inf if reduce == "max" else 0.0)
+            lowest = -torch.inf if reduce == "max" else 0.0
+            total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
             for start, x in self._chunks(bundle, act):
+                x = x.flatten(1).to(total.dtype)
                 rows = graph.index_select(0, edges.targets.index.narrow(0, start, len(x)))
                 if reduce == "max":
                     where = rows.unsqueeze(1).expand(len(x), shape[1])
-                    total = total.scatter_reduce(0, where, x.flatten(1), "amax")
+                    total = total.scatter_reduce(0, where, x, "amax")
                 else:
-                    total = total.index_add(0, rows, x.flatten(1))
+                    total = total.index_add(0, rows, x)
             totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
         return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
 
     def _full(self, block: Block, read: WeightFeatures) -> WeightFeatures:
-        layer = block.layer
+        layer, values, maps = block.layer, block.layer.values(read), block.layer.maps()
+        dtype = values.network.dtype
         sums: list[Tensor] = []
-        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
-        network = read.network[NETWORK].flatten(1)
-        batch = layer.batched(self.input.incidence, network.dtype, fused=True)
+        batch = layer.batched(self.input.incidence, dtype, fused=True)
         for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
-            table = network.new_zeros(sum(edges.num_ends), bundle.taps * layer.in_channels)
+            shape = (sum(edges.num_ends), bundle.taps * layer.in_channels)
+            table = values.network.new_zeros(shape, dtype=sum_dtype(dtype))
             neurons_of = edges.ends.view(-1, 2)
             for start, x in self._chunks(bundle, block.before):
                 for rows in neurons_of.narrow(0, start, len(x)).unbind(1):
-                    table.index_add_(0, rows, x.flatten(1))
-            sums.append(table)
-        neurons, summary = collect(batch, sums, own, network)
-        mapped, message = map_summaries(batch, neurons, summary, layer.maps())
+                    table.index_add_(0, rows, x.flatten(1).to(table.dtype))
+            sums.append(table.to(dtype))
+        neurons, summary = collect(batch, sums, values.neurons, values.network)
+        mapped, message = map_summaries(batch, neurons, summary, maps)
         wires = batch.wiring
         split = [split_taps(x, n.taps) for x, n in zip(mapped, wires.neurons, strict=True)]
         for bundle_wires in wires.bundles:
@@ -145,19 +148,12 @@ class ChunkedFeatures:
         return self._levels(new, layer.out_channels)
 
     def _pointwise(self, block: Block, read: WeightFeatures) -> WeightFeatures:
-        layer, maps, count = block.layer, block.layer.maps(), len(self.spec.bundles)
-        constants = layer.constants()
+        layer, count = block.layer, len(self.spec.bundles)
+        values, maps, constants = layer.values(read), layer.maps(), layer.constants()
         block.said.extend(constants[:count])
-        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
-        new = [
-            x if matrix is None else linear(x, matrix, constant)
-            for x, matrix, constant in zip(
-                [*own, read.network[NETWORK].flatten(1)],
-                [*maps.neurons, maps.network],
-                constants[count:],
-                strict=True,
-            )
-        ]
+        new = apply_maps(
+            [*values.neurons, values.network], [*maps.neurons, maps.network], constants[count:]
+        )
         return self._levels(new, layer.out_channels)
 
     def _levels(self, tensors: Sequence[Tensor], channels: int) -> WeightFeatures:
@@ -198,6 +194,7 @@ class ChunkedFeatures:
     ) -> Tensor:
         layer, said, matrix = block.layer, block.said[number], block.layer.maps().weights[number]
         read = self._entries(block.before, bundle, x).flatten(1)
+        read = read.to(autocast_dtype(read.device) or read.dtype)
         if layer.pointwise or said is None:
             new = linear(read, matrix, said)
         else:

@@ -176,10 +176,9 @@ class NFN(nn.Module):
             max_edges: Without gradients, how many edges of one type to hold at a time, for
                 networks whose features do not fit into memory; the result is the same.
         """
-        features = graph if isinstance(graph, WeightFeatures) else graph.features(spec=self.spec)
+        features = self._features(graph)
         if self.pool is not None and return_graph:
             raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
-        check_features(features, self.spec)
         given = features
         if self.standardize is not None:
             features = self.standardize(features)
@@ -197,6 +196,17 @@ class NFN(nn.Module):
         if self.edit_scale is not None:
             features = given.fold(self.folded) + features * self.edit_scale
         return features.to_graph() if return_graph else features
+
+    def _features(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
+        if isinstance(graph, WeightGraph):
+            return graph.features(spec=self.spec)
+        if not isinstance(graph, WeightFeatures):
+            raise TypeError(
+                f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
+                f"Several graphs become one batch by nfn_graph.Batch.from_data_list."
+            )
+        check_features(graph, self.spec)
+        return graph
 
     def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
         if not (self.recompute and torch.is_grad_enabled()):
