@@ -15,6 +15,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout
+from nfn_graph.rows import group_of_rows
 from nfn_graph.spec import Key, NetworkSpec
 
 
@@ -105,7 +106,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
             attribute = "x" if isinstance(key, str) else "edge_attr"
             mapping[key] = {attribute: stores[key]}
             if isinstance(key, str):
-                mapping[key]["batch"] = _numbers(pointers[i], ends[i])
+                mapping[key]["batch"] = group_of_rows(sizes[i], ends[i])
                 mapping[key]["ptr"] = pointers[i].clone()
             slices[key] = {attribute: pointers[i]}
             increments[key] = {attribute: none}
@@ -198,14 +199,6 @@ class _CollatedWhenSent:
 
 def _collate(graphs: GraphList) -> Batch:
     return graphs.collate()
-
-
-def _numbers(pointers: Tensor, total: int) -> Tensor:
-    """For every row, the number of the network that it belongs to."""
-    # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
-    begins = pointers[1:-1]
-    steps = pointers.new_zeros(total + 1).index_add_(0, begins, torch.ones_like(begins))
-    return steps.cumsum(0)[:total]
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import NAMED_SPECS, chain, sizes_of, specs
-from nfn_graph import NFN, Batch, NetworkSpec, NeuronType, NFLinear, WeightType, use_backend
-from nfn_graph.incidence import Incidence
+from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.incidence_cache import IncidenceCache
 from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
-from nfn_graph.layout import Shape
-from nfn_graph.rows import Segments
+from nfn_graph.rows import Segments, group_of_rows
 from nfn_graph.testing import random_graph
+from nfn_graph.transforms import RoleTypes
 
-CPU = torch.device("cpu")
 SYMMETRIES = ["np", "hnp"]
 
 
@@ -177,18 +175,23 @@ def test_results_are_the_same_bits_in_every_run():
         assert all(torch.equal(x, y) for x, y in zip(run, runs[0], strict=True))
 
 
-def test_edges_of_one_role_in_any_order_of_tensors():
-    """Several tensors at one layer: the segments are a neuron's edges, wherever they are."""
-    spec = NetworkSpec((NeuronType("h", 0, role=True),), (WeightType("h", "h"),))
-    blocks = (((2, 1), (1, 0), (2, 0), (3, 0)),)
-    shapes = (Shape(((2, 3, 4, 1),), blocks), Shape(((2, 2, 3, 5),), blocks))
-    edges = Incidence(spec, shapes, CPU).weights["h", "weight", "h"]
+def test_edges_of_one_role_by_neuron():
+    """Several tensors of one type: the segments are a neuron's edges, wherever they are."""
+    graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
+    edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
     for segments, counts in ((edges.targets, edges.per_target), (edges.sources, edges.per_source)):
         torch.testing.assert_close(
             SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments)
         )
         assert torch.equal(torch.bincount(segments.index, minlength=segments.count), counts)
+
+
+@given(st.lists(st.integers(0, 5), max_size=9))
+def test_groups_of_rows(counts):
+    expected = [group for group, count in enumerate(counts) for _ in range(count)]
+    found = group_of_rows(torch.tensor(counts, dtype=torch.long), len(expected))
+    assert found.tolist() == expected
 
 
 def test_index_tensors_are_as_small_as_they_can_be():
