@@ -10,6 +10,8 @@ from torch import Tensor
 from nfn_graph.graph import WeightGraph
 from nfn_graph.spec import Symmetry
 
+__all__ = ["Permutation", "sample"]
+
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
