@@ -16,12 +16,8 @@ from nfn_graph.chain import chain_layout
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.incidence import Incidence
-from nfn_graph.layout import (
-    Layout,
-    gather_tensors,
-    scatter_tensors,
-)
-from nfn_graph.plain import to_plain, to_plain_hetero
+from nfn_graph.layout import Layout, gather_tensors, scatter_tensors
+from nfn_graph.pyg_data import to_data, to_hetero_data
 from nfn_graph.spec import Key, NetworkSpec, Symmetry, WeightKey
 
 _COLLATE_HINT = (
@@ -198,7 +194,7 @@ class WeightGraph(HeteroData):
 
         For PyG's hetero convolutions and its transforms of the topology.
         """
-        return to_plain_hetero(self)
+        return to_hetero_data(self)
 
     def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
         """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
@@ -212,7 +208,7 @@ class WeightGraph(HeteroData):
                 "Expected no arguments (WeightGraph.to_homogeneous takes none, unlike PyG's; "
                 "for its options call materialize().to_homogeneous(...))"
             )
-        return to_plain(self)
+        return to_data(self)
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key == "_slice_dict" and "layout" in self._global_store:
@@ -266,7 +262,7 @@ class WeightGraph(HeteroData):
                         f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
                         f"{_COLLATE_HINT}"
                     )
-                rows = sum(counts[i] * layout.rows_of(key) for i, layout in layouts.items())
+                rows = sum(counts[i] * layout.num_rows(key) for i, layout in layouts.items())
                 if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
                     raise ValueError(
                         f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "
