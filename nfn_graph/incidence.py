@@ -97,6 +97,8 @@ class Incidence:
 
     def to(self, device: torch.device) -> Incidence:
         """The same incidence on another device."""
+        if device == self.device:
+            return self
         return Incidence.of(self.spec, self.shapes, device)
 
     @property

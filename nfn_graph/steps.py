@@ -7,42 +7,15 @@ made of the same steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from nfn_graph.batch_rows import BatchRows
 from nfn_graph.kernels import bag_edges, bag_ends, bag_sum
 from nfn_graph.ops import with_transposed
 from nfn_graph.precision import sum_dtype
-from nfn_graph.rows import EdgeRows, NeuronRows
-from nfn_graph.wiring import Wiring
-
-
-@dataclass(frozen=True, eq=False)
-class Batched:
-    """What the layer needs to know of a batch.
-
-    Attributes:
-        wiring: The layout of the summaries.
-        edges: The edges of every bundle.
-        neurons: The neurons of every type.
-        mean: Whether the summaries are means, not sums.
-        scales: For every neuron type and then for the network, `[rows, taps, 1]`, what turns
-            the sums of a summary into means; none for sums.
-    """
-
-    wiring: Wiring
-    edges: tuple[EdgeRows, ...]
-    neurons: tuple[NeuronRows, ...]
-    mean: bool
-    scales: tuple[Tensor, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The number of bundles and of neuron types."""
-        return len(self.edges), len(self.neurons)
 
 
 class Values(NamedTuple):
@@ -79,13 +52,13 @@ class Maps(NamedTuple):
         )
 
 
-def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> list[Tensor]:
+def edge_sums(batch: BatchRows, weights: Sequence[Tensor]) -> list[Tensor]:
     """For every bundle, the sums of its edges at all target, then at all source neurons."""
     return [bag_edges(x, edges) for x, edges in zip(weights, batch.edges, strict=True)]
 
 
 def collect(
-    batch: Batched, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
+    batch: BatchRows, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """Every neuron's own values beside the sums over its edges; their sums per network, in the
     dtype of sums."""
@@ -105,7 +78,7 @@ def collect(
 
 
 def map_summaries(
-    batch: Batched, neurons: Sequence[Tensor], summary: Tensor, maps: Maps
+    batch: BatchRows, neurons: Sequence[Tensor], summary: Tensor, maps: Maps
 ) -> tuple[list[Tensor], Tensor]:
     """What all neurons and the network say, from their summaries, which are scaled in place."""
     if batch.scales:
@@ -124,7 +97,7 @@ def map_summaries(
     return mapped, message
 
 
-def spread_network(batch: Batched, message: Tensor) -> list[Tensor]:
+def spread_network(batch: BatchRows, message: Tensor) -> list[Tensor]:
     """What the network says to each neuron: to its own taps and, as every edge has one
     target, to its edges as a target."""
     wiring = batch.wiring
@@ -144,7 +117,7 @@ def spread_network(batch: Batched, message: Tensor) -> list[Tensor]:
 
 
 def spread(
-    batch: Batched,
+    batch: BatchRows,
     values: Values,
     maps: Sequence[Tensor],
     mapped: Sequence[Tensor],
@@ -163,7 +136,7 @@ def spread(
     return (*weights, *neurons, split_taps(message, wiring.summary)[-1].clone())
 
 
-def read_edges(x: Tensor, batch: Batched, bundle: int) -> Tensor:
+def read_edges(x: Tensor, batch: BatchRows, bundle: int) -> Tensor:
     """What an edge reads: itself, and in a self weight its transposed edge."""
     return with_transposed(x, batch.edges[bundle]) if batch.wiring.bundles[bundle].is_self else x
 

@@ -14,7 +14,7 @@ from nfn_graph.interop.nfn_data import spec_from_nfn
 from nfn_graph.interop.nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
 from nfn_graph.interop.nfn_modules import Fold, JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.nn import Activation, Dropout, FourierFeatures, IOEncoding, Pool, Residual
-from nfn_graph.spec import NetworkSpec, Symmetry, WeightKey, module_name
+from nfn_graph.spec import Key, NetworkSpec, Symmetry, module_name
 
 View = Symmetry | Literal["any", "unknown"] | None
 
@@ -233,7 +233,7 @@ def _scale(module: Any, _: int | None) -> list[Step]:
 
 def _by_type(
     spec: NetworkSpec, of_weights: Sequence[Any], of_biases: Sequence[Any]
-) -> Iterator[tuple[str | WeightKey, Any]]:
+) -> Iterator[tuple[Key, Any]]:
     for weight, first, second in zip(spec.weights, of_weights, of_biases, strict=True):
         yield weight.key, first
         yield weight.target, second

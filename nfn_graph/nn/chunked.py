@@ -27,7 +27,7 @@ from nfn_graph.steps import collect, map_summaries, split_taps
 from nfn_graph.summary import network_summary
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """An NF-Layer with what acts on every entry before and behind it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Block(NamedTuple):
     said: list[Tensor | None]
 
     @classmethod
-    def of(cls, module: nn.Module) -> Block:
+    def of(cls, module: nn.Module) -> LayerBlock:
         """Takes one block of a model apart."""
         residual = isinstance(module, Residual)
         inner = module.layer if isinstance(module, Residual) else module
@@ -77,14 +77,14 @@ class ChunkedFeatures:
         self.input = features
         self.spec = features.spec
         self.max_edges = max_edges
-        self.blocks: list[Block] = []
+        self.blocks: list[LayerBlock] = []
         # Neurons and network are held as they are.
         self.small = features.replace(Levels({}, features.neurons, features.network))
 
     def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
         """Applies blocks of a model, one after the other."""
         for module in modules:
-            block = Block.of(module)
+            block = LayerBlock.of(module)
             read = _run(block.before, self.small).owned()
             step = self._pointwise if block.layer.pointwise else self._full
             new = _run(block.behind, step(block, read))
@@ -124,11 +124,11 @@ class ChunkedFeatures:
             totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
         return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
 
-    def _full(self, block: Block, read: WeightFeatures) -> WeightFeatures:
+    def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, values, maps = block.layer, block.layer.values(read), block.layer.maps()
         dtype = values.network.dtype
         sums: list[Tensor] = []
-        batch = layer.batched(self.input.incidence, dtype, fused=True)
+        batch = layer.scaled_rows(self.input.incidence, dtype)
         for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
             shape = (sum(edges.num_ends), bundle.taps * layer.in_channels)
             table = values.network.new_zeros(shape, dtype=sum_dtype(dtype))
@@ -147,7 +147,7 @@ class ChunkedFeatures:
         new = [*(parts[0] for parts in split), split_taps(message, wires.summary)[-1]]
         return self._levels(new, layer.out_channels)
 
-    def _pointwise(self, block: Block, read: WeightFeatures) -> WeightFeatures:
+    def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, count = block.layer, len(self.spec.bundles)
         values, maps, constants = layer.values(read), layer.maps(), layer.constants()
         block.said.extend(constants[:count])
@@ -190,7 +190,7 @@ class ChunkedFeatures:
         return self._entries(before, bundle, x).narrow(0, 0, size)
 
     def _edge_step(
-        self, block: Block, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
+        self, block: LayerBlock, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
         layer, said, matrix = block.layer, block.said[number], block.layer.maps().weights[number]
         read = self._entries(block.before, bundle, x).flatten(1)

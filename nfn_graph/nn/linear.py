@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from nfn_graph.backends import current_backend
+from nfn_graph.batch_rows import BatchRows
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
@@ -18,17 +19,16 @@ from nfn_graph.incidence import Incidence
 from nfn_graph.nn.checks import check_choice, check_features, check_folded
 from nfn_graph.ops import Reduce, divide_by_count, expand, segment_sum, with_transposed
 from nfn_graph.precision import autocast_dtype, sum_dtype
-from nfn_graph.scales import batched
 from nfn_graph.spec import module_name
 from nfn_graph.spec_checks import check_count
-from nfn_graph.steps import Batched, Maps, Values
+from nfn_graph.steps import Maps, Values
 from nfn_graph.wiring import Wiring
 
 
 class NFLinear(nn.Module):
     r"""The complete equivariant linear layer of `Permutation Equivariant Neural Functionals
-    <https://arxiv.org/abs/2302.14040>`_ (Eq. 3 and Eq. 8, Tables 6 to 10), as message passing
-    on three levels:
+    <https://arxiv.org/abs/2302.14040>`_ (section 2.2; appendix B for NP, C for HNP), as message
+    passing on three levels:
 
     .. math::
         \text{network} \quad g' &= N\,[\text{means of all weights}, \text{means of all
@@ -133,10 +133,10 @@ class NFLinear(nn.Module):
         values, maps = self.values(features), self.maps()
         if self.pointwise:
             return self._output(features, self._pointwise(values, maps))
-        fused = current_backend() == "torch"
-        batch = self.batched(features.incidence, values.network.dtype, fused)
-        if fused:
+        if current_backend() == "torch":
+            batch = self.scaled_rows(features.incidence, values.network.dtype)
             return self._output(features, fused_layer(message_passing, batch, values, maps))
+        batch = self.rows(features.incidence)
         return self._output(features, message_passing(batch, values, maps))
 
     def extra_repr(self) -> str:
@@ -173,9 +173,13 @@ class NFLinear(nn.Module):
             return [None] * len(taps)
         return bias.split([count * self.out_channels for count in taps.values()])
 
-    def batched(self, incidence: Incidence, dtype: torch.dtype, fused: bool) -> Batched:
-        """What the layer reads of a batch; see :func:`nfn_graph.scales.batched`."""
-        return batched(incidence, self.spec, self._wiring, self.reduce, dtype, fused)
+    def rows(self, incidence: Incidence) -> BatchRows:
+        """Which rows of a batch belong together."""
+        return BatchRows.of(incidence, self.spec, self._wiring, self.reduce == "mean")
+
+    def scaled_rows(self, incidence: Incidence, dtype: torch.dtype) -> BatchRows:
+        """The same for the steps of :mod:`nfn_graph.steps`, which do not divide but scale."""
+        return self.rows(incidence).with_scales(incidence, self.spec, dtype)
 
     def _pointwise(self, values: Values, maps: Maps) -> Values:
         tensors = (*values.weights, *values.neurons, values.network)
@@ -255,7 +259,7 @@ def apply_maps(
     ]
 
 
-def message_passing(batch: Batched, values: Values, maps: Maps) -> Values:
+def message_passing(batch: BatchRows, values: Values, maps: Maps) -> Values:
     """The equations of :class:`NFLinear`, in plain operations."""
     wiring, edges, neurons = batch.wiring, batch.edges, batch.neurons
     # W_{j,*} and W_{*,k}: the aggregates over the edges of a target and of a source neuron.
