@@ -119,10 +119,7 @@ class WeightGraph(HeteroData):
             spec = own
         elif spec != own:
             _check_holds(spec, own)
-        stores: dict[Key, Tensor] = {
-            **{key: self[key].edge_attr for key in own.weight},
-            **{key: self[key].x for key in own.neuron},
-        }
+        stores = stored_tensors(self, own)
         like = self[own.weights[0].key].edge_attr
         dtype = reduce(torch.promote_types, {x.dtype for x in stores.values()})
         empty = like.new_empty(0, dtype=dtype)
@@ -179,11 +176,7 @@ class WeightGraph(HeteroData):
                 "Expected a graph made of tensors (got one made of features, such as by "
                 "nfn_graph.testing.random_graph)"
             )
-        stores: dict[Key, Tensor] = {
-            **{key: self[key].x for key in self.spec.neuron},
-            **{key: self[key].edge_attr for key in self.spec.weight},
-        }
-        tensors = scatter_tensors(self.layout, stores)
+        tensors = scatter_tensors(self.layout, stored_tensors(self, self.spec))
         return {
             key: tensor.squeeze(-1) if tensor.shape[-1] == 1 else tensor
             for key, tensor in tensors.items()
@@ -274,6 +267,12 @@ class WeightGraph(HeteroData):
                         f"Expected {channels} channels of {kind} type {key!r} as of the "
                         f"others (got {x.shape[2]})"
                     )
+
+
+def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
+    """The features of every type as the graph's stores hold them."""
+    neurons: dict[Key, Tensor] = {name: graph[name].x for name in spec.neuron}
+    return neurons | {key: graph[key].edge_attr for key in spec.weight}
 
 
 def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:

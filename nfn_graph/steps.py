@@ -148,4 +148,5 @@ def split_taps(x: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def tapped(x: Tensor, like: Tensor) -> Tensor:
+    """Rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
     return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
+from nfn_graph.folded import End
 from nfn_graph.nn.checks import check_choice, check_features
 from nfn_graph.precision import without_autocast
 from nfn_graph.rows import NeuronRows
@@ -100,14 +101,15 @@ class IOEncoding(nn.Module):
                 shape = (neuron.size, neuron.taps, channels)
                 self.positions[neuron.name] = torch.empty(shape)
         for weight in self.spec.weights:
-            for end, name in (("source", weight.source), ("target", weight.target)):
+            ends: dict[End, str] = {"source": weight.source, "target": weight.target}
+            for end, name in ends.items():
                 size = self.spec.neuron[name].size
                 if size is not None:
                     shape = (size, weight.taps, channels)
-                    self.positions[_name(weight.key, end)] = torch.empty(shape)
+                    self.positions[position_name(weight.key, end)] = torch.empty(shape)
         if self.encode_layers:
             for weight in self.spec.weights:
-                self.layers[_name(weight.key)] = torch.empty(weight.taps, channels)
+                self.layers[module_name(weight.key)] = torch.empty(weight.taps, channels)
             for neuron in self.spec.neurons:
                 if neuron.taps:
                     self.layers[neuron.name] = torch.empty(neuron.taps, channels)
@@ -117,14 +119,15 @@ class IOEncoding(nn.Module):
         weights, neurons = dict(features.weights), dict(features.neurons)
         for key, x in weights.items():
             edges = incidence.weights[key]
-            for end, name, rows in (
-                ("source", key[0], edges.source),
-                ("target", key[2], edges.target),
-            ):
-                if _name(key, end) in self.positions:
+            ends: dict[End, tuple[str, Tensor]] = {
+                "source": (key[0], edges.source),
+                "target": (key[2], edges.target),
+            }
+            for end, (name, rows) in ends.items():
+                if position_name(key, end) in self.positions:
                     position = incidence.neurons[name].position.index_select(0, rows)
-                    x = x + self.positions[_name(key, end)].index_select(0, position)
-            weights[key] = x + self.layers[_name(key)] if self.encode_layers else x
+                    x = x + self.positions[position_name(key, end)].index_select(0, position)
+            weights[key] = x + self.layers[module_name(key)] if self.encode_layers else x
         for name, x in neurons.items():
             if name in self.positions:
                 x = x + self.positions[name].index_select(0, incidence.neurons[name].position)
@@ -213,8 +216,9 @@ class FourierFeatures(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def _name(key: WeightKey, end: str | None = None) -> str:
-    return module_name(key) if end is None else f"{module_name(key)}__{end}"
+def position_name(key: WeightKey, end: End) -> str:
+    """The name in a module's parameters of the positions at one end of a weight type."""
+    return f"{module_name(key)}__{end}"
 
 
 def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
