@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, FourierFeatures, IOEncoding, NFLinear, Pool, use_backend
-from test_ops import batch_of
 
 SYMMETRIES = ["np", "hnp"]
 BACKENDS = ["torch", "plain"]

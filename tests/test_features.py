@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -66,6 +69,18 @@ def test_features_fold_and_unfold_between_groups():
     assert same(raw.fold("np").fold("hnp"), raw.fold("hnp"))
     assert raw.unfold() is raw
     assert raw.fold("np").fold("np").spec == raw.spec.fold("np")
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))]
+)
+def test_features_copy_and_pickle(duplicate):
+    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 3))])
+    f = mixed.features("hnp").owned()
+    again = duplicate(f)
+    assert same(again, f)
+    assert same(again + f, f + f), "they are of the same networks"
+    assert same(again.to_graph().features(), f.to_graph().features())
 
 
 def test_layers_do_not_change_their_input():

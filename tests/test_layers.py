@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -449,6 +451,19 @@ def test_models_save_and_load():
     assert not torch.equal(model(batch), again(batch))
     again.load_state_dict(model.state_dict())
     assert torch.equal(model(batch), again(batch))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_models_copy_and_pickle(duplicate):
+    batch = batch_of(1)
+    options = {"out_features": 2, "head": (8,), "io_encoding": "learned", "norm": True}
+    model = NFN(batch.spec, (4, 4), "hnp", **options).double()
+    expected = model(batch)
+    again = duplicate(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(again(batch), expected)
 
 
 def test_models_take_graphs_batches_and_features():

@@ -8,9 +8,8 @@ import weakref
 import pytest
 import torch
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, NFLinear, WeightFeatures, use_backend
-from test_ops import batch_of
 
 SYMMETRIES = ["np", "hnp"]
 OPTIONS = [

@@ -7,34 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from networks import NAMED_SPECS, chain, sizes_of, specs
+from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.incidence_cache import IncidenceCache
 from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
-from nfn_graph.rows import Segments, group_of_rows
+from nfn_graph.rows import group_of_rows
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 
 SYMMETRIES = ["np", "hnp"]
-
-
-def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: int = 3) -> Batch:
-    return Batch.from_data_list(
-        [
-            random_graph(spec, {n.name: w for n in spec.neurons if n.size is None}, channels)
-            for w in widths
-        ]
-    )
-
-
-def all_segments() -> list[Segments]:
-    """Contiguous, strided, and with empty groups (a network without the type)."""
-    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
-    incidence = mixed.features().incidence
-    found = [rows.graphs for rows in incidence.neurons.values()]
-    for edges in incidence.weights.values():
-        found += [edges.targets, edges.sources]
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -23,7 +23,7 @@ from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear, apply_maps
 from nfn_graph.nn.pool import Pool
 from nfn_graph.precision import autocast_dtype, sum_dtype
-from nfn_graph.steps import collect, map_summaries, split_taps
+from nfn_graph.steps import Maps, collect, map_summaries, split_taps
 from nfn_graph.summary import network_summary
 
 
@@ -31,12 +31,14 @@ class LayerBlock(NamedTuple):
     """An NF-Layer with what acts on every entry before and behind it.
 
     Attributes:
+        maps: The layer's parameters.
         said: For every bundle, what its edges hear: the messages of all target and then all
             source neurons; in a pointwise layer the constant.
     """
 
     before: Sequence[nn.Module]
     layer: NFLinear
+    maps: Maps
     behind: Sequence[nn.Module]
     residual: bool
     said: list[Tensor | None]
@@ -53,7 +55,7 @@ class LayerBlock(NamedTuple):
         if len(layers) != 1:
             raise ValueError(f"Expected one NFLinear in a block (got {len(layers)})")
         place, layer = layers[0]
-        return cls(parts[:place], layer, parts[place + 1 :], residual, [])
+        return cls(parts[:place], layer, layer.maps(), parts[place + 1 :], residual, [])
 
 
 class ChunkedFeatures:
@@ -125,7 +127,7 @@ class ChunkedFeatures:
         return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
 
     def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
-        layer, values, maps = block.layer, block.layer.values(read), block.layer.maps()
+        layer, values = block.layer, block.layer.values(read)
         dtype = values.network.dtype
         sums: list[Tensor] = []
         batch = layer.scaled_rows(self.input.incidence, dtype)
@@ -138,7 +140,7 @@ class ChunkedFeatures:
                     table.index_add_(0, rows, x.flatten(1).to(table.dtype))
             sums.append(table.to(dtype))
         neurons, summary = collect(batch, sums, values.neurons, values.network)
-        mapped, message = map_summaries(batch, neurons, summary, maps)
+        mapped, message = map_summaries(batch, neurons, summary, block.maps)
         wires = batch.wiring
         split = [split_taps(x, n.taps) for x, n in zip(mapped, wires.neurons, strict=True)]
         for bundle_wires in wires.bundles:
@@ -148,8 +150,8 @@ class ChunkedFeatures:
         return self._levels(new, layer.out_channels)
 
     def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
-        layer, count = block.layer, len(self.spec.bundles)
-        values, maps, constants = layer.values(read), layer.maps(), layer.constants()
+        layer, maps, count = block.layer, block.maps, len(self.spec.bundles)
+        values, constants = layer.values(read), layer.constants(maps)
         block.said.extend(constants[:count])
         new = apply_maps(
             [*values.neurons, values.network], [*maps.neurons, maps.network], constants[count:]
@@ -192,7 +194,7 @@ class ChunkedFeatures:
     def _edge_step(
         self, block: LayerBlock, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
-        layer, said, matrix = block.layer, block.said[number], block.layer.maps().weights[number]
+        layer, said, matrix = block.layer, block.said[number], block.maps.weights[number]
         read = self._entries(block.before, bundle, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
         if layer.pointwise or said is None:

@@ -166,12 +166,12 @@ class NFLinear(nn.Module):
         dtype = autocast_dtype(self.network.device)
         return maps if dtype is None else maps.to(dtype)
 
-    def constants(self) -> Sequence[Tensor | None]:
+    def constants(self, maps: Maps) -> Sequence[Tensor | None]:
         """The constant term of every type, in the order of the spec's taps."""
-        taps, bias = self.spec.taps, self.maps().bias
-        if bias is None:
+        taps = self.spec.taps
+        if maps.bias is None:
             return [None] * len(taps)
-        return bias.split([count * self.out_channels for count in taps.values()])
+        return maps.bias.split([count * self.out_channels for count in taps.values()])
 
     def rows(self, incidence: Incidence) -> BatchRows:
         """Which rows of a batch belong together."""
@@ -184,7 +184,7 @@ class NFLinear(nn.Module):
     def _pointwise(self, values: Values, maps: Maps) -> Values:
         tensors = (*values.weights, *values.neurons, values.network)
         matrices = (*maps.weights, *maps.neurons, maps.network)
-        new = apply_maps(tensors, matrices, self.constants())
+        new = apply_maps(tensors, matrices, self.constants(maps))
         count = len(maps.weights)
         return Values(new[:count], new[count:-1], new[-1])
 
