@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from hypothesis import strategies as st
 
-from nfn_graph import Batch, NetworkSpec, NeuronType, WeightGraph, WeightType
+from nfn_graph import Batch, NetworkSpec, NeuronType, WeightFeatures, WeightGraph, WeightType
 from nfn_graph.rows import Segments
 from nfn_graph.testing import random_graph
 
@@ -36,6 +36,12 @@ def chain(
     if channels == 1:
         return graph
     return graph.features().map(lambda x: torch.randn(*x.shape[:2], channels).to(x)).to_graph()
+
+
+def same(first: WeightFeatures, second: WeightFeatures, tolerance: float = 0.0) -> bool:
+    """Whether features agree in every type, in its order."""
+    pairs = zip(first.tensors(), second.tensors(), strict=True)
+    return all(k == j and torch.allclose(x, y, 0, tolerance) for (k, x), (j, y) in pairs)
 
 
 def residual_spec(input_size: int = 2, output_size: int = 2) -> NetworkSpec:

@@ -9,17 +9,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from networks import chain
+from networks import chain, same
 from nfn_graph import Batch, NFLinear, WeightFeatures
 
 
 def features(symmetry: str | None = "hnp", widths=(3, 5)) -> WeightFeatures:
     return Batch.from_data_list([chain((2, w, 4), channels=2) for w in widths]).features(symmetry)
-
-
-def same(first: WeightFeatures, second: WeightFeatures) -> bool:
-    pairs = zip(first.tensors(), second.tensors(), strict=True)
-    return all(k == j and torch.equal(x, y) for (k, x), (j, y) in pairs)
 
 
 def test_arithmetic_acts_on_every_tensor():
