@@ -135,11 +135,13 @@ def test_gradients_of_only_the_inputs_or_only_the_parameters():
     assert all(x.grad is not None for _, x in inputs.tensors() if x.numel())
 
 
-def test_outputs_may_be_changed_in_place():
-    features = batch_of(NAMED_SPECS["mlp"]).features("np")
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_outputs_may_be_changed_in_place(symmetry, backend):
+    features = batch_of(NAMED_SPECS["mlp"]).features(symmetry)
     layer = NFLinear(features.spec, 3, 2).double()
-    expected = [x.relu() for _, x in layer(features).tensors()]
-    for (_, x), y in zip(layer(features).tensors(), expected, strict=True):
+    expected = [x.relu() for x in outputs(layer, features, backend)]
+    for x, y in zip(outputs(layer, features, backend), expected, strict=True):
         assert torch.equal(x.relu_(), y)
 
 

@@ -309,4 +309,5 @@ def message_passing(batch: BatchRows, values: Values, maps: Maps) -> Values:
             + expand(messages[i, "target"], rows_.targets)
             + expand(messages[i, "source"], rows_.sources)
         )
-    return Values(new_weights, new_neurons, network)
+    # Not a view: users may change what they get in place.
+    return Values(new_weights, new_neurons, network.clone())
