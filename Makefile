@@ -51,7 +51,7 @@ unit: $(READY) ## Run pytest in WORKERS processes
 
 # What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
 BACKEND ?= plain
-EXACT := completeness paper equivariance batch nfn transforms layers
+EXACT := completeness paper equivariance batch nfn transforms layers models
 exactness: $(READY) ## Run the exactness suite on BACKEND
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)

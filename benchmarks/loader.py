@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 import torch.utils.data
 from harness.cases import random_tensors
+from harness.memory import resident
 from harness.report import arguments, show
 from harness.timing import alternate, ratio
 from torch import Tensor
@@ -197,9 +198,7 @@ def epoch(folder: Path) -> None:
 
 
 def _memory() -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if "Rss" in line}
-    return f"{found['RssAnon']:.0f} MB, and {found['RssFile']:.0f} MB of mapped files"
+    return f"{resident('RssAnon'):.0f} MB, and {resident('RssFile'):.0f} MB of mapped files"
 
 
 def main() -> None:
