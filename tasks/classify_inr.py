@@ -19,7 +19,8 @@ from nfn_graph import Batch, WeightGraph
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.metrics import confusion_matrix
-from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models import ModelName, ModelSettings
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.supervised import SupervisedTask
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions
@@ -68,11 +69,17 @@ class ClassifyInrOptions(TrainOptions):
         "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
     }
 
-    model: Any = "nfn-np"
+    model: ModelName = "nfn-np"
     preset: Literal["paper", "medium", "small", "tiny"] = "small"
     canonical: bool = True
     rotate: float = 0.0
     shift: float = 0.0
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        for name in ("rotate", "shift"):
+            check_at_least(name, getattr(self, name), 0)
 
 
 class ClassifyInr(SupervisedTask[ClassifyInrOptions]):

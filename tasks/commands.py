@@ -44,9 +44,8 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     Args:
         command: The task and its options.
     """
-    command.check()
     task = next(t for t in TASKS.values() if isinstance(command, t.OPTIONS))
-    metrics = train_task(task(command.resolved()), progress=True)
+    metrics = train_task(task(command), progress=True)
     if not metrics:
         return 0  # Of several processes, the first one reports.
     print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")

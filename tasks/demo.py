@@ -81,7 +81,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
                     schedule="cosine",
                     head_dropout=0.1,
                     noise=0.05,
-                ).resolved()
+                )
             )
             metrics = train(task, progress=True)
             other = evaluate(run, unseen.folder, name=_UNSEEN)

@@ -75,6 +75,12 @@ class EditInrOptions(TrainOptions):
         super().check()
         check_operation(self.operation, self.amount)
 
+    def parts(self) -> tuple[str, ...]:
+        """An editor made of NF-Layers has no MLP behind them."""
+        if self.model in ("mlp", "mlp-aug"):
+            return super().parts()
+        return ("channels", "fourier_features")
+
 
 class EditInr(Task[EditInrOptions]):
     """An image per network: the mean squared error over pixels, through the SIREN."""

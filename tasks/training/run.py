@@ -46,7 +46,6 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         What was written to `metrics.json`; nothing in all processes but the first.
     """
     options = task.options
-    options.check()
     folder = RunFolder(options.out)
     data = load_data(task)
     batches = RunBatches(options, data.graphs)

@@ -48,7 +48,7 @@ class Architecture:
     pool: Literal["mean", "flatten"] = "mean"
 
     def __post_init__(self) -> None:
-        if min(self.maps, default=(1, 1)) < (1, 1) or any(min(m) < 1 for m in self.maps):
+        if any(min(size) < 1 for size in self.maps):
             raise ValueError(
                 f"Expected images large enough for {len(self.convolutions)} convolutions of "
                 f"3 x 3 with stride 2 (got {self.image[1]} x {self.image[2]} pixels with padding "

@@ -85,7 +85,10 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
         optimiser=optimiser,
         learning_rate=learning_rate * (SGD_FACTOR if optimiser == "sgd" else 1),
         l2=l2,
-        dropout=round(dropout * KEPT_OF) / KEPT_OF if dropped < options.dropout_share else 0.0,
+        # Whatever is drawn, some activations stay.
+        dropout=min(round(dropout * KEPT_OF), KEPT_OF - 1) / KEPT_OF
+        if dropped < options.dropout_share
+        else 0.0,
         train_fraction=train_fraction,
         epochs=epochs,
         num_images=num_images,

@@ -69,7 +69,7 @@ def inr_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generalization(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
     chosen = PredictGeneralizationOptions(zoo, out, **{"preset": "tiny", **options})
-    return PredictGeneralization(chosen.resolved())
+    return PredictGeneralization(chosen)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -244,7 +244,7 @@ def test_classify(canonical: bool, inr_zoo: Path, tmp_path: Path) -> None:
     options = ClassifyInrOptions(
         inr_zoo, run, preset="tiny", canonical=canonical, rotate=10.0, shift=0.1
     )
-    metrics = train(ClassifyInr(options.resolved()))
+    metrics = train(ClassifyInr(options))
     test = metrics["test"]
     rows = [row for row in rows_of(run / "predictions.csv") if row["split"] == "test"]
     right = sum(row["target"] == row["prediction"] for row in rows)
@@ -277,12 +277,17 @@ def test_command_line(
     [
         (["--zoo", "nowhere"], "store.json"),
         (["--epochs", "0"], "--epochs of at least 1 .got 0."),
-        (["--drop", "1.5"], "--drop within 0 and 1"),
+        (["--drop", "1"], "--drop of at least 0 and below 1 .got 1.0."),
+        (["--fourier-features", "-1"], "--fourier-features of at least 0"),
+        (["--model", "statnn", "--channels", "7"], "no --channels with --model statnn"),
+        (["--model", "gine", "--fourier-features", "2"], "no --fourier-features with --model gine"),
+        (["--max-edges", "900", "--batch-size", "3"], "--batch-size or --max-edges, not both"),
         (["--learning-rate", "0"], "--learning-rate above 0"),
         (["--where", "colour=red"], "--where as NAME=VALUE"),
         (["--where", "width=77"], "networks with width=77"),
         (["--where", "split=train"], "networks of split 'validation'"),
-        (["--head", "0"], "--head of at least 1"),
+        (["--head", "0"], "values of --head of at least 1"),
+        (["--channels"], "values of --channels of at least 1 each .got none."),
         (["--max-edges", "9"], "at most max_edges = 9 edges each"),
         (["--batch-size", "1", "--devices", "2"], "for each of 2 devices"),
         (["--where", "network=0,1,2,3,4,5,6,7,8,9,10,11", "--devices", "5"], "each of 5 ranks"),

@@ -192,6 +192,8 @@ def test_sheet_shows_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_too_many_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at most 24 for --images"):
         list_fits(small(tmp_path, images=25), IMAGES)
+    with pytest.raises(ValueError, match="no --samples with --kind image"):
+        small(tmp_path, samples=100).check()
     assert len(list_fits(small(tmp_path, images=0, test_images=0, fits=1), IMAGES)) == 30
 
 
