@@ -6,6 +6,7 @@ The second task of `Permutation Equivariant Neural Functionals
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,9 +96,22 @@ class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
         if options.rotate or options.shift:
             self.augmentations.insert(0, MoveCoordinates(options.rotate, shift=options.shift))
 
+    def usable(self, row: Row) -> bool:
+        """Networks whose fit diverged show nothing."""
+        return math.isfinite(row["mse"])
+
     def facts(self, zoo: ZooFolder) -> dict[str, Any]:
         """The names of the classes."""
         return {"classes": [str(name) for name in zoo.description["classes"]]}
+
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """The classes must be those that the model has learnt to tell apart."""
+        found = self.facts(zoo)["classes"]
+        if found != facts["classes"]:
+            raise ValueError(
+                f"Expected a zoo with the classes {', '.join(facts['classes'])}, as the run's own "
+                f"(got '{zoo.folder}' with {', '.join(found)})"
+            )
 
     def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
         """Adds the label; the canonical form, if asked for."""

@@ -116,6 +116,9 @@ class Task(ABC, Generic[Options]):
         """What the preparation of graphs, metrics and figures must know about a zoo."""
         return {}
 
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """Raises if a trained model cannot be evaluated on a zoo, given what its own was like."""
+
     def fitted(self, data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
         """An untrained model that has seen the scale of its inputs, and what it was made for."""
         everything = [g for graphs in data.graphs.values() for g in graphs]

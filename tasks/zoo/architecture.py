@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nfn_graph.tasks.zoo.parameters import Parameters
+
 Activation = Literal["relu", "tanh"]
 InitKind = Literal["glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal"]
-Parameters = dict[str, Tensor]
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 

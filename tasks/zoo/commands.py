@@ -12,7 +12,7 @@ from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.info import as_json, as_text, zoo_facts
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
-from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
+from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions, Split
 from nfn_graph.tasks.zoo.render import render_zoo
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
@@ -27,14 +27,14 @@ class RenderOptions:
         output: The picture, a PNG.
         count: How many networks, the first of the table.
         zoom: How many pixels wide each pixel is drawn.
-        split: Only networks of this part: train, validation or test.
+        split: Only networks of this split; all of them if not given.
     """
 
     zoo: Positional[Path]
     output: Annotated[Path, arg(aliases=("-o",))] = Path("zoo.png")
     count: int = 64
     zoom: int = 3
-    split: str | None = None
+    split: Split | None = None
 
 
 @dataclass(frozen=True)

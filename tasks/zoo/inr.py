@@ -23,7 +23,7 @@ from nfn_graph.tasks.zoo.build import (
     plain_options,
 )
 from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
-from nfn_graph.tasks.zoo.options import InrZooOptions
+from nfn_graph.tasks.zoo.options import InrZooOptions, Split
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
 from nfn_graph.tasks.zoo.siren import SirenShape, pixel_grid
 from nfn_graph.tasks.zoo.store import ZooWriter
@@ -40,7 +40,7 @@ class InrFit(NamedTuple):
     image: int
     fit: int
     label: int
-    split: str
+    split: Split
     shape: SirenShape
 
 
@@ -113,7 +113,7 @@ def build_inr_zoo(
                     "learning_rate": options.learning_rate,
                     "points": points,
                     "mse": error,
-                    "psnr": -10 * math.log10(error) if error > 0 else math.inf,
+                    "psnr": _psnr(error),
                 }
                 built.append(
                     (row, shape.name, {k: x[i].cpu() for k, x in found.parameters.items()})
@@ -129,7 +129,7 @@ def build_inr_zoo(
 
 def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:
     """The networks of a zoo: training images in a drawn order, then validation, then test."""
-    chosen: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    chosen: dict[Split, list[int]] = {"train": [], "validation": [], "test": []}
     for image in _drawn(source.train_index, options.images, options, "images", source.name):
         draw = Draws(options.seed, image, "split").uniform(0, 1)
         chosen["validation" if draw < options.validation_share else "train"].append(image)
@@ -165,6 +165,11 @@ def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) ->
     return FitTargets(
         points.transpose(1, 2).contiguous(), distances.clamp(max=_MAX_DISTANCE).transpose(1, 2)
     )
+
+
+def _psnr(error: float) -> float:
+    """In decibels, of a mean squared error; that of a fit that diverged is NaN as well."""
+    return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def _entries(fit: InrFit, source: Images | Clouds, points: int) -> int:

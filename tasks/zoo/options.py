@@ -23,6 +23,7 @@ from nfn_graph.tasks.option_checks import (
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 
+Split = Literal["train", "validation", "test"]
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
 Interval = tuple[float, float]

@@ -24,13 +24,13 @@ from nfn_graph.tasks.zoo import (
 )
 from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
 from nfn_graph.tasks.zoo.inr import list_fits
+from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.siren import (
     SirenShape,
     initialise_siren,
     pixel_grid,
     siren_forward,
-    stack,
 )
 
 IMAGES = tiny_images(30)
