@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -180,6 +181,43 @@ def test_early_stopping(cnn_zoo: Path, tmp_path: Path) -> None:
     assert (metrics["epochs"], metrics["best_epoch"]) == (3, 0)
 
 
+def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_path: Path) -> None:
+    options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30, "model": "statnn"}
+    whole = train(generalization(cnn_zoo, tmp_path / "run", **options))
+    table = (tmp_path / "run" / "logs" / "metrics.csv").read_text()
+    (tmp_path / "run" / "metrics.json").unlink()
+    again = train(generalization(cnn_zoo, tmp_path / "run", **options))
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    assert (tmp_path / "run" / "logs" / "metrics.csv").read_text() == table
+
+
+class Undefined(PredictGeneralization):
+    """In the first epoch, and then only in the third and later ones, tau is no number."""
+
+    calls = 0
+
+    def metrics(self, predictions: Any, facts: Any) -> dict[str, Any]:
+        self.calls += 1
+        return {"tau": 0.5 if self.calls == 2 else math.nan, "networks": 1}
+
+
+def test_a_metric_that_is_no_number(cnn_zoo: Path, tmp_path: Path) -> None:
+    """It is not the best one, does not end training, and is null for every reader of JSON."""
+    run = tmp_path / "run"
+    options = generalization(cnn_zoo, run, epochs=9, patience=3, model="statnn").options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Undefined, "draw", lambda *given: None)
+        metrics = train(Undefined(options))
+    assert (metrics["epochs"], metrics["best_epoch"]) == (5, 1)
+    assert metrics["test"]["tau"] is None
+
+    def fail(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads((run / "metrics.json").read_text(), parse_constant=fail) == metrics
+    assert "nan" in (run / "report.html").read_text()
+
+
 def test_schedule(cnn_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
     step = torch.optim.AdamW.step
@@ -228,6 +266,33 @@ def test_widths_never_seen(model: str, cnn_zoo: Path, wide_zoo: Path, tmp_path: 
     # The networks of the test split give what training gave.
     again = evaluate(run, cnn_zoo, name="again", split="test", where=["depth=2"])
     assert again == metrics["test"]
+
+
+def test_evaluations_do_not_take_the_place_of_others(cnn_zoo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(generalization(cnn_zoo, run, model="statnn"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for name in ("test", "validation", "run", "a/b", "../test"):
+        with pytest.raises(ValueError, match=f"Expected a --name .*got '{name}'"):
+            evaluate(run, cnn_zoo, name=name)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_other_classes(inr_zoo: Path, tmp_path: Path) -> None:
+    """A label means something else in a zoo of other classes."""
+    train(ClassifyInr(ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny")))
+    options = InrZooOptions(tmp_path / "other", widths=(3,), steps=2)
+    other = build_inr_zoo(options, source=tiny_images(classes=4))
+    with pytest.raises(ValueError, match=r"classes 0, 1, 2, .*other' with 0, 1, 2, 3"):
+        evaluate(tmp_path / "run", other)
+
+
+def test_an_unknown_task(cnn_zoo: Path, tmp_path: Path) -> None:
+    train(generalization(cnn_zoo, tmp_path / "run", model="statnn", epochs=1))
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace("predict-generalization", "guess"))
+    with pytest.raises(ValueError, match=r"run of predict-generalization.*got 'guess'"):
+        evaluate(tmp_path / "run", cnn_zoo)
 
 
 def test_where(cnn_zoo: Path) -> None:
@@ -305,6 +370,12 @@ def test_bad_options(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and re.search(message, lines[0])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without a GPU lacks one")
+def test_a_machine_without_a_gpu(cnn_zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--accelerator, --devices and --precision that this"):
+        train(generalization(cnn_zoo, tmp_path / "run", accelerator="gpu"))
 
 
 def test_wrong_kind_of_zoo(inr_zoo: Path, tmp_path: Path) -> None:

@@ -251,6 +251,19 @@ def test_bad_options_get_one_line(
     assert not (tmp_path / "zoo").exists()
 
 
+def test_a_part_without_shards(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--shard to name at most 3 parts.*got '4/4'"):
+        build_cnn_zoo(small(tmp_path / "zoo", shard="4/4"), images=IMAGES)
+
+
+def test_a_folder_with_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are no style of the progress bar, nor the end of one."""
+    out = tmp_path / "a[" / "red]"
+    build_cnn_zoo(small(out, networks=2), images=IMAGES, progress=True)
+    assert len(open_zoo_folder(out)) == 2
+    assert "a[/red]" in capsys.readouterr().err
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "zoo")
     arguments = ["--networks", "4", "--arch", "mlp", "--depths", "1", "--epochs", "1", "1"]
