@@ -25,6 +25,7 @@ from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo.info import accuracy_line
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
 SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)
@@ -67,7 +68,8 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
         zoo = _zoo(options, "zoo", options.networks, SEEN, options.seed)
     with _step(f"2. Train {options.unseen} CNNs of widths {_list(UNSEEN)}, kept for the test"):
         unseen = _zoo(options, _UNSEEN, options.unseen, UNSEEN, options.seed + 1_000_000)
-    print(_describe(zoo), _describe(unseen), sep="\n")
+    for built in (zoo, unseen):
+        print(f"   {accuracy_line(built)}")
     rows: list[list[Any]] = []
     for number, model in enumerate(MODELS, 3):
         with _step(f"{number}. Train {model} to read test accuracy from weights"):
@@ -130,15 +132,6 @@ def _zoo(
         checkpoints=(0.3, 1.0),
     )
     return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
-
-
-def _describe(zoo: ZooFolder) -> str:
-    accuracies = sorted(row["test_accuracy"] for row in zoo.rows)
-    middle = accuracies[len(accuracies) // 2]
-    return (
-        f"   {zoo.folder}: {len(zoo)} checkpoints, test accuracy {accuracies[0]:.2f} to "
-        f"{accuracies[-1]:.2f}, median {middle:.2f}"
-    )
 
 
 def _numbers(metrics: dict[str, Any]) -> list[float]:

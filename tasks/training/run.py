@@ -95,7 +95,7 @@ def _config(
         "task": task.name,
         "options": to_plain(task.options),
         "zoo": {
-            "fingerprint": data.zoos["train"].description.get("fingerprint"),
+            "fingerprint": data.zoos["train"].fingerprint,
             "networks": {split: len(zoo) for split, zoo in data.zoos.items()},
         },
         "made_for": {"spec": spec_to_json(spec), "sizes": sizes, "facts": dict(data.facts)},

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -41,17 +42,15 @@ from nfn_graph.tasks.zoo import (
 IMAGES = tiny_images()
 
 
+def small_zoo(out: Path) -> CnnZooOptions:
+    return CnnZooOptions(
+        out, networks=40, widths=(3, 4), depths=(1, 2), epochs=(1, 4), batch_size=16
+    )
+
+
 @pytest.fixture(scope="module")
 def cnn_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = CnnZooOptions(
-        tmp_path_factory.mktemp("zoos") / "cnn",
-        networks=40,
-        widths=(3, 4),
-        depths=(1, 2),
-        epochs=(1, 4),
-        batch_size=16,
-    )
-    return build_cnn_zoo(options, images=IMAGES)
+    return build_cnn_zoo(small_zoo(tmp_path_factory.mktemp("zoos") / "cnn"), images=IMAGES)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +167,10 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
     train(generalization(cnn_zoo, tmp_path / "run"))
     with pytest.raises(ValueError, match=r"seed = 0 .got 1."):
         train(generalization(cnn_zoo, tmp_path / "run", seed=1))
+    # As many networks, of the same images.
+    other = replace(small_zoo(tmp_path / "other"), seed=1)
+    with pytest.raises(ValueError, match=r"begun with: zoo = "):
+        train(generalization(build_cnn_zoo(other, images=IMAGES), tmp_path / "run"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
