@@ -47,6 +47,9 @@ COMMANDS = {
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
     ),
+    "compare": Command(
+        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+    ),
     "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
     "retrain": Command(
@@ -54,9 +57,6 @@ COMMANDS = {
     ),
     "demo": Command(
         "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it, write a report; minutes."
-    ),
-    "compare": Command(
-        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
     ),
 }
 
@@ -163,7 +163,7 @@ def _help() -> str:
         [
             "usage: nfn-graph [-h] [--version] COMMAND ...",
             "",
-            "Networks as graphs: look at checkpoints, convert and draw them.",
+            "Networks as graphs: convert checkpoints, and train models that read weights.",
             "",
             "commands:",
             *commands,
@@ -172,6 +172,7 @@ def _help() -> str:
             "  nfn-graph inspect model.pt",
             "  nfn-graph convert checkpoints/ --out graphs/",
             "  nfn-graph draw model.safetensors -o model.png",
+            "  nfn-graph demo",
             "",
             "nfn-graph COMMAND --help shows the options of a command.",
         ]

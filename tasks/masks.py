@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.layout import Layout
+from nfn_graph.tasks.option_checks import check_part
 from nfn_graph.tasks.paths import on_paths
 
 Scope = Literal["global", "layer"]
@@ -86,8 +87,7 @@ def ticket_from_scores(
 
 def check_sparsity(sparsity: float) -> None:
     """Raises unless a share of weights can be pruned."""
-    if not 0 <= sparsity < 1:
-        raise ValueError(f"Expected --sparsity of at least 0 and below 1 (got {sparsity})")
+    check_part("sparsity", sparsity)
 
 
 def prunable(layout: Layout, biases: bool = False) -> list[str]:
