@@ -15,9 +15,10 @@ from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion import convert_files, convert_in_parts
-from nfn_graph.converters.parts import Part
-from nfn_graph.converters.progress import counting
-from nfn_graph.converters.reading import Options, find_files, load_file, one_line, reason_of
+from nfn_graph.converters.conversion.reading import Options, find_files, load_file
+from nfn_graph.converters.errors import one_line, reason_of
+from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]

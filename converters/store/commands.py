@@ -7,8 +7,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.progress import counting
-from nfn_graph.converters.reading import one_line
+from nfn_graph.converters.errors import one_line
+from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.reader import Store

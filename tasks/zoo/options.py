@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nfn_graph.converters.engines import Engine
-from nfn_graph.converters.parts import Part
+from nfn_graph.converters.jobs.engines import Engine
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from nfn_graph import WeightGraph, cli
-from nfn_graph.converters import conversion, conversion_jobs, reading
+from nfn_graph.converters import conversion
+from nfn_graph.converters.conversion import jobs
 from nfn_graph.converters.io import load
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.writer import StoreWriter
@@ -350,7 +351,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    options = reading.Options()
+    options = conversion.Options()
     with pytest.raises(KeyboardInterrupt):
         conversion.convert_files(paths, tmp_path / "out", options, on_done=interrupt)
     assert names(tmp_path / "out") == ["x0.pt", "x1.pt"]
@@ -362,9 +363,9 @@ def test_many_files_are_converted_in_parallel(tmp_path: Path) -> None:
     paths = write(tmp_path / "x.pt", 40)
     (tmp_path / "bad.pt").write_bytes(b"nonsense" * 9)
     pool = conversion.convert_files(
-        [*paths, tmp_path / "bad.pt"], tmp_path / "many", reading.Options(), workers=2
+        [*paths, tmp_path / "bad.pt"], tmp_path / "many", conversion.Options(), workers=2
     )
-    here = conversion.convert_files(paths[:3], tmp_path / "few", reading.Options())
+    here = conversion.convert_files(paths[:3], tmp_path / "few", conversion.Options())
     assert (pool.converted, here.converted) == (40, 3)
     assert list(pool.failed) == [str(tmp_path / "bad.pt")]
     assert names(tmp_path / "many") == sorted(p.name for p in paths)
@@ -381,7 +382,7 @@ def test_a_file_that_kills_its_process_is_reported(
     (tmp_path / "killer.py").write_text(
         "import os, sys\n"
         "from torch import nn\n"
-        "from nfn_graph.converters import reading\n"
+        "from nfn_graph.converters.conversion import reading\n"
         "load = reading.load\n"
         "def stop(path, **options):\n"
         "    if path.name == 'x3.pt':\n"
@@ -392,10 +393,10 @@ def test_a_file_that_kills_its_process_is_reported(
         "    return nn.Linear(1, 1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(conversion_jobs, "_PARALLEL_FROM", 2)
-    monkeypatch.setattr(conversion_jobs, "_JOBS_PER_WORKER", 1)
+    monkeypatch.setattr(jobs, "_PARALLEL_FROM", 2)
+    monkeypatch.setattr(jobs, "_JOBS_PER_WORKER", 1)
     paths = write(tmp_path / "x.pt", 6)
-    options = reading.Options(arch="killer:make")
+    options = conversion.Options(arch="killer:make")
     report = conversion.convert_files(paths, tmp_path / "out", options, workers=2)
     assert report.converted == 5
     assert list(report.failed) == [str(paths[3])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Literal, NamedTuple
 import torch
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.conversion.named_arch import make_arch, running_arch
 from nfn_graph.converters.io import load
-from nfn_graph.converters.named_arch import make_arch, running_arch
 from nfn_graph.converters.store.description import FILE, is_store
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
-# Whether to show where a mistake of ours is, as for all commands.
-_TRACEBACK = "NFN_GRAPH_TRACEBACK"
 
 
 @dataclass(frozen=True)
@@ -81,21 +78,3 @@ def load_file(path: Path, options: Options) -> WeightGraph:
     arch = make_arch(options.arch)
     with running_arch(options.arch, OSError, ImportError, MemoryError):
         return load(path, arch=arch, flatten=options.flatten, example_input=example)
-
-
-def reason_of(error: Exception) -> str:
-    """Why a file failed, in one line; a mistake of ours is called that."""
-    if isinstance(error, (OSError, ValueError, TypeError, ImportError, MemoryError)):
-        return one_line(error)
-    if os.environ.get(_TRACEBACK):
-        raise error
-    return one_line(
-        f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
-        f"{_TRACEBACK}=1 to see where"
-    )
-
-
-def one_line(error: BaseException | str) -> str:
-    """What an error says, without line breaks and other signs that a terminal would obey."""
-    line = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from nfn_graph.converters.conversion_jobs import Source
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters.conversion.jobs import Source
+from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.store.architecture import damaged_architecture
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import list_shards

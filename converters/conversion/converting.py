@@ -11,19 +11,18 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nfn_graph.converters import engines
-from nfn_graph.converters.conversion_jobs import Conversion, run_jobs
-from nfn_graph.converters.conversion_sources import (
+from nfn_graph.converters.conversion.jobs import Conversion, convert_sources
+from nfn_graph.converters.conversion.reading import Options
+from nfn_graph.converters.conversion.sources import (
     earlier,
     find_sources,
     known_sources,
     real_path,
     refusal,
 )
-from nfn_graph.converters.engines import Engine
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.parts import Part
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters.jobs.engines import Engine, run_jobs
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
 from nfn_graph.converters.store.reader import Store
@@ -109,7 +108,7 @@ def convert_files(
                 report.failed[source.path] = refusal(source, before, real_path(before) in listed)
             on_done()
         numbers = [int(name[:6]) for name in list_shards(out)]
-        jobs = run_jobs(
+        jobs = convert_sources(
             Conversion(out, options, shard_size),
             work,
             workers or os.cpu_count() or 1,
@@ -142,7 +141,7 @@ def convert_in_parts(
     shard_size: int = 1024,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Report:
-    """As :func:`convert_files`, each shard a job of an engine; see :mod:`engines`.
+    """As :func:`convert_files`, each shard a job of an engine; see :func:`run_jobs`.
 
     A job that is begun again, since its worker died, skips what was converted.
 
@@ -160,7 +159,7 @@ def convert_in_parts(
     absolute = [[p.absolute() for p in found] for found in (paths, given)]
     job = _OnePart(absolute[0], absolute[1], out.absolute(), options, overwrite, shard_size)
     report = Report()
-    for _, part in engines.run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
+    for _, part in run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted
         report.skipped += part.skipped
         report.failed |= part.failed

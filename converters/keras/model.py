@@ -20,9 +20,9 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
-from nfn_graph.converters.keras_config import check_chain, layer_classes
+from nfn_graph.converters.keras.config import check_chain, layer_classes
+from nfn_graph.converters.keras.permuted import permuted
 from nfn_graph.converters.layouts import find_layout
-from nfn_graph.converters.permuted import permuted
 from nfn_graph.converters.state_dict import FlattenOrder, build_graph
 from nfn_graph.layout import Layout
 
