@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from nfn_graph import WeightGraph
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files import Format, keras, npz, onnx, pytorch, safetensors
-from nfn_graph.converters.files.detect import detect_entries
-from nfn_graph.converters.files.graph import build_graph, is_graph, write_graph
-from nfn_graph.converters.files.zip_directory import ZipEntry
+from nfn_graph.converters.files import detect, keras, npz, onnx, pytorch, safetensors
+from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
 from nfn_graph.converters.keras import from_keras, to_keras
+from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
 from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict, to_state_dict
 
@@ -55,7 +54,7 @@ def load(
         ModuleNotFoundError: The package for its format is not installed.
     """
     path = Path(path)
-    format_, entries = detect_entries(path)
+    format_, entries = detect(path)
     if format_ == "onnx":
         return from_onnx(path)
     try:
@@ -64,33 +63,17 @@ def load(
         if format_ == "safetensors":
             file = safetensors.read_file(path)
             if is_graph(file.metadata):
-                return build_graph(path, file)
+                return read_graph(path, file)
             tensors: Mapping[str, Any] = file.tensors
+        elif format_ == "npz":
+            tensors = npz.read(path)
         else:
-            tensors = _read(path, format_, entries)
+            tensors = pytorch.read(path, format_ == "pytorch_legacy", entries)
         return from_state_dict(tensors, arch=arch, flatten=flatten, example_input=example_input)
     except ConversionError as error:
         if str(path) in str(error):
             raise
         raise ConversionError(f"'{path}': {error}") from error
-
-
-def read_tensors(path: str | Path) -> Mapping[str, Any]:
-    """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
-    path = Path(path)
-    return _read(path, *detect_entries(path))
-
-
-def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, Any]:
-    if format_ == "safetensors":
-        return safetensors.read(path)
-    if format_ == "npz":
-        return npz.read(path)
-    if format_ == "keras":
-        return keras.read(path).tensors
-    if format_ == "onnx":
-        return onnx.read(path)[1]
-    return pytorch.read(path, format_ == "pytorch_legacy", entries)
 
 
 def save(
@@ -136,7 +119,7 @@ def save(
             )
         write_graph(path, graph)
         return
-    names = list(graph.layout.channels) if len(graph.layouts) == 1 else []
+    names = list(layout_of(graph).channels)
     if names and channel is None:
         raise ConversionError(
             f"Expected channel=... for '{path}', which holds one value of every weight (got a "

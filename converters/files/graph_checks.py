@@ -60,7 +60,17 @@ def _check_layout(layout: Layout) -> None:
         transform, before = layout.before
         if not isinstance(transform, str):
             raise ValueError(f"Expected the name of a transform (got {transform!r})")
+        # No transform takes entries away; so no size here is larger than a tensor, either.
+        if _num_entries(before) > _num_entries(layout):
+            raise ValueError(
+                f"Expected at most {_num_entries(layout)} entries before the transform "
+                f"'{transform}' (got {_num_entries(before)})"
+            )
         _check_layout(before)
+
+
+def _num_entries(layout: Layout) -> int:
+    return sum(math.prod(p.taken) for p in layout.placements)
 
 
 def _check_spec(spec: NetworkSpec) -> None:

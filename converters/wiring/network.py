@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-
-from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
@@ -190,12 +188,12 @@ class Wiring(Reductions):
         for layer in layers:
             layer.is_output = True
 
-    def layout(self, carried: Mapping[str, Tensor] | None = None) -> Layout:
+    def layout(self) -> Layout:
         """Where all tensors went. Those that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
         self._fix_shown()
-        return build_layout(self.uses, self.tensors, self.tied, carried)
+        return build_layout(self.uses, self.tensors, self.tied)
 
     def _fix_shown(self) -> None:
         """Weights that the network returns show the order of the neurons along their axes."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
-from nfn_graph.converters.files.detect import detect_entries
+from nfn_graph.converters.files.checks import repeated
+from nfn_graph.converters.files.detect import detect
 
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
@@ -21,7 +22,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
     PyTorch writes a checksum for every tensor, but does not look at it when it reads.
     """
-    format_, entries = detect_entries(path)
+    format_, entries = detect(path)
     if format_ not in ("pytorch", "pytorch_legacy"):
         raise ConversionError(f"Expected a file of torch.save in '{path}' (got {format_})")
     if format_ == "pytorch":
@@ -78,9 +79,7 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [key for key, _ in pairs]
-            repeated = next(key for key in names if names.count(key) > 1)
-            raise ValueError(f"'{repeated}' twice")
+            raise ValueError(f"'{repeated([key for key, _ in pairs])[0]}' twice")
         return found
 
     try:

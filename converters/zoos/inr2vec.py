@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array
+from nfn_graph.converters.files.arrays import from_arrays
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.optional import require
@@ -119,7 +119,7 @@ class Inr2vecSource(ZooSource):
         require("h5py", "to read .h5 files")
         path = check_path(self.path / self.rows[index]["path"])
         _, arrays = read_hdf5(path, keys)
-        found = {key: from_array(path, key, array) for key, array in arrays.items()}
+        found = from_arrays(path, arrays)
         label = found["class_id"]
         if label.numel() != 1 or label.is_floating_point():
             raise ConversionError(

@@ -57,7 +57,9 @@ def read_splits(file: Path, paths: Sequence[str]) -> Splits:
         found = splits.indices.setdefault(split, [])
         for number, path in enumerate(lists.pop("path")):
             record = f"entry {number} of '{split}'"
-            at = index.get("/".join(path.split("/")[-depth:])) if isinstance(path, str) else None
+            # The other machine may have joined folders with backslashes.
+            parts = path.replace("\\", "/").split("/") if isinstance(path, str) else []
+            at = index.get("/".join(parts[-depth:]))
             if at is None:
                 raise ConversionError(
                     f"Expected a network of the zoo as {record} in '{file}' (got {path!r}). The "

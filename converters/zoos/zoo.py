@@ -177,8 +177,6 @@ class Zoo(Sequence[WeightGraph]):
             raise ValueError(
                 f"Expected a split of '{self.path}': {known} (got '{name}'). {self.source.unsplit}"
             )
-        if len(self) == len(self.source.rows):
-            return Zoo(self.source, self.splits[name], self.check_finite)
         chosen = set(self.indices)
         return self._at([at for at in self.splits[name] if at in chosen])
 
