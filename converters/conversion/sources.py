@@ -13,6 +13,7 @@ from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.store.architecture import damaged_architecture
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import list_shards
+from nfn_graph.converters.store.verification import wrong_architectures
 
 
 def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options) -> list[Source]:
@@ -49,9 +50,10 @@ def known_sources(out: Path, *, repair: bool) -> Mapping[str, Source]:
     if not list_shards(out):
         return {}
     store = Store(out)
-    wrong = None if repair else next(store.wrong_architectures(), None)
+    names = {name for shard in store.shards for name in shard.architectures}
+    wrong = None if repair else next(wrong_architectures(out, names), None)
     if wrong is not None:
-        raise damaged_architecture(wrong, "another content" if wrong.is_file() else "none")
+        raise damaged_architecture(wrong.path, wrong.got)
     table = store.table.select(list(Source._fields))
     columns = (column.to_pylist() for column in table.columns)
     return {source[0]: Source(*source) for source in zip(*columns, strict=True)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store import architecture, shards
 
@@ -64,7 +65,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         if format_ == _FORMAT and version == VERSION:
             return _unsealed(found)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise ConversionError(
             f"Expected the description of a store in '{path}' (got {type(error).__name__}: "
             f"{error}). The file is damaged: restore it, or build or convert into a new folder."
         ) from error

@@ -12,7 +12,12 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.store.architecture import FOLDER, Architecture, Network, describe
+from nfn_graph.converters.store.architecture import (
+    Architecture,
+    Network,
+    architecture_file,
+    describe,
+)
 from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.description import create, is_store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, Shard, file_of, publish
@@ -89,7 +94,7 @@ class StoreWriter:
                     left.unlink(missing_ok=True)
 
     def _keep(self, architecture: Architecture) -> None:
-        path = self.folder / FOLDER / f"{architecture.name}.json"
+        path = architecture_file(self.folder, architecture.name)
         content = architecture.text.encode()
         # One that was damaged is repaired.
         if not path.is_file() or path.read_bytes() != content:
