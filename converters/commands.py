@@ -14,8 +14,15 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion import convert_files, convert_in_parts
-from nfn_graph.converters.conversion.reading import Options, find_files, load_file
+from nfn_graph.converters.conversion import (
+    Options,
+    Report,
+    convert_files,
+    convert_in_parts,
+    find_files,
+    load_file,
+    report_file,
+)
 from nfn_graph.converters.errors import one_line, reason_of
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
@@ -123,22 +130,18 @@ def convert(
         )
     options = Options(arch, flatten, input_shape)
     paths = _found(files, out)
-    report_path = out / f"report{Part.parse(shard).suffix}.json"
     with counting("Converting", len(paths)) as count_on:
-        chosen: dict[str, Any] = {
-            "given": files,
-            "overwrite": overwrite,
-            "shard_size": shard_size,
-        }
         if engine == "local":
             report = convert_files(
                 paths,
                 out,
                 options,
+                given=files,
                 workers=workers,
+                overwrite=overwrite,
                 shard=shard,
+                shard_size=shard_size,
                 on_done=lambda: count_on(1),
-                **chosen,
             )
         else:
             report = convert_in_parts(
@@ -146,21 +149,13 @@ def convert(
                 out,
                 options,
                 engine,
+                given=files,
+                overwrite=overwrite,
+                shard_size=shard_size,
                 on_done=count_on,
-                **chosen,
             )
-    failures = list(report.failed.items())
-    for path, reason in failures[:_MOST_FAILURES]:
-        where = "" if path in reason else f"{path}: "
-        print(f"nfn-graph: {where}{reason}", file=sys.stderr)
-    if len(failures) > _MOST_FAILURES:
-        more = len(failures) - _MOST_FAILURES
-        print(f"nfn-graph: and {more} more, see {report_path}", file=sys.stderr)
-    print(
-        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed "
-        f"({report_path})"
-    )
-    return 1 if failures else 0
+    _print_report(report, report_file(out, Part.parse(shard)))
+    return 1 if report.failed else 0
 
 
 def draw(
@@ -195,6 +190,19 @@ def draw(
     draw_graph(graph, max_neurons=max_neurons).savefig(output)
     print(output)
     return 0
+
+
+def _print_report(report: Report, path: Path) -> None:
+    failures = list(report.failed.items())
+    for file, reason in failures[:_MOST_FAILURES]:
+        where = "" if file in reason else f"{file}: "
+        print(f"nfn-graph: {where}{reason}", file=sys.stderr)
+    if len(failures) > _MOST_FAILURES:
+        more = len(failures) - _MOST_FAILURES
+        print(f"nfn-graph: and {more} more, see {path}", file=sys.stderr)
+    print(
+        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed ({path})"
+    )
 
 
 def _found(paths: tuple[Path, ...], out: Path | None = None) -> list[Path]:
