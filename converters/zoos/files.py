@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
 from nfn_graph.converters.files.checks import repeated
 from nfn_graph.converters.files.detect import detect
+
+#: The folders in which runs of Ray Tune keep their checkpoints, by their number.
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
@@ -118,6 +122,30 @@ def first_folders(path: Path, depth: int, most: int = 20) -> list[Path]:
     for _ in range(depth):
         found = [parent / name for parent in found for name in folders_in(parent)[:most]]
     return found
+
+
+def has_checkpoints(path: Path, file: str) -> bool:
+    """Whether a folder holds runs with `checkpoint_*/<file>`."""
+    return any(
+        CHECKPOINT.fullmatch(folder.name) and (folder / file).is_file()
+        for folder in first_folders(path, 2)
+    )
+
+
+def checkpoints_in(path: Path, file: str) -> Iterator[tuple[str, str]]:
+    """Every run in a folder with each of its folders `checkpoint_*`, which hold a file."""
+    for run in folders_in(path):
+        folders = [name for name in folders_in(path / run) if CHECKPOINT.fullmatch(name)]
+        if not folders:
+            raise ConversionError(
+                f"Expected folders checkpoint_* in every run (got none in '{path / run}')"
+            )
+        for folder in folders:
+            if not (path / run / folder / file).is_file():
+                raise FileNotFoundError(
+                    f"Expected '{file}' in '{path / run / folder}' (got no such file)"
+                )
+            yield run, folder
 
 
 def only_file(folder: Path, suffix: str) -> str:

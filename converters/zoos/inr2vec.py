@@ -23,7 +23,7 @@ from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.zoos.files import files_in, folders_in
 from nfn_graph.converters.zoos.networks import make_siren, siren_layers
-from nfn_graph.converters.zoos.splits import SPLIT_NAMES
+from nfn_graph.converters.zoos.splits import SPLIT_NAMES, refuse_split_file
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _FILE = re.compile(r"(\d+)\.h5")
@@ -53,8 +53,7 @@ class Inr2vecSource(ZooSource):
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
-        if split_file is not None:
-            raise ValueError(f"Expected no split file for '{path}' (got '{split_file}')")
+        refuse_split_file(path, split_file)
         self.path = path
         rows: list[Row] = []
         splits: dict[str, list[int]] = {}
@@ -86,10 +85,6 @@ class Inr2vecSource(ZooSource):
                 "the vector is weight and bias of each layer in turn, weights row by row",
             ),
         )
-
-    def name(self, index: int) -> str:
-        """The file."""
-        return f"'{self.path / self.rows[index]['path']}'"
 
     def details(self, index: int) -> Row:
         """The class, for which the file is opened."""

@@ -25,6 +25,12 @@ class Splits(NamedTuple):
     columns: dict[str, dict[int, Any]]
 
 
+def refuse_split_file(path: Path, given: Path | None) -> None:
+    """Raises where a layout has no file of splits, but one was given."""
+    if given is not None:
+        raise ValueError(f"Expected no split file for '{path}' (got '{given}')")
+
+
 def find_split_file(path: Path, names: Sequence[str], given: Path | None) -> Path | None:
     """The split file that was given, or one of these names in the zoo's folder or above it."""
     if given is not None:

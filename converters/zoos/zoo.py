@@ -83,9 +83,9 @@ class ZooSource(ABC):
     splits: Mapping[str, Sequence[int]]
     unsplit: str = ""
 
-    @abstractmethod
     def name(self, index: int) -> str:
         """The file of a network, and where it has several, the record in it."""
+        return f"'{self.path / self.rows[index]['path']}'"
 
     @abstractmethod
     def read(self, index: int) -> Checkpoint:
