@@ -14,6 +14,7 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion import (
     Options,
     Report,
@@ -30,7 +31,6 @@ from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
-Flatten = Literal["channels_first", "channels_last"] | None
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
 _MOST_FAILURES = 20
 
@@ -40,7 +40,7 @@ def inspect(
     /,
     *,
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     json: bool = False,
 ) -> int:
@@ -88,7 +88,7 @@ def convert(
     *,
     out: Path,
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     workers: int = 0,
     overwrite: bool = False,
@@ -164,7 +164,7 @@ def draw(
     *,
     output: Annotated[Path, arg(aliases=["-o"])],
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     max_neurons: int = 16,
 ) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import detect, keras, npz, onnx, pytorch, safetensors
@@ -16,7 +17,7 @@ from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
 from nfn_graph.converters.keras import from_keras, to_keras
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
-from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict, to_state_dict
+from nfn_graph.converters.state_dict import from_state_dict, to_state_dict
 
 _WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), pytorch.write),
@@ -101,16 +102,7 @@ def save(
             channels; :func:`load` reads it back.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ConversionError(
-            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
-        )
-    if template is not None and suffix not in (".h5", ".onnx"):
-        raise ConversionError(
-            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
-            f"(got '{template}')"
-        )
+    suffix = _suffix(path, template)
     if as_graph:
         if suffix != ".safetensors" or channel is not None:
             raise ConversionError(
@@ -140,3 +132,18 @@ def save(
         keras.write(path, to_keras(graph, values), model)
     else:
         _WRITERS[suffix](path, values)
+
+
+def _suffix(path: Path, template: str | Path | None) -> str:
+    """What says the format of a file to be written."""
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ConversionError(
+            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
+        )
+    if template is not None and suffix not in (".h5", ".onnx"):
+        raise ConversionError(
+            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
+            f"(got '{template}')"
+        )
+    return suffix

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.casts import cast, promoted
-from nfn_graph.converters.chain import Hints
+from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.channels import (
     WEIGHTS,
     Channels,
@@ -26,8 +26,6 @@ from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout, scatter_tensors
 from nfn_graph.spec import Key
-
-FlattenOrder = Literal["channels_first", "channels_last"]
 
 
 def from_state_dict(
@@ -80,7 +78,7 @@ def from_state_dict(
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
     """
-    if flatten not in (None, "channels_first", "channels_last"):
+    if flatten not in (None, *get_args(FlattenOrder)):
         raise ValueError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.named_arch import make_arch, running_arch
 from nfn_graph.converters.io import load
 from nfn_graph.converters.store.description import FILE, is_store
@@ -23,7 +24,7 @@ class Options:
     """How files are read: see :func:`nfn_graph.converters.load`; `arch` by name."""
 
     arch: str | None = None
-    flatten: Literal["channels_first", "channels_last"] | None = None
+    flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -63,6 +63,12 @@ class StoreWriter:
         rows: list[Row] = []
         groups: dict[str, list[Network]] = {}
         for row, graph in networks:
+            taken = [column for column in PLACE if column in row]
+            if taken:
+                raise ValueError(
+                    f"Expected other columns than {', '.join(PLACE)}, which lead to a network (got "
+                    f"'{taken[0]}' in a row for shard '{name}'). Rename it"
+                )
             network = graph if isinstance(graph, Network) else self.describe(graph)
             group = groups.setdefault(network.architecture.name, [])
             place = (name, network.architecture.name, len(group), network.notes)

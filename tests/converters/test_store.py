@@ -186,6 +186,14 @@ def test_a_shard_counts_when_its_record_is_there(stored: Store, tmp_path: Path) 
     assert 99 in Store(folder).table.column("number").to_pylist()
 
 
+@pytest.mark.parametrize("column", ["shard", "architecture", "row", "notes"])
+def test_a_column_that_leads_to_networks_is_not_replaced(column: str, tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", {})
+    with pytest.raises(ValueError, match=f"other columns.*got '{column}'.*Rename"):
+        writer.publish("00000", [({column: "mine"}, GRAPHS["mlp"])])
+    assert not [p for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != "store.json"]
+
+
 KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
