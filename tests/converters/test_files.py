@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from comparing import assert_same, equal_bits
 
 import nfn_graph
 from networks import chain
@@ -26,19 +26,6 @@ from nfn_graph.converters.files.graph import is_graph, write_graph
 from nfn_graph.converters.io import load
 
 
-def equal_bits(first: Tensor, second: Tensor) -> bool:
-    if first.dtype != second.dtype or first.shape != second.shape:
-        return False
-    one, two = (x.contiguous().reshape(-1).view(torch.uint8) for x in (first, second))
-    return torch.equal(one, two)
-
-
-def check_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert list(got) == list(expected)
-    different = [key for key in expected if not equal_bits(got[key], expected[key])]
-    assert different == []
-
-
 @pytest.mark.parametrize(
     ("module", "suffix"), [(pytorch, "pt"), (safetensors, "safetensors"), (npz, "npz")]
 )
@@ -46,7 +33,7 @@ def test_round_trip_of_all_types(module, suffix: str, tmp_path: Path) -> None:
     tensors = checkpoints.all_types()
     path = tmp_path / f"x.{suffix}"
     module.write(path, tensors)
-    check_same(dict(module.read(path)), tensors)
+    assert_same(dict(module.read(path)), tensors)
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -55,18 +42,18 @@ def test_legacy_format_of_torch(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save(tensors, path, _use_new_zipfile_serialization=False)
     assert detect(path)[0] == "pytorch_legacy"
-    check_same(dict(pytorch.read(path, legacy=True)), tensors)
+    assert_same(dict(pytorch.read(path, legacy=True)), tensors)
 
 
 def test_files_of_the_formats_own_libraries(tmp_path: Path) -> None:
     tensors = {k: x for k, x in checkpoints.all_types().items() if x.dtype != torch.bfloat16}
     checkpoints.write_npz(tmp_path / "x.npz", tensors)
-    check_same(npz.read(tmp_path / "x.npz"), tensors)
+    assert_same(npz.read(tmp_path / "x.npz"), tensors)
     np.savez_compressed(tmp_path / "c.npz", zeros=np.zeros((100, 100)))
     assert npz.read(tmp_path / "c.npz")["zeros"].shape == (100, 100)
     checkpoints.write_safetensors(tmp_path / "x.safetensors", tensors)
     got = safetensors.read(tmp_path / "x.safetensors")
-    check_same({key: got[key] for key in tensors}, tensors)
+    assert_same({key: got[key] for key in tensors}, tensors)
 
 
 def test_a_safetensors_file_comes_back_byte_for_byte(tmp_path: Path) -> None:
@@ -172,7 +159,7 @@ def test_keras_files_in_all_layouts(tmp_path: Path) -> None:
     weights, model = keras.read(tmp_path / "weights.h5"), keras.read(tmp_path / "model.h5")
     assert weights.config is None
     assert model.config == config
-    check_same(weights.tensors, model.tensors)
+    assert_same(weights.tensors, model.tensors)
     assert list(model.tensors)[:2] == ["dense_0/dense_0/kernel:0", "dense_0/dense_0/bias:0"]
     assert np.array_equal(model.tensors["dense_0/dense_0/kernel:0"], layers["dense_0"]["kernel"])
     with h5py.File(tmp_path / "new.weights.h5", "w") as file:
@@ -189,7 +176,7 @@ def test_keras_round_trip(tmp_path: Path) -> None:
         for i, (key, x) in enumerate(checkpoints.all_types().items())
     }
     keras.write(tmp_path / "x.h5", tensors)
-    check_same(keras.read(tmp_path / "x.h5").tensors, tensors)
+    assert_same(keras.read(tmp_path / "x.h5").tensors, tensors)
 
 
 def test_keras_template_keeps_all_else(tmp_path: Path) -> None:
@@ -199,17 +186,17 @@ def test_keras_template_keeps_all_else(tmp_path: Path) -> None:
     tensors = {key: x + 1 for key, x in keras.read(tmp_path / "x.h5").tensors.items()}
     keras.write(tmp_path / "y.h5", tensors, template=tmp_path / "x.h5")
     again = keras.read(tmp_path / "y.h5")
-    check_same(again.tensors, tensors)
+    assert_same(again.tensors, tensors)
     assert again.config == config
     big = {"dense": {"kernel": np.ones((3, 2), ">f4")}}
     checkpoints.write_keras(tmp_path / "big.h5", big)
     other = {"dense/dense/kernel:0": torch.rand(3, 2)}
     keras.write(tmp_path / "z.h5", other, template=tmp_path / "big.h5")
-    check_same(keras.read(tmp_path / "z.h5").tensors, other)
+    assert_same(keras.read(tmp_path / "z.h5").tensors, other)
     key = next(iter(tensors))
     with pytest.raises(ConversionError, match="as in"):
         keras.write(tmp_path / "y.h5", {key: torch.zeros(1)}, template=tmp_path / "x.h5")
-    check_same(keras.read(tmp_path / "y.h5").tensors, tensors)
+    assert_same(keras.read(tmp_path / "y.h5").tensors, tensors)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -232,15 +219,15 @@ def test_graph_round_trip(channels: int, dtype: torch.dtype, tmp_path: Path) -> 
     assert again.layout == graph.layout
     assert again.layout.keys == graph.layout.keys
     assert again.layout.channels == graph.layout.channels
-    check_same(dict(again.layout.carried), dict(graph.layout.carried))
+    assert_same(dict(again.layout.carried), dict(graph.layout.carried))
     assert again.layout.before[0] == "a transform"
     assert again.layout.before[1] == graph.layout.before[1]
-    check_same(again.layout.before[1].carried, graph.layout.before[1].carried)
+    assert_same(again.layout.before[1].carried, graph.layout.before[1].carried)
     for key in graph.spec.neuron:
         assert equal_bits(again[key].x, graph[key].x)
     for key in graph.spec.weight:
         assert equal_bits(again[key].edge_attr, graph[key].edge_attr)
-    check_same(again.to_tensors(), graph.to_tensors())
+    assert_same(again.to_tensors(), graph.to_tensors())
     assert torch.equal(again.y, graph.y)
     assert again.names == graph.names
     assert torch.equal(again["hidden1"].mark, graph["hidden1"].mark)

@@ -10,6 +10,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
+from comparing import assert_same
 from reading import read_tensors
 from safetensors.torch import save_file
 from torch import nn
@@ -25,11 +26,6 @@ from nfn_graph.converters import (
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph import MARK, write_graph
 from nfn_graph.transforms import FillBiases
-
-
-def check_same(got: Any, expected: dict[str, Any]) -> None:
-    assert list(got) == list(expected)
-    assert [key for key in expected if not torch.equal(got[key], expected[key])] == []
 
 
 def documents(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -190,11 +186,11 @@ def test_a_graph_of_several_channels_is_saved_whole_or_by_name(tmp_path: Path) -
     for name, expected in (("weights", state_dict), ("twin", twin)):
         for suffix in (".pt", ".safetensors", ".npz"):
             save(graph, tmp_path / f"x{suffix}", channel=name)
-            check_same(read_tensors(tmp_path / f"x{suffix}"), expected)
+            assert_same(read_tensors(tmp_path / f"x{suffix}"), expected)
     save(graph, tmp_path / "g.safetensors", as_graph=True)
     again = load(tmp_path / "g.safetensors")
-    check_same(to_state_dict(again, "twin"), twin)
-    check_same(to_state_dict(again), state_dict)
+    assert_same(to_state_dict(again, "twin"), twin)
+    assert_same(to_state_dict(again), state_dict)
     with pytest.raises(ConversionError, match=r"'\.safetensors' file for a graph"):
         save(graph, tmp_path / "g.pt", as_graph=True)
     with pytest.raises(ValueError, match="another name"):

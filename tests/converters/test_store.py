@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from stores import assert_same, assert_same_graph, graphs, write_store
+from comparing import assert_same, assert_same_graph
+from stores import graphs, write_store
 
 from nfn_graph import cli
 from nfn_graph.converters import ConversionError, from_state_dict, load, save, to_state_dict
