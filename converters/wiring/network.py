@@ -119,7 +119,10 @@ class Wiring(Reductions):
     def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""
         if matrix.shape is None or x.rank < 2:
-            self.refuse("Expected known shapes in a matmul of values. Give an example_input")
+            self.refuse(
+                "Expected known shapes in a matmul of values (got a value of unknown shape). Give "
+                "an example_input"
+            )
         self.mixes(x, [axis])
         at = position_of(axis, x.rank)
         if len(matrix.shape) == 1:
@@ -142,10 +145,15 @@ class Wiring(Reductions):
                     f"Expected a stored vector (got a computed value or shape {shape and [*shape]})"
                 )
             if shape[0] is None:
-                self.refuse("Expected a vector of known size. Give an example_input")
+                self.refuse(
+                    "Expected a vector of known size (got an unknown one). Give an example_input"
+                )
             x = self.claim(x, axis, shape[0])
             if x.guessed and axis >= 0 and axis != x.neuron_axis:
-                self.refuse("Expected to know how many axes the input has. Give an example_input")
+                self.refuse(
+                    f"Expected to know how many axes the input has (got {x.rank} or more). Give an "
+                    f"example_input"
+                )
             behind = x.rank - position_of(axis, x.rank) - 1
             vector = (
                 parameter.view([0, *[None] * behind])

@@ -9,6 +9,7 @@ import torch
 from reading import read_tensors
 from torch import Tensor, nn
 
+from nfn_graph import WeightGraph
 from nfn_graph.converters import ConversionError, from_module, from_state_dict, load, save
 from nfn_graph.converters.files import onnx, safetensors
 from nfn_graph.converters.files.atomic import replacing
@@ -75,17 +76,15 @@ class Turned(nn.Module):
         return self.first(x) @ self.kernel
 
 
-def test_matrices_of_either_order_become_keras_kernels(tmp_path: Path) -> None:
-    graph = from_module(Turned(), torch.empty(1, 3))
-    save(graph, tmp_path / "x.h5")
-    again = load(tmp_path / "x.h5")
-    assert again.spec == graph.spec
-    for key in graph.spec.weight:
-        assert torch.equal(again[key].edge_attr, graph[key].edge_attr)
-
-
-def test_names_of_keras_do_not_make_axes_of_keras(tmp_path: Path) -> None:
-    graph = from_state_dict({"a/kernel:0": torch.randn(4, 3), "b/kernel:0": torch.randn(2, 4)})
+@pytest.mark.parametrize(
+    "graph",
+    [
+        from_module(Turned(), torch.empty(1, 3)),
+        from_state_dict({"a/kernel:0": torch.randn(4, 3), "b/kernel:0": torch.randn(2, 4)}),
+    ],
+    ids=["stored in either order", "with names of Keras"],
+)
+def test_axes_say_how_kernels_of_keras_are_written(graph: WeightGraph, tmp_path: Path) -> None:
     save(graph, tmp_path / "x.h5")
     again = load(tmp_path / "x.h5")
     assert again.spec == graph.spec
