@@ -24,7 +24,7 @@ from nfn_graph.converters.conversion import (
     load_file,
     report_file,
 )
-from nfn_graph.converters.errors import one_line, reason_of
+from nfn_graph.converters.errors import located, one_line, printable, reason_of
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
@@ -71,9 +71,7 @@ def inspect(
             table = summary(load_file(path, options))
         except Exception as error:
             failed = True
-            reason = reason_of(error)
-            where = "" if one_line(str(path)) in reason else one_line(f"{path}: ")
-            print(f"nfn-graph: {where}{reason}", file=sys.stderr)
+            print(f"nfn-graph: {located(path, reason_of(error))}", file=sys.stderr)
             continue
         if json:
             print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
@@ -195,8 +193,7 @@ def draw(
 def _print_report(report: Report, path: Path) -> None:
     failures = list(report.failed.items())
     for file, reason in failures[:_MOST_FAILURES]:
-        where = "" if file in reason else f"{file}: "
-        print(f"nfn-graph: {where}{reason}", file=sys.stderr)
+        print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
     if len(failures) > _MOST_FAILURES:
         more = len(failures) - _MOST_FAILURES
         print(f"nfn-graph: and {more} more, see {path}", file=sys.stderr)
@@ -220,12 +217,12 @@ def _plain_rows(table: Summary) -> list[dict[str, Any]]:
 
 
 def _print_summary(console: Console, path: Path, table: Summary) -> None:
-    rows = Table(title=Text(str(path)), title_justify="left", box=SIMPLE_HEAD)
+    rows = Table(title=Text(printable(str(path))), title_justify="left", box=SIMPLE_HEAD)
     for i, column in enumerate(COLUMNS):
         rows.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in table.rows:
         bad = bool(row.nan or row.inf)
-        rows.add_row(*(Text(cell) for cell in row.cells), style="red" if bad else "")
+        rows.add_row(*(Text(printable(cell)) for cell in row.cells), style="red" if bad else "")
     console.print(rows)
     if table.nan or table.inf:
         console.print(Text(f"{table.nan:,} entries are NaN and {table.inf:,} infinite", "red"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Whether to show where a mistake of ours is, as for all commands.
 _TRACEBACK = "NFN_GRAPH_TRACEBACK"
@@ -26,5 +27,15 @@ def reason_of(error: Exception) -> str:
 
 def one_line(error: BaseException | str) -> str:
     """What an error says, without line breaks and other signs that a terminal would obey."""
-    line = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return printable(" ".join(str(error).split()) or type(error).__name__)
+
+
+def located(path: Path | str, reason: str) -> str:
+    """A reason in one line that names its file."""
+    file, line = one_line(str(path)), one_line(reason)
+    return line if file in line else f"{file}: {line}"
+
+
+def printable(text: str) -> str:
+    """Text of a file or a name, without signs that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -98,6 +98,11 @@ def divide(
         is_done = before is not None and before._replace(path=source.path) == source
         if listed[real] != new or (is_done and real in names and not overwrite):
             plan.skipped.append(source)
+        elif not _is_text(source.path):
+            reason = (
+                f"Expected a path in UTF-8 (got {source.path!r}). Rename the file or its folder"
+            )
+            plan.refused.append((source, reason))
         elif before is None or real in names or (overwrite and real_path(before) not in listed):
             plan.work.append(source)
         else:
@@ -134,6 +139,15 @@ def earlier(source: Source, before: Source | None) -> str:
     if before is None or real_path(source) != real_path(before):
         return ""
     return f" The network of an earlier content is still in the store as '{source.file}'."
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be kept in a table; names of files may be any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _folder(path: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.errors import one_line
+from nfn_graph.converters.errors import one_line, printable
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.store.export import ExportFormat, export_networks
@@ -59,8 +59,8 @@ def _print_contents(found: Store, path: Path) -> None:
             f"{neuron} {'+'.join(map(str, layers))}"
             for neuron, layers in zip(layout.spec.neuron, layout.shape.sizes, strict=True)
         )
-        print(f"  {count} x {name}: {sizes}")
-    print(f"  columns: {', '.join(found.table.column_names)}")
+        print(f"  {count} x {name}: {printable(sizes)}")
+    print(f"  columns: {printable(', '.join(found.table.column_names))}")
 
 
 def export(

@@ -81,7 +81,9 @@ class StoreWriter:
             self._keep(group[0].architecture)
             tensors.update(_stack(group))
         safetensors.write(file_of(self.folder, WEIGHTS, name), tensors)
-        table = arrow().Table.from_pylist(rows)
+        # Of a list of rows, arrow takes the columns of the first.
+        columns = dict.fromkeys(column for row in rows for column in row)
+        table = arrow().Table.from_pylist([{**dict.fromkeys(columns), **row} for row in rows])
         # Without a note in any row, the column has no type of its own.
         notes = table.column("notes").cast(arrow().string())
         table = table.set_column(table.column_names.index("notes"), "notes", notes)

@@ -187,6 +187,14 @@ def test_a_shard_counts_when_its_record_is_there(stored: Store, tmp_path: Path) 
     assert 99 in Store(folder).table.column("number").to_pylist()
 
 
+def test_rows_need_not_have_the_same_columns(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", {})
+    rows = [{"a": 1}, {"b": "x"}, {"a": 2, "c": {"d": [3]}}]
+    writer.publish("00000", [(row, GRAPHS["mlp"]) for row in rows])
+    found = Store(tmp_path / "s").rows
+    assert [{k: row[k] for k in "abc" if row[k] is not None} for row in found] == rows
+
+
 @pytest.mark.parametrize("column", ["shard", "architecture", "row", "notes"])
 def test_a_column_that_leads_to_networks_is_not_replaced(column: str, tmp_path: Path) -> None:
     writer = StoreWriter(tmp_path / "s", {})
