@@ -12,8 +12,9 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files import detect, keras, npz, onnx, pytorch, safetensors
+from nfn_graph.converters.files import Format, detect, keras, npz, onnx, pytorch, safetensors
 from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
+from nfn_graph.converters.files.zip_directory import ZipEntry
 from nfn_graph.converters.keras import from_keras, to_keras
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
@@ -66,15 +67,31 @@ def load(
             if is_graph(file.metadata):
                 return read_graph(path, file)
             tensors: Mapping[str, Any] = file.tensors
-        elif format_ == "npz":
-            tensors = npz.read(path)
         else:
-            tensors = pytorch.read(path, format_ == "pytorch_legacy", entries)
+            tensors = _read(path, format_, entries)
         return from_state_dict(tensors, arch=arch, flatten=flatten, example_input=example_input)
     except ConversionError as error:
         if str(path) in str(error):
             raise
         raise ConversionError(f"'{path}': {error}") from error
+
+
+def read_tensors(path: str | Path) -> Mapping[str, Any]:
+    """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
+    path = Path(path)
+    return _read(path, *detect(path))
+
+
+def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, Any]:
+    if format_ == "safetensors":
+        return safetensors.read(path)
+    if format_ == "npz":
+        return npz.read(path)
+    if format_ == "keras":
+        return keras.read(path).tensors
+    if format_ == "onnx":
+        return onnx.read(path)[1]
+    return pytorch.read(path, format_ == "pytorch_legacy", entries)
 
 
 def save(

@@ -19,11 +19,10 @@ import onnx
 import pytest
 import torch
 from onnx import helper
-from reading import read_tensors
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.graph import MARK
-from nfn_graph.converters.io import load, save
+from nfn_graph.converters.io import load, read_tensors, save
 from nfn_graph.converters.summary import summary
 
 HUGE = 10**13

@@ -487,7 +487,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 300) -> Any:
     end = time.monotonic() + seconds
     while (found := condition()) is None:
         assert time.monotonic() < end, "Nothing happened"

@@ -11,7 +11,6 @@ import checkpoints
 import pytest
 import torch
 from comparing import assert_same
-from reading import read_tensors
 from safetensors.torch import save_file
 from torch import nn
 
@@ -25,6 +24,7 @@ from nfn_graph.converters import (
 )
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph import MARK, write_graph
+from nfn_graph.converters.io import read_tensors
 from nfn_graph.transforms import FillBiases
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from reading import read_tensors
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
@@ -14,6 +13,7 @@ from nfn_graph.converters import ConversionError, from_module, from_state_dict, 
 from nfn_graph.converters.files import onnx, safetensors
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_unique
+from nfn_graph.converters.io import read_tensors
 
 KEYS = [
     ".weight", "..weight", "/weight", "../up.weight", "/a.weight", "a//b.weight", "a/./b.weight",

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from onnx import helper
-from reading import read_tensors
 from torch import nn
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.io import load, save
+from nfn_graph.converters.io import load, read_tensors, save
 from nfn_graph.converters.keras.permuted import permuted
 from nfn_graph.layout import Placement
 
