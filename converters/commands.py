@@ -222,7 +222,7 @@ def _print_summary(console: Console, path: Path, table: Summary) -> None:
         rows.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in table.rows:
         bad = bool(row.nan or row.inf)
-        rows.add_row(*(Text(printable(cell)) for cell in row.cells), style="red" if bad else "")
+        rows.add_row(*(Text(cell) for cell in row.cells), style="red" if bad else "")
     console.print(rows)
     if table.nan or table.inf:
         console.print(Text(f"{table.nan:,} entries are NaN and {table.inf:,} infinite", "red"))

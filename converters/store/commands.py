@@ -59,7 +59,7 @@ def _print_contents(found: Store, path: Path) -> None:
             f"{neuron} {'+'.join(map(str, layers))}"
             for neuron, layers in zip(layout.spec.neuron, layout.shape.sizes, strict=True)
         )
-        print(f"  {count} x {name}: {printable(sizes)}")
+        print(f"  {count} x {name}: {sizes}")
     print(f"  columns: {printable(', '.join(found.table.column_names))}")
 
 
