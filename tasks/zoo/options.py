@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from nfn_graph.converters.engines import Engine
-from nfn_graph.converters.parts import Part
+from nfn_graph.converters.jobs.engines import Engine
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.tasks.option_checks import (
     check_above,
     check_at_least,
