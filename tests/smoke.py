@@ -57,7 +57,7 @@ def convert_and_train(folder: Path) -> None:
             optimizer.step()
             losses.append(loss.item())
     check(losses[-1] < losses[0] / 2, f"the loss to fall to a half (got {losses})")
-    assert_invariant(model.double(), graphs[0].to(torch.float64), "hnp", folded=False)
+    assert_invariant(model, graphs[0], "hnp", folded=False)
 
 
 def check_missing_extras(folder: Path) -> None:
