@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,7 +32,7 @@ def matrices(axes: Axes, network: nn.Sequential) -> None:
         rows = rows.T if value.dim() == 1 else rows
         height, width = rows.shape
         axes.imshow(
-            rows / value.abs().max(),
+            (rows / value.abs().max()).numpy(),
             cmap="RdBu_r",
             vmin=-1,
             vmax=1,
@@ -46,7 +47,7 @@ def matrices(axes: Axes, network: nn.Sequential) -> None:
     axes.set(xlim=(-0.3, 9.6), ylim=(top, 0.4), aspect="equal")
 
 
-def graph_picture(graph: WeightGraph, width: float, height: float) -> torch.Tensor:
+def graph_picture(graph: WeightGraph, width: float, height: float) -> np.ndarray:
     """What `draw` makes of a graph, without its scale of colours, as pixels."""
     figure = draw(graph)
     figure.set_size_inches(width, height)
@@ -55,7 +56,7 @@ def graph_picture(graph: WeightGraph, width: float, height: float) -> torch.Tens
     file = io.BytesIO()
     figure.savefig(file, dpi=DPI)
     file.seek(0)
-    return torch.from_numpy(matplotlib.image.imread(file))
+    return matplotlib.image.imread(file)
 
 
 def levels(axes: Axes) -> None:
