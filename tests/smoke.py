@@ -1,7 +1,8 @@
-"""What an installed package must do, run outside the repository: `python smoke.py core|tasks`.
+"""What an installed package must do outside the repository: `python smoke.py library|core|tasks`.
 
-With `core`, torch and torch-geometric are all that is there, and what needs more says how to get
-it; with `tasks`, everything is there. Prints the installed version, or fails.
+As a library, it converts networks and trains on them. With `core`, torch and torch-geometric are
+all that is there, and what needs more says how to get it; with `tasks`, all is there, and the
+command line builds a zoo and trains on it. Prints the version and the place, or fails.
 """
 
 import importlib.util
@@ -100,6 +101,6 @@ if __name__ == "__main__":
         if sys.argv[1] == "core":
             check(importlib.util.find_spec("tyro") is None, "an environment without extras")
             check_missing_extras(Path(name))
-        else:
+        elif sys.argv[1] == "tasks":
             check_commands(Path(name))
     print(nfn_graph.__version__, Path(nfn_graph.__file__).parent)

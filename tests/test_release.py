@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import nfn_graph
+from nfn_graph import cli
 from release import ROOT, build, copy_tree
 
 ROOMS = {"nfn_graph": "nfn_graph", "converters": "nfn_graph/converters", "tasks": "nfn_graph/tasks"}
@@ -77,11 +78,25 @@ def test_the_archive_holds_the_whole_tree(built: Built) -> None:
     assert {name for name in tree - found - made if not name.startswith(".github/")} == set()
 
 
+@pytest.mark.parametrize(("command", "extra"), [("inspect", "converters"), ("train", "tasks")])
+def test_a_command_says_which_extra_it_needs(
+    command: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delitem(sys.modules, cli.COMMANDS[command].function.split(":")[0], raising=False)
+    monkeypatch.setitem(sys.modules, "tyro.conf", None)
+    assert cli.main([command, "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"Install them with: pip install 'nfn-graph[{extra}]'")
+
+
 def test_the_wheel_works_outside_the_repository(built: Built, tmp_path: Path) -> None:
-    """Quickly, on the packages of this environment; `make release` has an empty one."""
+    """On the packages of this environment; `make release` has an empty one and does more."""
     with zipfile.ZipFile(built.wheel) as file:
         file.extractall(tmp_path / "site")
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "smoke.py"), "tasks"]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "smoke.py"), "library"]
     settings = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     out = subprocess.run(
         command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False
