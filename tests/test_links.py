@@ -69,6 +69,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
 
+def test_the_readme_names_files_that_are_there() -> None:
+    """The tests and benchmarks that stand behind its claims."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    named = set(re.findall(r"(?:[\w/]+/)?[\w]+\.py\b", text))
+    there = {
+        path.name for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    }
+    assert {name for name in named if "/" in name and not (ROOT / name).is_file()} == set()
+    assert {name for name in named if "/" not in name and name not in there} == set()
+    assert len(named) > 8
+
+
 def test_every_page_is_read() -> None:
     names = {page.relative_to(ROOT).as_posix() for page in PAGES}
     assert names >= {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/store.md"}
