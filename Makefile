@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scatter test lint wheel types imports unit exactness demo bench clean
+.PHONY: help setup scatter test lint wheel types imports unit exactness demo bench release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; so
 
 bench: $(READY) ## Run every benchmark; tables and figures in benchmarks/results
 	$(BIN)/python benchmarks/all.py
+
+release: $(READY) ## Build wheel and source archive into dist/, try them in an empty environment
+	$(BIN)/python tests/release.py dist
 
 clean: ## Delete .venv, caches and build products
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

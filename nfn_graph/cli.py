@@ -99,7 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     module, _, function = COMMANDS[name].function.partition(":")
-    command = getattr(importlib.import_module(module), function)
+    try:
+        command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        room = module.split(".")[1]
+        raise ModuleNotFoundError(
+            f"Expected the packages that 'nfn-graph {name}' needs (got: {error}). Install them "
+            f"with: pip install 'nfn-graph[{room}]'"
+        ) from error
     call = _parse(name, command, arguments)
     return 0 if call is None else int(call())
 
@@ -108,13 +115,7 @@ def _parse(
     name: str, command: Callable[..., int], arguments: list[str]
 ) -> Callable[[], int] | None:
     """The command with its arguments; None if they asked for help, which was printed."""
-    try:
-        import tyro
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package 'tyro' to run the command line (got: {error}). Install it "
-            f"with: pip install 'nfn-graph[converters]'"
-        ) from error
+    import tyro
 
     @functools.wraps(command)
     def bind(*args: Any, **kwargs: Any) -> Callable[[], int]:
