@@ -27,6 +27,7 @@ CODE = re.compile(
     r"(?P<code>(?:[ ]*\n|(?P=indent) +\S.*\n?)+)",
     re.MULTILINE,
 )
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 RULE = re.compile(r"^(?P<indent> *)=+( +=+)+$")
 Resolve = Callable[[str], str]
 
@@ -44,6 +45,7 @@ def to_markdown(text: str, resolve: Resolve = lambda path: path) -> str:
         # Optional: what is not part of the reference is shown as code, without a link.
         return f'<autoref optional identifier="{resolve(path)}"><code>{path}</code></autoref>'
 
+    text = EXAMPLE.sub("Examples:", text)  # As Google spells it; one may be enough.
     text = CODE.sub(_code, DISPLAY.sub(_display, f"{text}\n")).rstrip("\n")
     text = _tables(text)
     text = LINK.sub(lambda m: f"[{' '.join(m['text'].split())}]({m['url']})", text)
