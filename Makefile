@@ -46,7 +46,7 @@ types: wheel ## Check types with mypy, on the installed package
 imports: wheel ## Check that imports go one way: core <- converters <- tasks
 	cd $(WHEEL) && "$(CURDIR)/$(BIN)/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache --no-logo
 
-# The theme's advertisement of another program is no warning of ours.
+# The variable silences the theme's notice of its successor, which is no warning of ours.
 docs: wheel ## Build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 

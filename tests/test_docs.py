@@ -6,6 +6,8 @@ import ast
 import importlib
 import importlib.util
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -132,6 +134,36 @@ def test_styles_that_load_from_elsewhere_are_found(tmp_path: Path) -> None:
     assert list(checks.faults(tmp_path)) == []
     (tmp_path / "a.css").write_text("@import 'https://x.org/a.css'")
     assert list(checks.faults(tmp_path)) == ["a.css loads from another host"]
+
+
+# ---- Search ----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    shutil.which("chromium") is None,
+    reason="search is not tried in a browser: install Debian's chromium",
+)
+def test_workers_run_on_pages_of_the_file_system(tmp_path: Path) -> None:
+    shim = (DOCS / "javascripts" / "iframe-worker.js").read_text("utf-8")
+    (tmp_path / "worker").mkdir()
+    (tmp_path / "worker" / "more.js").write_text("var more = 2;")
+    (tmp_path / "worker" / "worker.js").write_text(
+        "addEventListener('message', async ({data}) => {"
+        " await importScripts('more.js'); postMessage(data * more); });"
+    )
+    (tmp_path / "page.html").write_text(
+        f"<body><script>{shim}</script><script>"
+        "const worker = new Worker('worker/worker.js');"
+        "worker.addEventListener('message', ({data}) => { document.title = `got ${data}`; });"
+        "worker.postMessage(21);</script></body>"
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    flags += ["--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}"]
+    page = (tmp_path / "page.html").as_uri()
+    shown = subprocess.run(
+        ["chromium", *flags, "--dump-dom", page], capture_output=True, text=True, timeout=120
+    )
+    assert "<title>got 42</title>" in shown.stdout
 
 
 # ---- Pages -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 READMES = ("benchmarks", "tasks")
 COMMANDS = "<!-- commands -->"
+COLUMNS = 80
+WRAP = TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).wrap
 SUBCOMMANDS = re.compile(r"\{([\w,-]+)\}")
 FROM_README = re.compile(r"\]\(\.\./docs/")
 FROM_DOCS = re.compile(rf"\]\(\.\./(?=(?:{'|'.join(READMES)})/)")
@@ -59,12 +62,15 @@ def _commands() -> Iterator[str]:
 
 
 def help_of(*command: str) -> str:
-    """What `nfn-graph ... --help` prints on a terminal of 88 columns."""
+    """What `nfn-graph ... --help` prints on a terminal as wide as the site's blocks of code."""
     from nfn_graph.cli import main
 
     out = io.StringIO()
-    with patch.dict(os.environ, COLUMNS="88"), contextlib.redirect_stdout(out):
+    with patch.dict(os.environ, COLUMNS=str(COLUMNS)), contextlib.redirect_stdout(out):
         code = main([*command, "--help"])
     if code:
         raise ValueError(f"Expected help of 'nfn-graph {' '.join(command)}' (got exit code {code})")
-    return out.getvalue()
+    # The lines of prose are left to the terminal to break; those of examples are not to be broken.
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    parts = [[line] if line[:1] in ("", " ") else WRAP(line) for line in lines]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"

@@ -8,10 +8,11 @@ if (location.protocol === "file:") {
       frame.hidden = true;
       document.body.appendChild(frame);
       const scope = frame.contentWindow;
+      const own = new URL(address, location.href).href;
       const load = (source) =>
         new Promise((resolve, reject) => {
           const script = scope.document.createElement("script");
-          script.src = new URL(source, address).href;
+          script.src = new URL(source, own).href;
           script.onload = resolve;
           script.onerror = reject;
           scope.document.head.appendChild(script);
@@ -21,7 +22,7 @@ if (location.protocol === "file:") {
       scope.importScripts = (...sources) =>
         sources.reduce((before, source) => before.then(() => load(source)), Promise.resolve());
       scope.postMessage = (data) => setTimeout(() => tell(this, data));
-      this.started = load(address);
+      this.started = load(own);
       this.postMessage = (data) => this.started.then(() => tell(scope, data));
       this.terminate = () => frame.remove();
     }
