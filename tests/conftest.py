@@ -46,3 +46,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     make_world(folder)
     return folder
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """New tensors and modules in float64, as the published layers take no dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -8,8 +8,7 @@ import torch
 from siren_data import blobs
 from zoo_data import tiny_images
 
-from nfn_graph.converters.conversion import convert_files
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters.conversion import Options, convert_files
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
