@@ -108,7 +108,9 @@ def _read(path: Path, size: int | None) -> Tensor:
             if size is not None:
                 converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
             array = np.array(converted)
-    except (OSError, pillow.DecompressionBombError) as error:
+    except SourceError:
+        raise
+    except Exception as error:  # Pillow raises many kinds on damaged pictures, SyntaxError too
         raise SourceError(f"Expected a picture in '{path}' (got: {error})") from error
     return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
 

@@ -226,3 +226,13 @@ def test_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", images=pixels, labels=[0, 1, 1, 1])
     prints = [open_images(tmp_path / f"{n}.npz").fingerprint for n in "aab"]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
+    """Pillow calls a broken part of a PNG a SyntaxError."""
+    (tmp_path / "cats").mkdir()
+    path = tmp_path / "cats" / "a.png"
+    Image.new("L", (5, 5)).save(path)
+    path.write_bytes(path.read_bytes().replace(b"IDAT", b"\xffDAT"))
+    with pytest.raises(SourceError, match=r"a picture in .*a\.png"):
+        open_images(tmp_path)
