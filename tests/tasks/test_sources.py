@@ -233,6 +233,11 @@ def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     path = tmp_path / "cats" / "a.png"
     Image.new("L", (5, 5)).save(path)
-    path.write_bytes(path.read_bytes().replace(b"IDAT", b"\xffDAT"))
+    data = path.read_bytes()
+    size = data.index(b"IDAT") - 4
+    (length,) = struct.unpack(">I", data[size : size + 4])
+    # The pixels end too soon, and what follows them has no name.
+    short = struct.pack(">I", 3) + data[size + 4 : size + 11] + bytes(4)
+    path.write_bytes(data[:size] + short + data[size + 12 + length :].replace(b"IEND", b"\xffEND"))
     with pytest.raises(SourceError, match=r"a picture in .*a\.png"):
         open_images(tmp_path)
