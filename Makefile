@@ -10,7 +10,8 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scatter test lint wheel types imports unit exactness demo bench clean
+.PHONY: help setup scatter test lint wheel types imports docs unit exactness coverage demo bench \
+	release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +29,7 @@ $(READY): pyproject.toml setup.py constraints.txt tests/foreign.txt
 scatter: $(READY) ## Add torch-scatter, a second backend (built from source, some 8 minutes)
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation torch-scatter
 
-test: lint types imports unit ## Run all checks: ruff, mypy, the import rule, pytest
+test: lint types imports docs unit ## Run all checks: ruff, mypy, the import rule, the site, pytest
 
 lint: $(READY) ## Check style and format with ruff
 	$(BIN)/ruff check .
@@ -46,6 +47,10 @@ types: wheel ## Check types with mypy, on the installed package
 imports: wheel ## Check that imports go one way: core <- converters <- tasks
 	cd $(WHEEL) && "$(CURDIR)/$(BIN)/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache --no-logo
 
+# The variable silences the theme's notice of its successor, which is no warning of ours.
+docs: wheel ## Build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 unit: $(READY) ## Run pytest in WORKERS processes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -62,6 +67,9 @@ demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; so
 bench: $(READY) ## Run every benchmark; tables and figures in benchmarks/results
 	$(BIN)/python benchmarks/all.py
 
+release: $(READY) ## Build wheel and source archive into dist/, try them in an empty environment
+	$(BIN)/python tests/release.py dist
+
 clean: ## Delete .venv, caches and build products
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

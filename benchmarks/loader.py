@@ -37,6 +37,7 @@ from nfn_graph import DataLoader, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.safetensors import read_file
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.store.writer import StoreWriter
 
 BATCH = 32
@@ -160,7 +161,7 @@ def large(count: int, folder: Path) -> None:
     code = subprocess.run([sys.executable, "-c", PEAK, *command], check=False).returncode
     print(f"converting them: {time.perf_counter() - start:.1f} s, exit code {code}", flush=True)
     start = time.perf_counter()
-    wrong = list(Store(folder / "store").verify())
+    wrong = list(find_damage(folder / "store"))
     print(f"checksums: {time.perf_counter() - start:.1f} s, {len(wrong)} wrong", flush=True)
     subprocess.run([sys.executable, __file__, "--epoch", str(folder / "store")], check=True)
 

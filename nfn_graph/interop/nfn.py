@@ -31,8 +31,9 @@ published                               here
                                         equal here, until they are trained
 `GaussianFourierFeatureTransform`       `FourierFeatures`
 `TupleOp`, `ResBlock`                   `Activation` or `Dropout`, `Residual`
-`SimpleLayerNorm`, `LearnedScale`,      `JointNorm`, `TypeScale`, `MatrixDropout` of
-`ChannelDropout`                        :mod:`nfn_graph.interop.nfn_modules`
+`SimpleLayerNorm`                       `JointNorm` of :mod:`nfn_graph.interop.nfn_modules`
+`LearnedScale`                          `TypeScale` of the same
+`ChannelDropout`                        `MatrixDropout` of the same
 `nn.Sequential`                         `nn.Sequential`, with copies of all that follows the
                                         pooling
 ======================================  ==================================================

@@ -1,22 +1,17 @@
 """Reports of runs: figures, one HTML page per run, and tables over runs and seeds.
 
-scatter(run / "figures" / "scatter-test.png", true, predicted, title="test", tau=0.81)
-run_report(run)                                  # writes run/report.html
-print_table(compare([Path("runs")], out=Path("runs/compared")))
+.. code-block:: python
+
+    scatter(run / "figures" / "scatter-test.png", true, predicted, title="test", tau=0.81)
+    run_report(run)                                  # writes run/report.html
+    print_table(compare([Path("runs")], out=Path("runs/compared")))
 """
 
 from nfn_graph.tasks.reports.compare import compare, find_runs, print_table
 from nfn_graph.tasks.reports.figures import bars, confusion, curves, read_curves, scatter
-from nfn_graph.tasks.reports.page import (
-    Run,
-    Section,
-    Shown,
-    Table,
-    read_run,
-    repeat_command,
-    run_report,
-    write_report,
-)
+from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.run_page import repeat_command, run_report
+from nfn_graph.tasks.reports.runs import Run, read_run
 
 __all__ = [
     "Run",
