@@ -10,7 +10,8 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scatter test lint wheel types imports docs unit exactness demo bench clean
+.PHONY: help setup scatter test lint wheel types imports docs unit exactness coverage demo bench \
+	release clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,7 +56,7 @@ unit: $(READY) ## Run pytest in WORKERS processes
 
 # What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
 BACKEND ?= plain
-EXACT := completeness paper equivariance batch nfn transforms layers
+EXACT := completeness paper equivariance batch nfn transforms layers models
 exactness: $(READY) ## Run the exactness suite on BACKEND
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)
@@ -65,6 +66,9 @@ demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; so
 
 bench: $(READY) ## Run every benchmark; tables and figures in benchmarks/results
 	$(BIN)/python benchmarks/all.py
+
+release: $(READY) ## Build wheel and source archive into dist/, try them in an empty environment
+	$(BIN)/python tests/release.py dist
 
 clean: ## Delete .venv, caches and build products
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

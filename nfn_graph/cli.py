@@ -47,6 +47,9 @@ COMMANDS = {
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
     ),
+    "compare": Command(
+        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+    ),
     "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
     "retrain": Command(
@@ -54,9 +57,6 @@ COMMANDS = {
     ),
     "demo": Command(
         "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it, write a report; minutes."
-    ),
-    "compare": Command(
-        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
     ),
 }
 
@@ -99,7 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     module, _, function = COMMANDS[name].function.partition(":")
-    command = getattr(importlib.import_module(module), function)
+    try:
+        command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        room = module.split(".")[1]
+        raise ModuleNotFoundError(
+            f"Expected the packages that 'nfn-graph {name}' needs (got: {error}). Install them "
+            f"with: pip install 'nfn-graph[{room}]'"
+        ) from error
     call = _parse(name, command, arguments)
     return 0 if call is None else int(call())
 
@@ -108,13 +115,7 @@ def _parse(
     name: str, command: Callable[..., int], arguments: list[str]
 ) -> Callable[[], int] | None:
     """The command with its arguments; None if they asked for help, which was printed."""
-    try:
-        import tyro
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package 'tyro' to run the command line (got: {error}). Install it "
-            f"with: pip install 'nfn-graph[converters]'"
-        ) from error
+    import tyro
 
     @functools.wraps(command)
     def bind(*args: Any, **kwargs: Any) -> Callable[[], int]:
@@ -163,7 +164,7 @@ def _help() -> str:
         [
             "usage: nfn-graph [-h] [--version] COMMAND ...",
             "",
-            "Networks as graphs: look at checkpoints, convert and draw them.",
+            "Networks as graphs: convert checkpoints, and train models that read weights.",
             "",
             "commands:",
             *commands,
@@ -172,6 +173,7 @@ def _help() -> str:
             "  nfn-graph inspect model.pt",
             "  nfn-graph convert checkpoints/ --out graphs/",
             "  nfn-graph draw model.safetensors -o model.png",
+            "  nfn-graph demo",
             "",
             "nfn-graph COMMAND --help shows the options of a command.",
         ]

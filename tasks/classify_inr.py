@@ -6,6 +6,7 @@ The second task of `Permutation Equivariant Neural Functionals
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from nfn_graph import Batch, WeightGraph
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.metrics import confusion_matrix
-from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models import ModelName, ModelSettings
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.supervised import SupervisedTask
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions
@@ -68,11 +70,17 @@ class ClassifyInrOptions(TrainOptions):
         "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
     }
 
-    model: Any = "nfn-np"
+    model: ModelName = "nfn-np"
     preset: Literal["paper", "medium", "small", "tiny"] = "small"
     canonical: bool = True
     rotate: float = 0.0
     shift: float = 0.0
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        for name in ("rotate", "shift"):
+            check_at_least(name, getattr(self, name), 0)
 
 
 class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
@@ -88,9 +96,22 @@ class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
         if options.rotate or options.shift:
             self.augmentations.insert(0, MoveCoordinates(options.rotate, shift=options.shift))
 
+    def usable(self, row: Row) -> bool:
+        """Networks whose fit diverged show nothing."""
+        return math.isfinite(row["mse"])
+
     def facts(self, zoo: ZooFolder) -> dict[str, Any]:
         """The names of the classes."""
         return {"classes": [str(name) for name in zoo.description["classes"]]}
+
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """The classes must be those that the model has learnt to tell apart."""
+        found = self.facts(zoo)["classes"]
+        if found != facts["classes"]:
+            raise ValueError(
+                f"Expected a zoo with the classes {', '.join(facts['classes'])}, as the run's own "
+                f"(got '{zoo.folder}' with {', '.join(found)})"
+            )
 
     def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
         """Adds the label; the canonical form, if asked for."""

@@ -17,10 +17,11 @@ from nfn_graph.tasks.predict_generalization import (
 from nfn_graph.tasks.registry import TASKS
 from nfn_graph.tasks.reports.compare import compare as compare_runs
 from nfn_graph.tasks.reports.compare import print_table
-from nfn_graph.tasks.reports.page import format_value
+from nfn_graph.tasks.reports.runs import format_value
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
+from nfn_graph.tasks.zoo.options import Split
 
 TrainCommand = (
     Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
@@ -44,9 +45,8 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     Args:
         command: The task and its options.
     """
-    command.check()
     task = next(t for t in TASKS.values() if isinstance(command, t.OPTIONS))
-    metrics = train_task(task(command.resolved()), progress=True)
+    metrics = train_task(task(command), progress=True)
     if not metrics:
         return 0  # Of several processes, the first one reports.
     print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
@@ -61,15 +61,15 @@ class EvaluateOptions:
     Attributes:
         run: The folder of a finished run.
         zoo: The zoo with the networks, of any widths.
-        name: What to call this evaluation; the name of the zoo's folder if empty.
-        split: Only networks of this split: train, validation or test.
+        name: What to call this evaluation; the name of the zoo's folder if not given.
+        split: Only networks of this split; all of them if not given.
         where: Further conditions, such as width=16.
     """
 
     run: Positional[Path]
     zoo: Path
-    name: str = ""
-    split: str = ""
+    name: str | None = None
+    split: Split | None = None
     where: tuple[str, ...] = ()
 
 

@@ -5,6 +5,7 @@ Everything is made here, from the images of handwritten digits that come with sc
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,16 @@ from typing import Any
 from tyro.conf import OmitArgPrefixes
 
 from nfn_graph.tasks.models import ModelName
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.predict_generalization import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo.info import accuracy_line
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
 SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)
@@ -57,17 +61,19 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
     Args:
         options: What to run.
     """
-    out = options.out
+    for name in ("networks", "unseen", "epochs"):
+        check_at_least(name, getattr(options, name), 1)
     started = time.perf_counter()
     with _step(f"1. Train {options.networks} CNNs on digits, widths {_list(SEEN)}"):
         zoo = _zoo(options, "zoo", options.networks, SEEN, options.seed)
     with _step(f"2. Train {options.unseen} CNNs of widths {_list(UNSEEN)}, kept for the test"):
         unseen = _zoo(options, _UNSEEN, options.unseen, UNSEEN, options.seed + 1_000_000)
-    print(_describe(zoo), _describe(unseen), sep="\n")
+    for built in (zoo, unseen):
+        print(f"   {accuracy_line(built)}")
     rows: list[list[Any]] = []
     for number, model in enumerate(MODELS, 3):
         with _step(f"{number}. Train {model} to read test accuracy from weights"):
-            run = out / "runs" / model
+            run = options.out / "runs" / model
             task = PredictGeneralization(
                 PredictGeneralizationOptions(
                     zoo.folder,
@@ -81,13 +87,14 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
                     schedule="cosine",
                     head_dropout=0.1,
                     noise=0.05,
-                ).resolved()
+                )
             )
             metrics = train(task, progress=True)
             other = evaluate(run, unseen.folder, name=_UNSEEN)
         rows.append([model, *_numbers(metrics["test"]), *_numbers(other), metrics["seconds"]])
-    _print_table(rows)
-    path = _report(options, zoo, unseen, rows)
+    table = Table(_COLUMNS, rows, f"Seed {options.seed}; one run per model.")
+    print_rows(table)
+    path = _report(options, zoo, unseen, table)
     print(f"Seed {options.seed}, {time.perf_counter() - started:.0f} s. Open {path}")
     return 0
 
@@ -127,44 +134,14 @@ def _zoo(
     return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
 
 
-def _describe(zoo: ZooFolder) -> str:
-    accuracies = sorted(row["test_accuracy"] for row in zoo.rows)
-    middle = accuracies[len(accuracies) // 2]
-    return (
-        f"   {zoo.folder}: {len(zoo)} checkpoints, test accuracy {accuracies[0]:.2f} to "
-        f"{accuracies[-1]:.2f}, median {middle:.2f}"
-    )
-
-
 def _numbers(metrics: dict[str, Any]) -> list[float]:
     return [metrics["tau"], metrics["r2"]]
 
 
-def _print_table(rows: list[list[Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table as RichTable
-
-    table = RichTable(*_COLUMNS)
-    for name, *numbers, seconds in rows:
-        table.add_row(name, *(f"{x:.3f}" for x in numbers), f"{seconds:.0f}")
-    Console().print(table)
-
-
-def _report(options: DemoOptions, zoo: ZooFolder, unseen: ZooFolder, rows: list[list[Any]]) -> Path:
-    figures = [
-        Shown(
-            options.out / "runs" / model / "figures" / f"{kind}.png",
-            caption,
-            f"{model}: {caption}",
-        )
-        for model in MODELS
-        for kind, caption in (
-            ("scatter-test", "Predicted against true accuracy, held-out networks."),
-            (f"scatter-{_UNSEEN}", "The same for widths never seen in training."),
-            ("curves", "Learning curves."),
-        )
-    ]
-    per_model = len(figures) // len(MODELS)
+def _report(options: DemoOptions, zoo: ZooFolder, unseen: ZooFolder, table: Table) -> Path:
+    command = ["nfn-graph", "demo", "--out", str(options.out), "--seed", str(options.seed)]
+    command += ["--networks", str(options.networks), "--unseen", str(options.unseen)]
+    command += ["--epochs", str(options.epochs)]
     sections = [
         Section(
             "Results",
@@ -174,21 +151,26 @@ def _report(options: DemoOptions, zoo: ZooFolder, unseen: ZooFolder, rows: list[
             f"were held out, and on {len(unseen)} checkpoints of widths {_list(UNSEEN)}, which "
             f"they have never seen. Tau is Kendall's rank correlation: 1 is a perfect order, 0 "
             f"is none.",
-            [Table(_COLUMNS, rows, f"Seed {options.seed}; one run per model.")],
+            [table],
         ),
-        *(
-            Section(model, figures=figures[i * per_model : (i + 1) * per_model])
-            for i, model in enumerate(MODELS)
-        ),
-        Section(
-            "Repeat",
-            code=f"nfn-graph demo --out {options.out} --seed {options.seed} "
-            f"--networks {options.networks} --unseen {options.unseen} --epochs {options.epochs}",
-        ),
+        *(Section(model, figures=_figures(options.out / "runs" / model)) for model in MODELS),
+        Section("Repeat", code=shlex.join(command)),
     ]
     return write_report(
         options.out / "report.html", "Reading the accuracy of networks from their weights", sections
     )
+
+
+def _figures(run: Path) -> list[Shown]:
+    captions = {
+        "scatter-test": "Predicted against true accuracy, held-out networks.",
+        f"scatter-{_UNSEEN}": "The same for widths never seen in training.",
+        "curves": "Learning curves.",
+    }
+    return [
+        Shown(run / "figures" / f"{name}.png", caption, f"{run.name}: {caption}")
+        for name, caption in captions.items()
+    ]
 
 
 @contextmanager

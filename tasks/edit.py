@@ -11,14 +11,13 @@ from torch import Tensor
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters import load, save
+from nfn_graph.converters import load
 from nfn_graph.tasks.edit_inr import EditInr, pictures
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.rendering import siren_layers
 from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.user_networks import check_single, save_like
 from nfn_graph.tasks.zoo.render import draw_sheet
-
-# Formats that are written into a copy of the file that was read.
-_TEMPLATES = (".onnx", ".h5")
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,14 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     Args:
         options: What to edit.
     """
-    if options.zoom < 1:
-        raise ValueError(f"Expected --zoom of at least 1 (got {options.zoom})")
+    check_at_least("zoom", options.zoom, 1)
     picture = options.out.with_suffix(".png")
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
         raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
     graph = load(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, facts)
-    is_alike = options.out.suffix.lower() == options.checkpoint.suffix.lower()
-    template = options.checkpoint if is_alike and options.out.suffix in _TEMPLATES else None
-    save(edited, options.out, template=template)
+    save_like(edited, options.out, options.checkpoint)
     draw_sheet(torch.cat([before, after]), picture, columns=2, zoom=options.zoom)
     error = float((after - edited.y).square().mean())
     unedited = float((before - edited.y).square().mean())
@@ -82,21 +78,14 @@ def edit_network(
         graph: The network; its own precision is kept, half precision is computed in single.
         facts: What the run knows about the zoo that it was trained on.
     """
-    raw = graph.features()
-    if raw.num_graphs != 1 or raw.channels != 1:
-        raise ValueError(
-            f"Expected one network with its weights (got {raw.num_graphs} networks with "
-            f"{raw.channels} channels)"
-        )
+    raw = check_single(graph)
     last, known = siren_layers(graph.spec)[-1][2], facts["image_shape"][0]
     if graph.layout.num_rows(last) != known:
         raise ValueError(
             f"Expected an INR with {known} neuron(s) of type '{last}', as those that the model "
             f"was trained on (got {graph.layout.num_rows(last)})"
         )
-    dtype = torch.promote_types(raw.dtype, torch.float32)
-    model = model.to(dtype)
-    graph = raw.to(dtype).to_graph()
-    prepared = task.placed(graph, facts["w0"], facts["output_offset"], facts)
+    model = model.to(raw.dtype)
+    prepared = task.placed(raw.to_graph(), facts["w0"], facts["output_offset"], facts)
     edited: WeightGraph = model(prepared)
     return edited, pictures(prepared), pictures(edited)

@@ -8,6 +8,7 @@ zoo is all that a run needs, and a user's network has a target like any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,12 @@ class EditInrOptions(TrainOptions):
         super().check()
         check_operation(self.operation, self.amount)
 
+    def parts(self) -> tuple[str, ...]:
+        """An editor made of NF-Layers has no MLP behind them."""
+        if self.model in ("mlp", "mlp-aug"):
+            return super().parts()
+        return ("channels", "fourier_features")
+
 
 class EditInr(Task[EditInrOptions]):
     """An image per network: the mean squared error over pixels, through the SIREN."""
@@ -86,6 +93,10 @@ class EditInr(Task[EditInrOptions]):
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
+    def usable(self, row: Row) -> bool:
+        """Networks whose fit diverged show nothing."""
+        return math.isfinite(row["mse"])
+
     def facts(self, zoo: ZooFolder) -> dict[str, Any]:
         """How the networks are to be drawn."""
         description = zoo.description
@@ -96,6 +107,10 @@ class EditInr(Task[EditInrOptions]):
             )
         names = ("image_shape", "output_offset")
         return {"w0": description["options"]["w0"], **{n: description[n] for n in names}}
+
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """They must hold images."""
+        self.facts(zoo)
 
     def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
         """Adds the image that the edited network is to show, and the errors to compare with."""

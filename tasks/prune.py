@@ -12,18 +12,19 @@ from torch import nn
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters import load, save
+from nfn_graph.converters import load
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
-from nfn_graph.tasks.masks import Scope, masks_from_scores, prunable
+from nfn_graph.tasks.masks import TicketScope, prunable, ticket_from_scores
+from nfn_graph.tasks.option_checks import check_at_least
+from nfn_graph.tasks.reports.page import Table
+from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.retraining import Result, compare_masks
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.user_networks import check_single, save_like
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
-
-# Formats that are written into a copy of the file that was read.
-_TEMPLATES = (".onnx", ".h5")
+from nfn_graph.tasks.zoo.options import Split
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class PruneOptions:
         out: The masked weights, with the keys and types of the checkpoint. The mask is written
             beside it: 1 where a weight is kept, as NAME.mask.SUFFIX.
         sparsity: The share of the weights to prune; that of the run's zoo if not given.
-        scope: Whether weights compete within the network or within their layer; as in the
-            run's zoo if not given.
+        scope: Whether each layer keeps as many weights as the model expects, or weights compete
+            within the network, or within their layer.
+        paths: Whether to keep only weights on a path from an input to an output; the others
+            could not be trained.
         biases: Whether biases and norm parameters may be pruned too.
         flatten: The order of the entries between a convolution and a dense layer, where the
             file does not say it.
@@ -47,7 +50,8 @@ class PruneOptions:
     run: Path
     out: Path
     sparsity: float | None = None
-    scope: Scope | None = None
+    scope: TicketScope = "expected"
+    paths: bool = True
     biases: bool = False
     flatten: Literal["channels_first", "channels_last"] | None = None
 
@@ -67,13 +71,13 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
         raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
     graph = load(options.checkpoint, flatten=options.flatten)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
-    mask = mask_network(model, graph, sparsity, options.scope or facts["scope"], options.biases)
+    mask = mask_network(
+        model, graph, sparsity, options.scope, paths=options.paths, biases=options.biases
+    )
     masked = (graph.features() * mask.features()).to_graph()
     mask_path = options.out.with_suffix(f".mask{options.out.suffix}")
-    is_alike = options.out.suffix.lower() == options.checkpoint.suffix.lower()
-    template = options.checkpoint if is_alike and options.out.suffix in _TEMPLATES else None
-    save(masked, options.out, template=template)
-    save(mask, mask_path, template=template)
+    save_like(masked, options.out, options.checkpoint)
+    save_like(mask, mask_path, options.checkpoint)
     tensors = mask.to_tensors()
     counts = [tensors[key] for key in prunable(mask.layout, options.biases)]
     kept, count = sum(int(x.sum()) for x in counts), sum(x.numel() for x in counts)
@@ -83,7 +87,13 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
 
 @torch.no_grad()
 def mask_network(
-    model: nn.Module, graph: WeightGraph, sparsity: float, scope: Scope, biases: bool = False
+    model: nn.Module,
+    graph: WeightGraph,
+    sparsity: float,
+    scope: TicketScope = "expected",
+    *,
+    paths: bool = True,
+    biases: bool = False,
 ) -> WeightGraph:
     """The mask that a trained model lays on a network, as a graph of zeros and ones.
 
@@ -91,22 +101,17 @@ def mask_network(
         model: An autoencoder of masks.
         graph: One network; half precision is computed in single.
         sparsity: The share of the weights to prune, exactly.
-        scope: See `masks_from_scores`.
+        scope: See `ticket_from_scores`.
+        paths: See there.
         biases: Whether biases and norm parameters may be pruned too.
     """
-    raw = graph.features()
-    if raw.num_graphs != 1 or raw.channels != 1:
-        raise ValueError(
-            f"Expected one network with its weights (got {raw.num_graphs} networks with "
-            f"{raw.channels} channels)"
-        )
-    dtype = torch.promote_types(raw.dtype, torch.float32)
-    scores = mask_scores(model.to(dtype), raw.to(dtype).to_graph())[0]
-    chosen = {key: scores[key].unsqueeze(0) for key in prunable(graph.layout, biases)}
-    masks = masks_from_scores(chosen, sparsity, scope)
+    raw = check_single(graph)
+    scores = mask_scores(model.to(raw.dtype), raw.to_graph())[0]
+    chosen = {key: scores[key] for key in prunable(graph.layout, biases)}
+    masks = ticket_from_scores(chosen, graph, sparsity, scope, paths=paths)
     own = graph.to_tensors()
     ones = {key: torch.ones_like(x) for key, x in own.items()}
-    kept = {key: x[0].to(own[key].dtype) for key, x in masks.items()}
+    kept = {key: x.to(own[key].dtype) for key, x in masks.items()}
     return WeightGraph.from_placements(graph.layout, {**ones, **kept})
 
 
@@ -126,7 +131,7 @@ class RetrainOptions:
     runs: Positional[tuple[Path, ...]]
     zoo: Path
     networks: int = 10
-    split: Literal["test", "validation", "train"] = "test"
+    split: Split = "test"
     data: str | None = None
     out: Path | None = None
 
@@ -140,12 +145,13 @@ def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
     Args:
         options: What to compare.
     """
-    if options.networks < 1:
-        raise ValueError(f"Expected --networks of at least 1 (got {options.networks})")
+    check_at_least("networks", options.networks, 1)
     zoo = open_zoo_folder(options.zoo)
     zoo = zoo.where(split=options.split, is_finite=True)[: options.networks]
     if not len(zoo):
-        raise ValueError(f"Expected networks of --split {options.split} (got none)")
+        raise ValueError(
+            f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
+        )
     images = None if options.data is None else open_images(options.data)
     results = compare_masks(options.runs, zoo, images=images)
     _print(results)
@@ -155,15 +161,8 @@ def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
 
 
 def _print(results: list[Result]) -> None:
-    console = require("rich.console", "to print tables").Console()
-    table = require("rich.table", "to print tables").Table(
-        "mask", "test accuracy", "standard error", "networks"
-    )
-    for result in results:
-        error = result.standard_error
-        numbers = (f"{result.mean:.4f}", "" if error is None else f"{error:.4f}")
-        table.add_row(result.name, *numbers, str(len(result.accuracies)))
-    console.print(table)
+    rows = [[r.name, r.mean, r.standard_error, len(r.accuracies)] for r in results]
+    print_rows(Table(["mask", "test accuracy", "standard error", "networks"], rows))
 
 
 def _write(path: Path, results: list[Result], networks: list[int]) -> None:

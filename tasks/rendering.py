@@ -14,7 +14,8 @@ from torch import Tensor
 from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.layout import Layout, Shape
 from nfn_graph.spec import Key, WeightKey
-from nfn_graph.tasks.zoo.siren import Parameters, pixel_grid, siren_forward
+from nfn_graph.tasks.zoo.parameters import Parameters
+from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward
 
 
 def render_graphs(graph: WeightGraph, size: tuple[int, int], w0: Tensor, offset: Tensor) -> Tensor:

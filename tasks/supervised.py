@@ -21,7 +21,7 @@ class SupervisedTask(Task[Options]):
     """A task with one label per network, from an invariant model.
 
     Args:
-        options: Its options, resolved.
+        options: Its options; what is not given is taken from the preset.
     """
 
     @abstractmethod

@@ -31,3 +31,12 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     with use_backend(request.config.getoption("--backend")):
         yield
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """New tensors and modules in float64, as the published layers take no dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

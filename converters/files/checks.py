@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,13 @@ def check_declared(
 def check_unique(path: Path, keys: Sequence[str]) -> None:
     """Refuses a file with two tensors of one name, of which readers would drop one."""
     if len(set(keys)) != len(keys):
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        raise ConversionError(
-            f"Expected every key once in '{path}' (got {', '.join(map(repr, repeated))} twice)"
-        )
+        shown = ", ".join(map(repr, repeated(keys)[:5]))
+        raise ConversionError(f"Expected every key once in '{path}' (got {shown} twice)")
+
+
+def repeated(keys: Sequence[str]) -> list[str]:
+    """The keys that are there more than once."""
+    return sorted(key for key, count in Counter(keys).items() if count > 1)
 
 
 def check_tensors(path: Path, tensors: Mapping[Any, Any]) -> None:

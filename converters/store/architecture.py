@@ -183,6 +183,11 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     return Network(found, list(parts.tensors.values()), notes)
 
 
+def architecture_file(folder: Path, name: str) -> Path:
+    """Where a store keeps an architecture, whose name is its checksum."""
+    return folder / FOLDER / f"{name}.json"
+
+
 @functools.lru_cache(maxsize=1024)
 def read_architecture(path: Path) -> Architecture:
     """The architecture in a file, whose name is its checksum."""

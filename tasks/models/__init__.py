@@ -4,6 +4,6 @@ Each takes a batch of weight graphs and returns `[networks, out_features]`.
 """
 
 from nfn_graph.tasks.models.build import build_model, fit_inputs, sizes_of
-from nfn_graph.tasks.models.settings import ModelName, ModelSettings
+from nfn_graph.tasks.models.settings import READ_BY, ModelName, ModelSettings
 
-__all__ = ["ModelName", "ModelSettings", "build_model", "fit_inputs", "sizes_of"]
+__all__ = ["READ_BY", "ModelName", "ModelSettings", "build_model", "fit_inputs", "sizes_of"]

@@ -48,7 +48,9 @@ def build_model(
     if name in ("mlp", "mlp-aug"):
         return FlatMLP(spec, sizes, out_features, settings.head, settings.head_dropout)
     if name in ("gine", "pna", "transformer"):
-        return PlainGraphModel(name, spec, out_features, settings.channels, settings.head)
+        return PlainGraphModel(
+            name, spec, out_features, settings.channels, settings.head, settings.head_dropout
+        )
     raise ValueError(
         f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
     )
@@ -80,12 +82,11 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
 
 def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
     """Sets the statistics by which a model standardizes its input."""
-    batches = [
-        Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in range(0, len(graphs), _FIT_BATCH)
-    ]
     for part in model.modules():
         if isinstance(part, (Standardize, StatNN)):
-            part.fit(batches)
+            # One batch at a time: all of them would take the memory of the networks once more.
+            starts = range(0, len(graphs), _FIT_BATCH)
+            part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -27,6 +27,7 @@ class PlainGraphModel(nn.Module):
         out_features: Outputs per network.
         channels: Of every layer; all layers have the first's, as they add their input.
         head: Hidden sizes of the MLP.
+        dropout: Between them.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class PlainGraphModel(nn.Module):
         out_features: int,
         channels: Sequence[int],
         head: Sequence[int],
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -47,7 +49,7 @@ class PlainGraphModel(nn.Module):
         # Edges against the direction of the network have types of their own.
         self.edge_types = nn.Embedding(2 * len(spec.weights), width)
         self.layers = nn.ModuleList(_layer(kind, width) for _ in channels)
-        self.head = mlp([width * len(spec.neurons), *head], out_features, 0.0)
+        self.head = mlp([width * len(spec.neurons), *head], out_features, dropout)
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of every network."""

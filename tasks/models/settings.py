@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,23 @@ ModelName = Literal[
     "pna",
     "transformer",
 ]
+
+
+# Which of the settings that can be chosen a model reads.
+_NFN = ("channels", "head", "head_dropout", "fourier_features")
+_PYG = ("channels", "head", "head_dropout")
+_MLP = ("head", "head_dropout")
+READ_BY: Mapping[ModelName, tuple[str, ...]] = {
+    "nfn-np": _NFN,
+    "nfn-hnp": _NFN,
+    "nfn-pointwise": _NFN,
+    "statnn": _MLP,
+    "mlp": _MLP,
+    "mlp-aug": _MLP,
+    "gine": _PYG,
+    "pna": _PYG,
+    "transformer": _PYG,
+}
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,9 @@
 
 from nfn_graph.tasks.reports.compare import compare, find_runs, print_table
 from nfn_graph.tasks.reports.figures import bars, confusion, curves, read_curves, scatter
-from nfn_graph.tasks.reports.page import (
-    Run,
-    Section,
-    Shown,
-    Table,
-    read_run,
-    repeat_command,
-    run_report,
-    write_report,
-)
+from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.run_page import repeat_command, run_report
+from nfn_graph.tasks.reports.runs import Run, read_run
 
 __all__ = [
     "Run",

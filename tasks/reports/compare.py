@@ -13,26 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
 from nfn_graph.tasks.reports.figures import bars
-from nfn_graph.tasks.reports.page import (
+from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.runs import (
     BACKGROUND,
     Run,
-    Section,
-    Shown,
-    Table,
     format_value,
     metric_name,
     read_run,
     scalar_metrics,
-    write_report,
 )
+from nfn_graph.tasks.reports.tables import print_rows
+from nfn_graph.tasks.training.options import NEUTRAL
 
-# Options that say where or how a run is computed, not what.
-_NEUTRAL = (
-    "accelerator", "device", "devices", "nodes", "num_workers", "out", "progress", "resume",
-    "seed", "strategy", "workers",
-)  # fmt: skip
 _ALWAYS = ("zoo", "model", "preset")
 _FACTS = ("parameters", "seconds")
 _MISSING = "(none)"
@@ -95,23 +88,8 @@ def print_table(rows: Sequence[Row]) -> None:
 
     The number of networks and the ceiling of tau are left to the files, for lack of space.
     """
-    tables, box = require("rich.table", "to print tables"), require("rich.box", "to print tables")
-    console = require("rich.console", "to print tables").Console()
     for shown in _tables([row for row in rows if row["metric"] not in BACKGROUND]):
-        table = tables.Table(
-            title=_plain(shown.caption), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-        )
-        first = list(shown.columns).index("seeds")
-        for i, name in enumerate(shown.columns):
-            table.add_column(_plain(name), justify="left" if i < first else "right")
-        for row in shown.rows:
-            table.add_row(*(_plain(format_value(x)) for x in row))
-        console.print(table)
-
-
-def _plain(text: str) -> Any:
-    """Text in which brackets are brackets, and not a style."""
-    return require("rich.text", "to print tables").Text(text)
+        print_rows(shown)
 
 
 def _check_one_task(runs: Sequence[Run]) -> None:
@@ -145,7 +123,7 @@ def _options(run: Run) -> dict[str, str]:
     return {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for name, value in run.options.items()
-        if name not in (*_NEUTRAL, "zoo")
+        if name not in (*NEUTRAL, "seed")
     }
 
 

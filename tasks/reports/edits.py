@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nfn_graph.tasks.reports.figures import _panels, _save, _style
+from nfn_graph.tasks.reports.canvas import figure_style, panels_of, save_figure, show_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,17 +25,15 @@ def edit_sheet(path: Path, original: Tensor, edited: Tensor, target: Tensor) -> 
         target: What the edit was to give.
     """
     columns = len(original)
-    with _style():
-        figure, panels = _panels(3 * columns, (0.95, 0.95), columns=columns)
+    with figure_style():
+        figure, panels = panels_of(3 * columns, (0.95, 0.95), columns=columns)
         for row, (name, pictures) in enumerate(zip(_ROWS, (original, edited, target), strict=True)):
-            shown = pictures.detach().cpu().clamp(0, 1).permute(0, 2, 3, 1).numpy()
-            for column, picture in enumerate(shown):
+            for column, picture in enumerate(pictures):
                 axes = panels[row * columns + column]
-                image = picture.squeeze(2) if picture.shape[2] == 1 else picture
-                axes.imshow(image, cmap="gray", vmin=0, vmax=1)
+                show_picture(axes, picture)
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
                 axes.grid(visible=False)
                 if column == 0:
                     axes.set_ylabel(name)
-        return _save(figure, path)
+        return save_figure(figure, path)

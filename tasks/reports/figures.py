@@ -13,38 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.optional import require
-from nfn_graph.tasks.reports.page import BACKGROUND, metric_name
+from nfn_graph.tasks.reports.canvas import INK, colours_of, figure_style, panels_of, save_figure
+from nfn_graph.tasks.reports.runs import BACKGROUND, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which differ for colour-blind readers too; black is kept for lines.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-_INK = "#333333"
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#999999",
-    "axes.grid": True,
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": _INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.8,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "text.parse_math": False,
-    "xtick.color": "#666666",
-    "ytick.color": "#666666",
-}
-_DPI = 160
 _MANY_CLASSES = 20
 
 
@@ -74,10 +50,10 @@ def scatter(
             f"Expected as many true values as predictions and groups (got {len(true)}, "
             f"{len(predicted)} and {'none' if groups is None else len(groups)})"
         )
-    with _style():
-        figure, (axes,) = _panels(1, (5.2, 5.0))
+    with figure_style():
+        figure, (axes,) = panels_of(1, (5.2, 5.0))
         names = sorted(set(groups or [""]), key=_natural)
-        for name, colour in zip(names, _colours(len(names)), strict=True):
+        for name, colour in zip(names, colours_of(len(names)), strict=True):
             chosen = [k for k in range(len(true)) if groups is None or groups[k] == name]
             x, y = [true[k] for k in chosen], [predicted[k] for k in chosen]
             axes.scatter(x, y, s=18, color=colour, alpha=0.65, linewidths=0, label=_short(name))
@@ -85,14 +61,14 @@ def scatter(
         low, high = min(finite), max(finite)
         margin = 0.04 * (high - low) or 0.5
         limits = (low - margin, high + margin)
-        axes.plot(limits, limits, color=_INK, linewidth=1, linestyle="--", zorder=1)
+        axes.plot(limits, limits, color=INK, linewidth=1, linestyle="--", zorder=1)
         axes.set(xlim=limits, ylim=limits, aspect="equal", xlabel="true", ylabel="predicted")
         measures = (("tau", tau), ("R²", r2))
         shown = ", ".join(f"{name} {x:.3f}" for name, x in measures if x is not None)
         axes.set_title(f"{title}\n{shown}" if shown else title)
         if groups is not None:
             axes.legend(loc="upper left", markerscale=1.4)
-        return _save(figure, path)
+        return save_figure(figure, path)
 
 
 def curves(
@@ -112,10 +88,10 @@ def curves(
     if not drawn:
         raise ValueError("Expected at least one column to draw learning curves of (got none)")
     ticker = require("matplotlib.ticker", "to draw figures")
-    with _style():
-        figure, panels = _panels(len(drawn), (4.6, 3.5))
+    with figure_style():
+        figure, panels = panels_of(len(drawn), (4.6, 3.5))
         for axes, (kind, part) in zip(panels, drawn, strict=True):
-            lines = zip(part.items(), _colours(len(part)), strict=True)
+            lines = zip(part.items(), colours_of(len(part)), strict=True)
             for (name, (epochs, values)), colour in lines:
                 marker = "o" if len(epochs) == 1 else None
                 axes.plot(epochs, values, color=colour, label=name, marker=marker, lw=1.6)
@@ -128,8 +104,8 @@ def curves(
                 axes.set_ylim(-1.05, max(highest, 0) + 0.1)
                 axes.set_ylabel("metric (not shown below -1)")
             axes.legend()
-        figure.suptitle(title, fontweight="bold", fontsize=11, color=_INK)
-        return _save(figure, path)
+        figure.suptitle(title, fontweight="bold", fontsize=11, color=INK)
+        return save_figure(figure, path)
 
 
 def read_curves(path: Path) -> dict[str, tuple[list[float], list[float]]]:
@@ -159,8 +135,8 @@ def confusion(
     shares = [[x / (sum(row) or 1) for x in row] for row in matrix]
     names = [_short(name) for name in classes]
     size = min(2.0 + 0.28 * count + 0.06 * max(map(len, names), default=0), 12)
-    with _style():
-        figure, (axes,) = _panels(1, (size + 0.6, size))
+    with figure_style():
+        figure, (axes,) = panels_of(1, (size + 0.6, size))
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         axes.set_xticks(range(count), names, rotation=45, ha="right", rotation_mode="anchor")
         axes.set_yticks(range(count), names)
@@ -169,10 +145,10 @@ def confusion(
         axes.spines[:].set_visible(False)
         for i, row in enumerate(matrix if count <= _MANY_CLASSES else ()):
             for j, x in enumerate(row):
-                ink = "white" if shares[i][j] > 0.55 else "#bbbbbb" if x == 0 else _INK
+                ink = "white" if shares[i][j] > 0.55 else "#bbbbbb" if x == 0 else INK
                 axes.text(j, i, str(x), ha="center", va="center", color=ink, fontsize=7.5)
         figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
-        return _save(figure, path)
+        return save_figure(figure, path)
 
 
 def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
@@ -187,11 +163,11 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
     if not rows:
         raise ValueError("Expected at least one metric to draw (got none)")
     labels, parts, metrics = (_unique(rows, key) for key in ("label", "part", "metric"))
-    colours = _colours(len(labels))
-    with _style():
+    colours = colours_of(len(labels))
+    with figure_style():
         # Wide enough for the numbers; narrow panels stand in pairs.
         width = min(max(4.4, 1.0 + 0.55 * len(labels) * len(parts)), 9.0)
-        figure, panels = _panels(len(metrics), (width, 3.2), columns=2 if width < 5 else 1)
+        figure, panels = panels_of(len(metrics), (width, 3.2), columns=2 if width < 5 else 1)
         for axes, metric in zip(panels, metrics, strict=True):
             chosen = [row for row in rows if row["metric"] == metric]
             for row in chosen:
@@ -206,7 +182,7 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
         names = [_short(label, 70) for label in labels]
         in_a_row = max(1, min(len(labels), 70 // max(map(len, names))))
         figure.legend(handles, names, loc="outside lower center", ncols=in_a_row)
-        return _save(figure, path)
+        return save_figure(figure, path)
 
 
 def _bar(axes: Axes, row: Mapping[str, Any], part: int, place: int, colours: list[Any]) -> None:
@@ -216,10 +192,10 @@ def _bar(axes: Axes, row: Mapping[str, Any], part: int, place: int, colours: lis
     error = row["standard_error"]
     bar = axes.bar(x, row["mean"], width * 0.9, color=colours[place], alpha=0.8)
     if error is not None:
-        axes.errorbar(x, row["mean"], yerr=error, color=_INK, capsize=3, linewidth=1.2)
+        axes.errorbar(x, row["mean"], yerr=error, color=INK, capsize=3, linewidth=1.2)
     values = list(row["values"])
     spread = [x + width * 0.5 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
-    axes.scatter(spread, values, s=11, color="white", edgecolors=_INK, linewidths=0.8, zorder=3)
+    axes.scatter(spread, values, s=11, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
     axes.bar_label(bar, [f"{row['mean']:.3g}"], label_type="center", fontsize=8, color="black")
 
 
@@ -235,35 +211,3 @@ def _short(text: str, longest: int = 24) -> str:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Numbers within names by their value: width 8 comes before width 16."""
     return [(int(x) if x.isdecimal() else -1, x) for x in re.split(r"(\d+)", name)]
-
-
-def _colours(count: int) -> list[Any]:
-    """As many colours; a scale if they are too many to have names."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    scale = require("matplotlib", "to draw figures").colormaps["viridis"]
-    return [scale(0.95 * i / (count - 1)) for i in range(count)]
-
-
-def _style() -> Any:
-    return require("matplotlib", "to draw figures").rc_context(_STYLE)
-
-
-def _panels(
-    count: int, size: tuple[float, float], columns: int | None = None
-) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each of a size in inches, at most `columns` in a row."""
-    columns = min(count, columns or count)
-    rows = math.ceil(count / columns)
-    figures = require("matplotlib.figure", "to draw figures")
-    figure = figures.Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    panels = [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
-    return figure, panels
-
-
-def _save(figure: Figure, path: Path) -> Figure:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        # The version of matplotlib would be in the file otherwise.
-        figure.savefig(temporary, format="png", dpi=_DPI, metadata={"Software": None})
-    return figure

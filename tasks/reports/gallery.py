@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nfn_graph.tasks.reports.figures import COLOURS, _panels, _save, _style
+from nfn_graph.tasks.reports.canvas import (
+    COLOURS,
+    figure_style,
+    panels_of,
+    save_figure,
+    show_picture,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,13 +31,11 @@ def gallery(path: Path, pictures: Tensor, captions: Sequence[str], right: Sequen
         captions: One for each.
         right: Whether each caption is true; the colour says so.
     """
-    shown = pictures.detach().cpu().clamp(0, 1).permute(0, 2, 3, 1).numpy()
-    with _style():
+    with figure_style():
         columns = min(_COLUMNS, len(captions))
-        figure, panels = _panels(len(captions), (0.95, 1.1), columns=columns)
-        for axes, picture, caption, is_right in zip(panels, shown, captions, right, strict=True):
-            image = picture.squeeze(2) if picture.shape[2] == 1 else picture
-            axes.imshow(image, cmap="gray", vmin=0, vmax=1)
+        figure, panels = panels_of(len(captions), (0.95, 1.1), columns=columns)
+        for axes, picture, caption, is_right in zip(panels, pictures, captions, right, strict=True):
+            show_picture(axes, picture)
             axes.set_axis_off()
             axes.set_title(caption, color=COLOURS[2] if is_right else COLOURS[1], fontsize=7)
-        return _save(figure, path)
+        return save_figure(figure, path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nfn_graph.tasks.reports.figures import COLOURS, _panels, _save, _style
+from nfn_graph.tasks.reports.canvas import COLOURS, figure_style, panels_of, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +26,8 @@ def score_plot(
         layers: For every layer, initial weights, scores and whether each weight is kept.
         title: What is shown.
     """
-    with _style():
-        figure, panels = _panels(len(layers), (3.4, 3.0), columns=3)
+    with figure_style():
+        figure, panels = panels_of(len(layers), (3.4, 3.0), columns=3)
         for axes, (name, columns) in zip(panels, layers.items(), strict=True):
             step = max(1, len(columns[0]) // _MOST_POINTS)
             initial, scores, kept = (x.detach().cpu()[::step] for x in columns)
@@ -45,4 +45,4 @@ def score_plot(
             axes.set(xlabel="initial weight", ylabel="score (logit)", title=name)
         panels[0].legend(markerscale=2)
         figure.suptitle(title, fontweight="bold", fontsize=11)
-        return _save(figure, path)
+        return save_figure(figure, path)

@@ -6,7 +6,8 @@ Nothing is downloaded, and nothing in a file is run. :func:`open_images` and
 
 from nfn_graph.tasks.sources.clouds import Clouds, open_clouds
 from nfn_graph.tasks.sources.distance import DistanceSamples, sample_distances
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError
 from nfn_graph.tasks.sources.open import open_images
 
 __all__ = [

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError
 
 _PLANES = 3 * 32 * 32
 _BINARY_10 = ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], 1)

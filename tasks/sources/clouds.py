@@ -7,32 +7,29 @@ Sources: an `.npz` file with the arrays `points` `[shapes, points, 3]` and `labe
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import SourceError
+from nfn_graph.tasks.sources.labelled import Labelled, SourceError, every_fifth, numbered_classes
 from nfn_graph.tasks.sources.meshes import Mesh, read_off, read_ply
-from nfn_graph.tasks.sources.npz import read_arrays
+from nfn_graph.tasks.sources.npz import read_arrays, read_labels
 
 _READERS = {".off": read_off, ".ply": read_ply}
-_TEST_EVERY = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Clouds:
+class Clouds(Labelled):
     """Point clouds with labels and a split.
 
     Args:
-        name: Where they came from.
-        points: `[shapes, points, 3]`, float32, each shape within the unit ball.
-        labels: `[shapes]`, int64.
-        is_test: `[shapes]`, bool.
+        name: Where they came from, for metadata and messages.
+        points: `[count, points, 3]`, float32, each shape within the unit ball.
+        labels: `[count]`, int64, the class of each.
+        is_test: `[count]`, bool, whether each belongs to the test split.
         classes: The names of the classes.
     """
 
@@ -42,26 +39,20 @@ class Clouds:
     is_test: Tensor
     classes: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.points)
+    def __post_init__(self) -> None:
+        if self.points.dim() != 3 or self.points.shape[2] != 3 or 0 in self.points.shape:
+            raise SourceError(
+                f"Expected point clouds [shapes, points, 3] in '{self.name}' "
+                f"(got shape {list(self.points.shape)})"
+            )
+        self.check_labels()
+        if not self.points.isfinite().all():
+            raise SourceError(f"Expected finite points in '{self.name}' (got infinity or NaN)")
 
-    @cached_property
-    def train_index(self) -> Tensor:
-        """The shapes of the training split."""
-        return (~self.is_test).nonzero().squeeze(1)
-
-    @cached_property
-    def test_index(self) -> Tensor:
-        """The shapes of the test split."""
-        return self.is_test.nonzero().squeeze(1)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A checksum of everything, to notice that a resumed run reads other data."""
-        digest = hashlib.blake2b(repr(tuple(self.points.shape)).encode(), digest_size=16)
-        for tensor in (self.points, self.labels, self.is_test):
-            digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()
+    @property
+    def content(self) -> Tensor:
+        """The points."""
+        return self.points
 
 
 def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
@@ -114,51 +105,45 @@ def normalise(points: Tensor) -> Tensor:
 
 def _read_npz(path: Path, num_points: int) -> Clouds:
     arrays = read_arrays(path)
-    labels = arrays.get("labels", arrays.get("label"))
-    points = arrays.get("points")
-    if points is None or labels is None:
+    key = "labels" if "labels" in arrays else "label"
+    if "points" not in arrays or key not in arrays:
         raise SourceError(
             f"Expected the arrays 'points' and 'labels' in '{path}' (got {sorted(arrays)})"
         )
-    if points.ndim != 3 or points.shape[2] != 3 or points.dtype.kind != "f":
+    points, labels = arrays["points"], read_labels(path, key, arrays[key])
+    if points.ndim != 3 or points.shape[2] != 3 or points.dtype.kind != "f" or not points.size:
         raise SourceError(
             f"Expected 'points' of '{path}' as numbers [shapes, points, 3] (got "
             f"{list(points.shape)} of {points.dtype})"
         )
-    if labels.shape != (len(points),):
-        raise SourceError(
-            f"Expected {len(points)} labels in '{path}' (got shape {list(labels.shape)})"
-        )
     if "is_test" in arrays:
-        is_test = arrays["is_test"].astype(bool)
+        is_test = torch.from_numpy(arrays["is_test"].astype(bool))
     elif "train" in arrays:
-        is_test = ~arrays["train"].astype(bool)
+        is_test = torch.from_numpy(~arrays["train"].astype(bool))
     else:
-        is_test = np.arange(len(points)) % _TEST_EVERY == _TEST_EVERY - 1
+        is_test = every_fifth(torch.arange(len(points)))
     cloud = torch.from_numpy(points[:, :num_points].astype(np.float32))
-    classes = tuple(str(i) for i in range(int(labels.max()) + 1))
-    return Clouds(
-        str(path),
-        normalise(cloud),
-        torch.from_numpy(labels.astype(np.int64)),
-        torch.from_numpy(is_test),
-        classes,
-    )
+    return Clouds(str(path), normalise(cloud), labels, is_test, numbered_classes(labels))
 
 
 def _read_folder(folder: Path, num_points: int) -> Clouds:
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _READERS)
     if not paths:
         raise SourceError(f"Expected .off or .ply files in '{folder}' (got none)")
+    loose = [p for p in paths if p.parent == folder]
+    if loose:
+        raise SourceError(
+            f"Expected a subfolder of .off or .ply files for each class in '{folder}' (got "
+            f"'{loose[0].name}' outside of any)"
+        )
     classes = sorted({p.relative_to(folder).parts[0] for p in paths})
-    points, labels, is_test = [], [], []
+    points, labels = [], []
+    is_test = every_fifth(torch.arange(len(paths)))
     for number, path in enumerate(paths):
         parts = path.relative_to(folder).parts
         points.append(sample_surface(_READERS[path.suffix.lower()](path), num_points, number))
         labels.append(classes.index(parts[0]))
-        split = parts[1] if len(parts) > 2 else None
-        is_test.append(split == "test" if split else number % _TEST_EVERY == _TEST_EVERY - 1)
+        if len(parts) > 2:
+            is_test[number] = parts[1] == "test"
     cloud = torch.from_numpy(np.stack(points).astype(np.float32))
-    return Clouds(
-        str(folder), normalise(cloud), torch.tensor(labels), torch.tensor(is_test), tuple(classes)
-    )
+    return Clouds(str(folder), normalise(cloud), torch.tensor(labels), is_test, tuple(classes))

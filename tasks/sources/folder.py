@@ -1,4 +1,7 @@
-"""A folder of pictures: one subfolder per class, or `train/` and `test/` with such subfolders."""
+"""A folder of pictures: one subfolder per class, or `train/` and `test/` with such subfolders.
+
+Without the latter, every fifth picture of each class is for testing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.converters.optional import require
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError, every_fifth
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".webp", ".tif", ".tiff")
 
@@ -28,11 +33,22 @@ def read_image_folder(folder: Path, size: int | None = None) -> Images:
         parts = [(_with_channels(x, channels), y) for x, y in (train, test)]
         return Images.joined(str(folder), parts[0], parts[1], classes)
     classes = _classes(folder)
-    return Images.joined(str(folder), _read_split(folder, classes, size), None, classes)
+    pixels, labels = _read_split(folder, classes, size)
+    return Images(str(folder), pixels, labels, _test_of_each(labels), tuple(classes))
+
+
+def _test_of_each(labels: Tensor) -> Tensor:
+    """A fifth of every class. Classes come in turn, so a fifth of all would be a few of them."""
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        own = (labels == label).nonzero().squeeze(1)
+        # From another place in each, so that small classes have some in the test split as well.
+        is_test[own] = every_fifth(torch.arange(len(own)) + label)
+    return is_test
 
 
 def _classes(folder: Path) -> list[str]:
-    classes = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    classes = _subfolders(folder)
     if not classes:
         raise SourceError(
             f"Expected images in '{folder}': a subfolder of pictures for each class, or idx "
@@ -41,9 +57,13 @@ def _classes(folder: Path) -> list[str]:
     return classes
 
 
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
 def _read_split(folder: Path, classes: list[str], size: int | None) -> tuple[Tensor, Tensor]:
     """Pictures of all classes in turn, so that any stretch of them holds every class."""
-    unknown = sorted({p.name for p in folder.iterdir() if p.is_dir()} - set(classes))
+    unknown = sorted(set(_subfolders(folder)) - set(classes))
     if unknown:
         raise SourceError(f"Expected the classes {classes} in '{folder}' (got {unknown[:5]})")
     by_class = [_pictures(folder / name) for name in classes]
@@ -74,21 +94,19 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, size: int | None) -> Tensor:
+    pillow = require("PIL.Image", "to read pictures", "tasks")
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package 'pillow' to read pictures (got: {error}). Install it with: "
-            f"pip install 'nfn-graph[tasks]'"
-        ) from error
-    try:
-        with Image.open(path) as image:
-            grey = image.mode in ("1", "L", "LA", "I", "I;16", "F")
-            converted = image.convert("L" if grey else "RGB")
+        with pillow.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise SourceError(
+                    f"Expected a picture of 8 bits per channel in '{path}' (got mode "
+                    f"'{image.mode}'). Convert it first, or store the values as .npz."
+                )
+            converted = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
             if size is not None:
-                converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+                converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
             array = np.array(converted)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except (OSError, pillow.DecompressionBombError) as error:
         raise SourceError(f"Expected a picture in '{path}' (got: {error})") from error
     return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
 

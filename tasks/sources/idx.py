@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError
 
 _UINT8 = 8
 _MAX_AXES = 4

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-
-class SourceError(ValueError):
-    """A data source that cannot be read, with the reason and what to do."""
+from nfn_graph.tasks.sources.labelled import Labelled, SourceError, every_fifth, numbered_classes
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(Labelled):
     """Images with labels and a split.
 
     Args:
@@ -34,7 +30,6 @@ class Images:
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        count = len(self.pixels)
         if self.pixels.dim() != 4 or self.pixels.dtype not in (torch.uint8, torch.float32):
             raise SourceError(
                 f"Expected images [count, channels, height, width] of uint8 or float32 in "
@@ -44,18 +39,7 @@ class Images:
             raise SourceError(
                 f"Expected images in '{self.name}' (got shape {list(self.pixels.shape)})"
             )
-        for what, values in (("labels", self.labels), ("split flags", self.is_test)):
-            if tuple(values.shape) != (count,):
-                raise SourceError(
-                    f"Expected {count} {what} in '{self.name}', one for each image "
-                    f"(got shape {list(values.shape)})"
-                )
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low < 0 or high >= len(self.classes):
-            raise SourceError(
-                f"Expected labels from 0 to {len(self.classes) - 1} in '{self.name}' "
-                f"(got {low} to {high})"
-            )
+        self.check_labels()
         if self.pixels.dtype == torch.float32 and not (
             bool((self.pixels >= 0).all()) and bool((self.pixels <= 1).all())
         ):
@@ -64,8 +48,10 @@ class Images:
                 f"{float(self.pixels.min())} to {float(self.pixels.max())}). Scale them first."
             )
 
-    def __len__(self) -> int:
-        return len(self.pixels)
+    @property
+    def content(self) -> Tensor:
+        """The pixels."""
+        return self.pixels
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,24 +64,6 @@ class Images:
         chosen = self.pixels[index]
         return chosen if chosen.is_floating_point() else chosen.to(torch.float32) / 255
 
-    @cached_property
-    def train_index(self) -> Tensor:
-        """The images of the training split."""
-        return (~self.is_test).nonzero().squeeze(1)
-
-    @cached_property
-    def test_index(self) -> Tensor:
-        """The images of the test split."""
-        return self.is_test.nonzero().squeeze(1)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A checksum of everything, to notice that a resumed run reads other data."""
-        digest = hashlib.blake2b(repr(tuple(self.pixels.shape)).encode(), digest_size=16)
-        for tensor in (self.pixels, self.labels, self.is_test):
-            digest.update(tensor.contiguous().numpy().tobytes())
-        return digest.hexdigest()
-
     @classmethod
     def joined(
         cls,
@@ -107,7 +75,7 @@ class Images:
         """Images and labels of both splits; without a test split, every fifth image is one."""
         pixels, labels = train
         if test is None:
-            is_test = torch.arange(len(pixels)) % 5 == 4
+            is_test = every_fifth(torch.arange(len(pixels)))
         else:
             if pixels.shape[1:] != test[0].shape[1:]:
                 raise SourceError(
@@ -122,6 +90,5 @@ class Images:
             )
             pixels, labels = torch.cat([pixels, test[0]]), torch.cat([labels, test[1]])
         labels = labels.to(torch.int64)
-        if classes is None:
-            classes = [str(i) for i in range(int(labels.max()) + 1 if len(labels) else 0)]
-        return cls(name, pixels, labels, is_test, tuple(classes))
+        names = numbered_classes(labels) if classes is None else tuple(classes)
+        return cls(name, pixels, labels, is_test, names)

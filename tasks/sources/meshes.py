@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nfn_graph.tasks.sources.images import SourceError
+from nfn_graph.tasks.sources.labelled import SourceError
 
 _PLY_TYPES = {
     "char": "i1",

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError, numbered_classes
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -36,28 +37,32 @@ def read_npz_images(path: Path) -> Images:
     if "x_train" in arrays and "y_train" in arrays:
         if ("x_test" in arrays) != ("y_test" in arrays):
             raise SourceError(f"Expected 'x_test' and 'y_test' in '{path}', or neither (got one)")
-        test = (
-            (_pixels(path, "x_test", arrays["x_test"]), _labels(path, "y_test", arrays["y_test"]))
-            if "x_test" in arrays
-            else None
-        )
-        train = (
-            _pixels(path, "x_train", arrays["x_train"]),
-            _labels(path, "y_train", arrays["y_train"]),
-        )
-        return Images.joined(name, train, test)
+        test = _part(path, arrays, "x_test", "y_test") if "x_test" in arrays else None
+        return Images.joined(name, _part(path, arrays, "x_train", "y_train"), test)
     if "images" in arrays and "labels" in arrays:
-        pixels = _pixels(path, "images", arrays["images"])
-        labels = _labels(path, "labels", arrays["labels"])
-        images = Images.joined(name, (pixels, labels), None)
-        if "is_test" in arrays:
-            is_test = torch.from_numpy(arrays["is_test"].astype(bool))
-            return Images(name, pixels, labels, is_test, images.classes)
-        return images
+        pixels, labels = _part(path, arrays, "images", "labels")
+        if "is_test" not in arrays:
+            return Images.joined(name, (pixels, labels), None)
+        is_test = torch.from_numpy(arrays["is_test"].astype(bool))
+        return Images(name, pixels, labels, is_test, numbered_classes(labels))
     raise SourceError(
         f"Expected the arrays x_train, y_train (and x_test, y_test), or images, labels (and "
         f"is_test) in '{path}' (got {sorted(arrays) or 'none'})"
     )
+
+
+def read_labels(path: Path, key: str, array: np.ndarray) -> Tensor:
+    """The labels in an array of integers."""
+    if array.dtype.kind not in "iu":
+        raise SourceError(f"Expected integers in '{key}' of '{path}' (got {array.dtype})")
+    return torch.from_numpy(array.astype(np.int64)).flatten()
+
+
+def _part(
+    path: Path, arrays: dict[str, np.ndarray], pixels: str, labels: str
+) -> tuple[Tensor, Tensor]:
+    """The pixels and labels of two arrays."""
+    return _pixels(path, pixels, arrays[pixels]), read_labels(path, labels, arrays[labels])
 
 
 def _pixels(path: Path, key: str, array: np.ndarray) -> Tensor:
@@ -78,9 +83,3 @@ def _pixels(path: Path, key: str, array: np.ndarray) -> Tensor:
         f"Expected '{key}' of '{path}' as images with one or three channels "
         f"(got shape {list(pixels.shape)})"
     )
-
-
-def _labels(path: Path, key: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "iu":
-        raise SourceError(f"Expected integers in '{key}' of '{path}' (got {array.dtype})")
-    return torch.from_numpy(array.astype(np.int64)).flatten()

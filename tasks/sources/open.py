@@ -8,7 +8,8 @@ from nfn_graph.tasks.sources.cifar import has_cifar, read_cifar_folder
 from nfn_graph.tasks.sources.digits import read_digits
 from nfn_graph.tasks.sources.folder import read_image_folder
 from nfn_graph.tasks.sources.idx import has_idx, read_idx_folder
-from nfn_graph.tasks.sources.images import Images, SourceError
+from nfn_graph.tasks.sources.images import Images
+from nfn_graph.tasks.sources.labelled import SourceError
 from nfn_graph.tasks.sources.npz import read_npz_images
 
 KINDS = (

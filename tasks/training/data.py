@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nfn_graph import WeightGraph
 from nfn_graph.tasks.training.task import Options, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
-
-SPLITS = ("train", "validation", "test")
+from nfn_graph.tasks.zoo.options import Split
 
 
 def load_data(task: Task[Options]) -> TaskData:
     """The networks of the task's zoo, by split."""
     zoo = open_for(task, task.options.zoo, task.options.where)
-    zoos = {split: zoo.where(split=split) for split in SPLITS}
+    zoos = {split: zoo.where(split=split) for split in get_args(Split)}
     most = task.options.train_networks
     if most:
         zoos["train"] = zoos["train"][:most]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.tasks.json_files import read_json, write_json
 from nfn_graph.tasks.training.options import NEUTRAL
 
 
@@ -59,17 +60,11 @@ class RunFolder:
             raise FileNotFoundError(
                 f"Expected the folder of a run, with a file '{name}' (got '{self.path}')"
             )
-        try:
-            found = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise ValueError(f"Expected JSON in '{path}' (got: {error})") from error
-        return dict(found)
+        return read_json(path)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file in one step."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path / name) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+        write_json(self.path / name, values)
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration, or checks that a run that was begun has the same."""

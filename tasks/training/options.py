@@ -6,14 +6,28 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from nfn_graph.tasks.models import ModelName, ModelSettings
+from tyro.conf import arg
+
+from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
+from nfn_graph.tasks.option_checks import (
+    check_above,
+    check_at_least,
+    check_part,
+    check_several,
+    flag,
+)
 
 Options = TypeVar("Options", bound="TrainOptions")
 Schedule = Literal["constant", "cosine"]
 # Options that say how to run, not what is computed.
 NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "zoo")
+_PRESET = "(default: that of the preset)"
+_INTEGER = arg(metavar="INT", help_behavior_hint=_PRESET)
+_INTEGERS = arg(metavar="[INT [INT ...]]", help_behavior_hint=_PRESET)
+_NUMBER = arg(metavar="FLOAT", help_behavior_hint=_PRESET)
+_CHOICE = arg(metavar="{constant,cosine}", help_behavior_hint=_PRESET)
 
 
 @dataclass(frozen=True)
@@ -42,29 +56,30 @@ class TrainOptions:
     Attributes:
         zoo: The folder of the zoo to train on.
         out: The folder of the run; a run that was stopped goes on where it was.
-        model: The model.
+        model: The model: NFNs with layers for one of three symmetries, or a baseline.
         seed: Decides the initial weights, the order of the networks and all else that is drawn.
         where: Which networks of the zoo to use, such as width=16 or width=8,16.
         train_networks: How many networks to train on, the first ones; 0 for all.
-        channels: Of the NF-Layers.
+        channels: Channels of each NF-Layer; gine, pna and transformer have as many layers, all with
+            the first number of channels.
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
-        head_dropout: In that MLP.
+        head_dropout: The probability of a hidden neuron of that MLP to be dropped.
         fourier_features: Number of Fourier features of the weights; 0 for none.
         epochs: How often the model sees every network.
         batch_size: Networks per step, over all devices.
         max_edges: The most weights of a batch on one device, instead of a number of networks: for
             networks of very different sizes. 0 for batches of --batch-size networks.
-        learning_rate: Of Adam.
+        learning_rate: The step size of Adam.
         schedule: The learning rate over a training: constant, or cosine, which rises over the
             first tenth of all steps and then falls to almost nothing.
-        weight_decay: Of AdamW; 0 for Adam.
+        weight_decay: The decay of AdamW; 0 for Adam.
         patience: Epochs without a better validation metric after which training ends; 0 for never.
         minutes: The most time that training may take; 0 for no limit.
         noise: Augmentation: noise on the weights, as a share of their standard deviation.
         drop: Augmentation: the probability of a weight to be set to zero.
         compile: Whether to compile the model with torch.compile.
-        precision: Of the computation, as Lightning calls them.
-        accelerator: Where to train.
+        precision: The numbers to compute with, as Lightning calls them.
+        accelerator: Where to train; auto takes a GPU if there is one.
         devices: How many devices of a machine, or processes on the CPU.
         nodes: How many machines; the command is started on each, as Lightning or the scheduler
             says (NODE_RANK, MASTER_ADDR, MASTER_PORT).
@@ -80,15 +95,15 @@ class TrainOptions:
     seed: int = 0
     where: tuple[str, ...] = ()
     train_networks: int = 0
-    channels: tuple[int, ...] | None = None
-    head: tuple[int, ...] | None = None
-    head_dropout: float | None = None
-    fourier_features: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
+    channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
+    head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
+    head_dropout: Annotated[float | None, _NUMBER] = None
+    fourier_features: Annotated[int | None, _INTEGER] = None
+    epochs: Annotated[int | None, _INTEGER] = None
+    batch_size: Annotated[int | None, _INTEGER] = None
     max_edges: int = 0
-    learning_rate: float | None = None
-    schedule: Schedule | None = None
+    learning_rate: Annotated[float | None, _NUMBER] = None
+    schedule: Annotated[Schedule | None, _CHOICE] = None
     weight_decay: float = 0.0
     patience: int = 0
     minutes: float = 0.0
@@ -106,34 +121,57 @@ class TrainOptions:
         if self.preset not in self.PRESETS:
             raise ValueError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
         for name in ("epochs", "batch_size", "devices", "nodes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"Expected --{name.replace('_', '-')} of at least 1 (got {value})")
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 1)
         at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
-        for name in (*at_least_0, "weight_decay"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"Expected --{name.replace('_', '-')} of at least 0 (got {value})")
+        for name in (*at_least_0, "weight_decay", "fourier_features"):
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 0)
+        for name in ("channels", "head"):
+            # A head may have no hidden layer.
+            if getattr(self, name) or (name == "channels" and self.channels is not None):
+                check_several(name, getattr(self, name), 1)
+        for name in ("drop", "head_dropout"):
+            if getattr(self, name) is not None:
+                check_part(name, getattr(self, name))
+        if self.learning_rate is not None:
+            check_above("learning_rate", self.learning_rate, 0)
+        self._check_batches()
+        self._check_parts()
+
+    def _check_batches(self) -> None:
         processes = self.devices * self.nodes
-        if not self.max_edges and self.batch_size is not None and self.batch_size < processes:
+        if self.max_edges:
+            if self._is_chosen("batch_size"):
+                raise ValueError(
+                    f"Expected --batch-size or --max-edges, not both (got {self.batch_size} and "
+                    f"{self.max_edges})"
+                )
+        elif self.batch_size is not None and self.batch_size < processes:
             raise ValueError(
                 f"Expected --batch-size of at least one network for each of {processes} devices "
                 f"(got {self.batch_size})"
             )
-        for name in ("channels", "head"):
-            values = getattr(self, name)
-            if values is not None and any(value < 1 for value in values):
-                raise ValueError(f"Expected --{name} of at least 1 each (got {values})")
-        if self.channels == ():
-            raise ValueError("Expected --channels of at least one layer (got none)")
-        for name in ("drop", "head_dropout"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
+
+    def _check_parts(self) -> None:
+        """What a model does not read must not be asked for."""
+        read = self.parts()
+        for name in ("channels", "head", "head_dropout", "fourier_features"):
+            if name not in read and self._is_chosen(name):
                 raise ValueError(
-                    f"Expected --{name.replace('_', '-')} within 0 and 1 (got {value})"
+                    f"Expected no {flag(name)} with --model {self.model}, which has no such part "
+                    f"(got {getattr(self, name)})"
                 )
-        if self.learning_rate is not None and not self.learning_rate > 0:
-            raise ValueError(f"Expected --learning-rate above 0 (got {self.learning_rate})")
+
+    def parts(self) -> tuple[str, ...]:
+        """The settings that the model of this task reads, among those that are options."""
+        return READ_BY.get(self.model, ())
+
+    def _is_chosen(self, name: str) -> bool:
+        """Whether an option was given another value than the preset's."""
+        preset = self.PRESETS[self.preset]
+        holder = preset if hasattr(preset, name) else preset.model
+        return getattr(self, name) not in (None, getattr(holder, name))
 
     def resolved(self: Options) -> Options:
         """The options with the values of the preset where none was given."""

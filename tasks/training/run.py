@@ -14,11 +14,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 import nfn_graph
+from nfn_graph import NetworkSpec
 from nfn_graph.converters.files.graph import spec_from_json, spec_to_json
 from nfn_graph.tasks.models.build import count_parameters
 from nfn_graph.tasks.training.batches import RunBatches, eval_loader
@@ -27,8 +29,10 @@ from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.history import History
 from nfn_graph.tasks.training.module import TaskModule
 from nfn_graph.tasks.training.options import from_plain, to_plain
-from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
+from nfn_graph.tasks.training.stopping import Patience
+from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.options import Split
 from nfn_graph.tasks.zoo.seeds import seed_of
 
 
@@ -46,27 +50,12 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         What was written to `metrics.json`; nothing in all processes but the first.
     """
     options = task.options
-    options.check()
     folder = RunFolder(options.out)
     data = load_data(task)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
     model, spec, sizes = task.fitted(data)
-    config = {
-        "task": task.name,
-        "options": to_plain(options),
-        "zoo": {
-            "fingerprint": data.zoos["train"].description.get("fingerprint"),
-            "networks": {split: len(zoo) for split, zoo in data.zoos.items()},
-        },
-        "made_for": {"spec": spec_to_json(spec), "sizes": sizes, "facts": dict(data.facts)},
-        "versions": {
-            "nfn-graph": nfn_graph.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
-    folder.begin(config)
+    folder.begin(_config(task, data, spec, sizes))
     if folder.is_finished:
         return folder.read("metrics.json")
     started = time.perf_counter()
@@ -84,6 +73,42 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     seconds = time.perf_counter() - started
     state = _load(folder.best)
     model.load_state_dict(_model_state(state))
+    measured = _test(task, model, data, folder)
+    measured |= {
+        "evaluations": {},
+        "epochs": trainer.current_epoch,
+        "best_epoch": int(state["epoch"]),
+        "seconds": round(seconds, 1),
+        "parameters": count_parameters(model),
+    }
+    _draw_curves(task, folder)
+    folder.write("metrics.json", measured)
+    _report(folder)
+    return folder.read("metrics.json")
+
+
+def _config(
+    task: Task[Options], data: TaskData, spec: NetworkSpec, sizes: dict[str, int]
+) -> dict[str, Any]:
+    """What decides a run, and what is needed to build its model again."""
+    return {
+        "task": task.name,
+        "options": to_plain(task.options),
+        "zoo": {
+            "fingerprint": data.zoos["train"].fingerprint,
+            "networks": {split: len(zoo) for split, zoo in data.zoos.items()},
+        },
+        "made_for": {"spec": spec_to_json(spec), "sizes": sizes, "facts": dict(data.facts)},
+        "versions": {
+            "nfn-graph": nfn_graph.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _test(task: Task[Options], model: nn.Module, data: TaskData, folder: RunFolder) -> Metrics:
+    """The metrics of the test and the validation networks; writes predictions and figures."""
     metrics: Metrics = {}
     rows: list[dict[str, Any]] = []
     for split in ("test", "validation"):
@@ -92,22 +117,17 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         rows += _rows(task, split, data.zoos[split], predictions)
         task.draw(folder.figures, split, predictions, data.zoos[split])
         task.show(folder.figures, split, model, data.graphs[split])
-    metrics |= {
-        "evaluations": {},
-        "epochs": trainer.current_epoch,
-        "best_epoch": int(state["epoch"]),
-        "seconds": round(seconds, 1),
-        "parameters": count_parameters(model),
-    }
-    _draw_curves(task, folder)
     folder.write_predictions(rows)
-    folder.write("metrics.json", metrics)
-    _report(folder)
     return metrics
 
 
 def evaluate(
-    run: Path, zoo: Path, *, name: str = "", split: str = "", where: Sequence[str] = ()
+    run: Path,
+    zoo: Path,
+    *,
+    name: str | None = None,
+    split: Split | None = None,
+    where: Sequence[str] = (),
 ) -> Metrics:
     """The metrics of a trained model on other networks.
 
@@ -116,25 +136,37 @@ def evaluate(
     Args:
         run: The folder of a finished run.
         zoo: The zoo with the networks, of any widths.
-        name: What to call this evaluation; the name of the zoo's folder if empty.
-        split: Only networks of this split; all of them if empty.
+        name: What to call this evaluation; the name of the zoo's folder if not given.
+        split: Only networks of this split; all of them if not given.
         where: Further conditions, such as `width=16`.
     """
     folder = RunFolder(run)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
+    name = _evaluation_name(name or Path(zoo).resolve().name)
     conditions = [*where, f"split={split}"] if split else where
     chosen = open_for(task, Path(zoo), conditions)
+    task.check_facts(chosen, facts)
     graphs = load_graphs(task, chosen, facts)
     predictions = predict(task, model, graphs)
     found = _measured(task, predictions, facts)
-    name = name or Path(zoo).name
     task.draw(folder.figures, name, predictions, chosen)
     task.show(folder.figures, name, model, graphs)
     metrics["evaluations"][name] = found
     folder.write("metrics.json", metrics)
     _report(folder)
-    return found
+    written: Metrics = folder.read("metrics.json")["evaluations"][name]
+    return written
+
+
+def _evaluation_name(name: str) -> str:
+    """A name that tells an evaluation from the run's own, in files, reports and comparisons."""
+    if name in ("test", "validation", "run", "") or any(c in name for c in "/\\\0"):
+        raise ValueError(
+            f"Expected a --name for this evaluation without slashes, and none of test, validation "
+            f"and run (got '{name}')"
+        )
+    return name
 
 
 def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
@@ -143,6 +175,10 @@ def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
 
     folder = RunFolder(run)
     config = folder.read("config.json")
+    if config.get("task") not in TASKS:
+        raise ValueError(
+            f"Expected a run of {', '.join(TASKS)} in '{run}' (got '{config.get('task')}')"
+        )
     kind = TASKS[config["task"]]
     task = kind(from_plain(kind.OPTIONS, config["options"]))
     made_for = config["made_for"]
@@ -181,25 +217,32 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
     # The table comes first: the checkpoint is to hold the row of its own epoch.
     callbacks: list[pl.Callback] = [History(folder.path / "logs" / "metrics.csv")]
     if options.patience:
-        callbacks.append(EarlyStopping(monitor, mode=task.best, patience=options.patience))
+        callbacks.append(Patience(monitor, task.best, options.patience))
     if progress:
         callbacks.append(RichProgressBar(leave=False))
-    return pl.Trainer(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        num_nodes=options.nodes,
-        use_distributed_sampler=False,  # It would repeat networks; the batches are shared already.
-        precision=options.precision,
-        max_epochs=options.epochs,
-        max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
-        callbacks=[*callbacks, *checkpoints],
-        logger=TensorBoardLogger(folder.path, "logs", version=""),
-        default_root_dir=folder.path,
-        enable_progress_bar=progress,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-    )
+    try:
+        return pl.Trainer(
+            accelerator=options.accelerator,
+            devices=options.devices,
+            num_nodes=options.nodes,
+            # Lightning's own would repeat networks; the batches are shared already.
+            use_distributed_sampler=False,
+            precision=options.precision,
+            max_epochs=options.epochs,
+            max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
+            callbacks=[*callbacks, *checkpoints],
+            logger=TensorBoardLogger(folder.path, "logs", version=""),
+            default_root_dir=folder.path,
+            enable_progress_bar=progress,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+        )
+    except MisconfigurationException as error:
+        raise ValueError(
+            f"Expected --accelerator, --devices and --precision that this machine has (got "
+            f"{options.accelerator}, {options.devices} and {options.precision}: {error})"
+        ) from error
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -237,7 +280,7 @@ def _draw_curves(task: Task[Options], folder: RunFolder) -> None:
 
 
 def _report(folder: RunFolder) -> None:
-    from nfn_graph.tasks.reports.page import run_report
+    from nfn_graph.tasks.reports.run_page import run_report
 
     run_report(folder.path)
 

@@ -43,7 +43,7 @@ class Task(ABC, Generic[Options]):
     """A task: a model, its loss, metrics and figures.
 
     Args:
-        options: Its options, resolved.
+        options: Its options; what is not given is taken from the preset.
 
     Attributes:
         augmentations: What is done to every batch in training, in turn.
@@ -60,7 +60,8 @@ class Task(ABC, Generic[Options]):
     OPTIONS: ClassVar[type[TrainOptions]]
 
     def __init__(self, options: Options) -> None:
-        self.options = options
+        options.check()
+        self.options = options.resolved()
         self.augmentations: list[BaseTransform] = [
             *([PermuteNeurons()] if options.model == "mlp-aug" else []),
             *([WeightNoise(options.noise)] if options.noise else []),
@@ -72,6 +73,10 @@ class Task(ABC, Generic[Options]):
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
     ) -> nn.Module:
         """An untrained model for networks of these types and sizes."""
+
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """The parameters of a model with their learning rates, as optimisers take them."""
+        return [{"params": list(model.parameters()), "lr": lr}]
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
@@ -114,6 +119,9 @@ class Task(ABC, Generic[Options]):
     def facts(self, zoo: ZooFolder) -> dict[str, Any]:
         """What the preparation of graphs, metrics and figures must know about a zoo."""
         return {}
+
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """Raises if a trained model cannot be evaluated on a zoo, given what its own was like."""
 
     def fitted(self, data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
         """An untrained model that has seen the scale of its inputs, and what it was made for."""

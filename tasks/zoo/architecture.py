@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nfn_graph.tasks.zoo.parameters import Parameters
+
 Activation = Literal["relu", "tanh"]
 InitKind = Literal["glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal"]
-Parameters = dict[str, Tensor]
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
@@ -48,7 +49,7 @@ class Architecture:
     pool: Literal["mean", "flatten"] = "mean"
 
     def __post_init__(self) -> None:
-        if min(self.maps, default=(1, 1)) < (1, 1) or any(min(m) < 1 for m in self.maps):
+        if any(min(size) < 1 for size in self.maps):
             raise ValueError(
                 f"Expected images large enough for {len(self.convolutions)} convolutions of "
                 f"3 x 3 with stride 2 (got {self.image[1]} x {self.image[2]} pixels with padding "

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.engines import run_jobs
+from nfn_graph.converters.jobs.engines import run_jobs
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 
@@ -50,6 +50,11 @@ def build_shards(
     size = options.shard_size
     count = math.ceil(len(items) / size)
     shards = [s for s in range(count) if s % parts == part]
+    if not shards:
+        raise ValueError(
+            f"Expected --shard to name at most {count} parts, as many as the zoo has shards (got "
+            f"'{options.shard}'). Choose a smaller --shard-size."
+        )
     missing = [s for s in shards if not writer.is_done(s)]
     work = {s: items[s * size : (s + 1) * size] for s in missing}
     steps = {s: sum(map(steps_of, chosen)) for s, chosen in work.items()}
@@ -105,9 +110,7 @@ def networks_together(options: BuildOptions, entries: int) -> int:
 
 def plain_options(options: BuildOptions) -> dict[str, Any]:
     """The options as plain values."""
-    # Which machine builds a shard changes nothing in it.
-    names = (f.name for f in dataclasses.fields(options) if f.name != "engine")
-    return {name: getattr(options, name) for name in names}
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
 
 
 def device_of(options: BuildOptions) -> torch.device:
@@ -134,6 +137,7 @@ def progress_bar(name: str, total: int, shown: bool) -> Iterator[OnSteps]:
         yield lambda steps: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import (
         BarColumn,
         Progress,
@@ -151,5 +155,6 @@ def progress_bar(name: str, total: int, shown: bool) -> Iterator[OnSteps]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     ) as bar:
-        task = bar.add_task(name, total=total)
+        # A folder may be called [red]; it is no style.
+        task = bar.add_task(escape(name), total=total)
         yield lambda steps: bar.advance(task, steps)

@@ -10,9 +10,9 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, 
 
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
-from nfn_graph.tasks.zoo.info import as_json, as_text, zoo_facts
+from nfn_graph.tasks.zoo.info import accuracy_line, as_json, as_text, zoo_facts
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
-from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
+from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions, Split
 from nfn_graph.tasks.zoo.render import render_zoo
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
@@ -27,14 +27,14 @@ class RenderOptions:
         output: The picture, a PNG.
         count: How many networks, the first of the table.
         zoom: How many pixels wide each pixel is drawn.
-        split: Only networks of this part: train, validation or test.
+        split: Only networks of this split; all of them if not given.
     """
 
     zoo: Positional[Path]
     output: Annotated[Path, arg(aliases=("-o",))] = Path("zoo.png")
     count: int = 64
     zoom: int = 3
-    split: str | None = None
+    split: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
         print((as_json if command.json else as_text)(command.zoo, facts))
         return 0
     if isinstance(command, CnnZooOptions):
-        path = build_cnn_zoo(command, progress=True)
-        built = open_zoo_folder(path)
-        accuracies = sorted(row["test_accuracy"] for row in built.rows)
-        middle = accuracies[len(accuracies) // 2]
-        print(
-            f"{path}: {len(built)} checkpoints, test accuracy {accuracies[0]:.3f} to "
-            f"{accuracies[-1]:.3f}, median {middle:.3f}"
-        )
+        print(accuracy_line(open_zoo_folder(build_cnn_zoo(command, progress=True))))
         return 0
     if isinstance(command, TicketZooOptions):
         path = build_ticket_zoo(command, progress=True)

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser
+from nfn_graph.tasks.zoo.parameters import Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
-from nfn_graph.tasks.zoo.siren import (
-    Parameters,
-    SirenShape,
-    initialise_siren,
-    siren_forward,
-    stack,
-)
+from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, siren_forward
 
 _REPORT_EVERY = 20
 

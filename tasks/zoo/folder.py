@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +22,8 @@ def open_zoo_folder(path: str | Path) -> ZooFolder:
     zoo = ZooFolder(path)
     if "kind" not in zoo.description:
         raise ValueError(
-            f"Expected a zoo (got '{path}', a store of converted files). Build one with: "
-            f"nfn-graph zoo"
+            f"Expected a zoo (got '{path}', a store of converted files). See it with: nfn-graph "
+            f"store {path}; build a zoo with: nfn-graph zoo"
         )
     return zoo
 
@@ -37,6 +39,14 @@ class ZooFolder(WeightDataset):
     def rows(self) -> list[Row]:
         """The rows of the table as dicts."""
         return [self.store.rows[i] for i in self.indices()]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of all that decides the networks: two zoos of the same images differ in it."""
+        about = {**self.description, "options": {**self.description["options"], "data": None}}
+        return hashlib.blake2b(
+            json.dumps(about, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
     def get(self, idx: int) -> WeightGraph:
         """The graph at a position of the store's table."""

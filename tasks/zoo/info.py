@@ -11,7 +11,7 @@ from typing import Any
 from nfn_graph import WeightGraph
 from nfn_graph.converters import open_zoo
 from nfn_graph.converters.store.description import is_store
-from nfn_graph.tasks.zoo.folder import open_zoo_folder
+from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
 
 Facts = dict[str, Any]
 
@@ -35,6 +35,15 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
         "split rule": rule,
         **_first(zoo[0]),
     }
+
+
+def accuracy_line(zoo: ZooFolder) -> str:
+    """How many classifiers a zoo holds, and how good they are."""
+    found = sorted(row["test_accuracy"] for row in zoo.rows)
+    return (
+        f"{zoo.folder}: {len(zoo)} checkpoints, test accuracy {found[0]:.3f} to {found[-1]:.3f}, "
+        f"median {found[len(found) // 2]:.3f}"
+    )
 
 
 def _own_facts(path: Path) -> Facts:

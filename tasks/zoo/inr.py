@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from nfn_graph.tasks.zoo.build import (
     plain_options,
 )
 from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
-from nfn_graph.tasks.zoo.options import InrZooOptions
+from nfn_graph.tasks.zoo.options import InrZooOptions, Split
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
 from nfn_graph.tasks.zoo.siren import SirenShape, pixel_grid
-from nfn_graph.tasks.zoo.store import ZooWriter
+from nfn_graph.tasks.zoo.store import Row, ZooWriter
 
 _CLOUD_POINTS = 1024
 _MAX_DISTANCE = 1.0
@@ -40,7 +40,7 @@ class InrFit(NamedTuple):
     image: int
     fit: int
     label: int
-    split: str
+    split: Split
     shape: SirenShape
 
 
@@ -72,20 +72,7 @@ def build_inr_zoo(
     settings = FitSettings(
         options.w0, offset, options.steps, options.learning_rate, points, options.seed
     )
-    writer = ZooWriter(
-        Path(options.out),
-        "inr",
-        plain_options(options),
-        {
-            "fingerprint": source.fingerprint,
-            "classes": list(source.classes),
-            "signal": "image" if is_image else "unsigned distance",
-            "image_shape": list(source.shape) if isinstance(source, Images) else None,
-            "convention": "hidden layers sin(w0 * (W x + b)), output W x + b + output_offset; "
-            "coordinates (row, column) or (x, y, z) within [-1, 1], both ends included",
-            "output_offset": offset,
-        },
-    )
+    writer = ZooWriter(Path(options.out), "inr", plain_options(options), _facts(source, offset))
 
     def train(chosen: Sequence[InrFit], on_steps: OnSteps) -> list[BuiltNetwork]:
         built: list[BuiltNetwork] = []
@@ -102,22 +89,8 @@ def build_inr_zoo(
             found = fit_sirens(shape, [f.seed for f in group], targets, settings, on_steps)
             errors = found.errors.tolist()
             for i, (fit, error) in enumerate(zip(group, errors, strict=True)):
-                row = {
-                    **fit._asdict(),
-                    "shape": "-".join(map(str, (shape.inputs, *shape.hidden, shape.outputs))),
-                    "width": shape.hidden[0],
-                    "depth": len(shape.hidden),
-                    "w0": options.w0,
-                    "output_offset": offset,
-                    "steps": options.steps,
-                    "learning_rate": options.learning_rate,
-                    "points": points,
-                    "mse": error,
-                    "psnr": -10 * math.log10(error) if error > 0 else math.inf,
-                }
-                built.append(
-                    (row, shape.name, {k: x[i].cpu() for k, x in found.parameters.items()})
-                )
+                parameters = {key: x[i].cpu() for key, x in found.parameters.items()}
+                built.append((_row(fit, options, settings, error), shape.name, parameters))
         built.sort(key=lambda network: network[0]["network"])
         return built
 
@@ -127,9 +100,40 @@ def build_inr_zoo(
     )
 
 
+def _facts(source: Images | Clouds, offset: float) -> dict[str, Any]:
+    """What a reader of a zoo must know about its data, and how its networks are to be read."""
+    shape = list(source.shape) if isinstance(source, Images) else None
+    return {
+        "fingerprint": source.fingerprint,
+        "classes": list(source.classes),
+        "signal": "unsigned distance" if shape is None else "image",
+        "image_shape": shape,
+        "convention": "hidden layers sin(w0 * (W x + b)), output W x + b + output_offset; "
+        "coordinates (row, column) or (x, y, z) within [-1, 1], both ends included",
+        "output_offset": offset,
+    }
+
+
+def _row(fit: InrFit, options: InrZooOptions, settings: FitSettings, error: float) -> Row:
+    shape = fit.shape
+    return {
+        **fit._asdict(),
+        "shape": "-".join(map(str, (shape.inputs, *shape.hidden, shape.outputs))),
+        "width": shape.hidden[0],
+        "depth": len(shape.hidden),
+        "w0": options.w0,
+        "output_offset": settings.offset,
+        "steps": options.steps,
+        "learning_rate": options.learning_rate,
+        "points": settings.points,
+        "mse": error,
+        "psnr": _psnr(error),
+    }
+
+
 def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:
     """The networks of a zoo: training images in a drawn order, then validation, then test."""
-    chosen: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    chosen: dict[Split, list[int]] = {"train": [], "validation": [], "test": []}
     for image in _drawn(source.train_index, options.images, options, "images", source.name):
         draw = Draws(options.seed, image, "split").uniform(0, 1)
         chosen["validation" if draw < options.validation_share else "train"].append(image)
@@ -165,6 +169,11 @@ def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) ->
     return FitTargets(
         points.transpose(1, 2).contiguous(), distances.clamp(max=_MAX_DISTANCE).transpose(1, 2)
     )
+
+
+def _psnr(error: float) -> float:
+    """In decibels, of a mean squared error; that of a fit that diverged is NaN as well."""
+    return math.inf if error == 0 else -10 * math.log10(error)
 
 
 def _entries(fit: InrFit, source: Images | Clouds, points: int) -> int:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nfn_graph.tasks.sources import Images
-from nfn_graph.tasks.zoo.architecture import Activation, Architecture, Parameters, forward
+from nfn_graph.tasks.zoo.architecture import Activation, Architecture, forward
+from nfn_graph.tasks.zoo.parameters import Parameters
 
 # Numbers that the largest activation of one evaluation step may hold.
 _MOST_ENTRIES = 2**22

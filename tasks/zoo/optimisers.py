@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 Optimiser = Literal["sgd", "adam", "rmsprop"]
-OPTIMISERS: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
 _BETA1, _BETA2, _ALPHA, _EPSILON = 0.9, 0.999, 0.99, 1e-8
 
 

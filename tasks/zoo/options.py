@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from nfn_graph.converters.engines import Engine
-from nfn_graph.converters.parts import Part
+from tyro.conf import arg
+
+from nfn_graph.converters.jobs.engines import Engine
+from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.tasks.option_checks import (
+    check_above,
+    check_at_least,
+    check_interval,
+    check_part,
+    check_several,
+    check_share,
+    check_split,
+    flag,
+)
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 
+Split = Literal["train", "validation", "test"]
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
 Interval = tuple[float, float]
@@ -31,7 +44,8 @@ class BuildOptions:
         device: Where to train.
         dtype: The precision of training and of the files.
         together: Networks that are trained as one computation; 0 to choose by their size.
-        validation_share: The share of networks (of INRs: of training images) for validation.
+        validation_share: The share of the networks (of INRs: of the training images) by which
+            the best epoch of a model is chosen.
     """
 
     out: Path
@@ -46,9 +60,9 @@ class BuildOptions:
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
-        _at_least(self.shard_size, 1, "shard-size")
-        _at_least(self.together, 0, "together")
-        _share(self.validation_share, "validation-share")
+        check_at_least("shard_size", self.shard_size, 1)
+        check_at_least("together", self.together, 0)
+        check_share("validation_share", self.validation_share)
         self.part()
 
     def part(self) -> Part:
@@ -64,23 +78,25 @@ class CnnZooOptions(BuildOptions):
     positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
 
     Attributes:
-        data: The images: digits, or a folder or .npz file; see nfn_graph.tasks.sources.
+        data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
+            idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
         networks: How many to train.
         arch: Convolutional networks or MLPs.
         widths: Channels or neurons of every hidden layer; one is drawn per network.
         depths: Hidden layers; one is drawn per network.
         padding: Of the convolutions; auto is 0, or 1 if the images are too small for that.
-        activations: One is drawn.
-        inits: One is drawn.
-        init_scale: Log-uniform; a factor of the initial weights (normal and truncated_normal
-            have a tenth of it as standard deviation).
-        optimisers: One is drawn.
-        learning_rate: Log-uniform; ten times as large for sgd.
-        l2: Log-uniform; the penalty on the sum of squared weights.
-        dropout: Uniform, for those networks that have dropout at all.
+        activations: After every hidden layer; one is drawn per network.
+        inits: How weights are initialised; one is drawn per network.
+        init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
+            and truncated_normal have a tenth of it as standard deviation).
+        optimisers: One is drawn per network.
+        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
+        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
+        dropout: The probability of an activation to be dropped, uniform between the two numbers,
+            for those networks that have dropout at all.
         dropout_share: The share of networks with dropout.
-        train_fractions: One is drawn: the share of the training images that a network sees.
-        epochs: The number of epochs, an integer drawn uniformly.
+        train_fractions: The share of the training images that a network sees; one is drawn.
+        epochs: How often a network sees them: an integer between the two, drawn uniformly.
         checkpoints: When a network is written down, as shares of its training; each gives a row.
         batch_size: Images per step.
         test_share: The share of networks for testing.
@@ -115,53 +131,25 @@ class CnnZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        _at_least(self.networks, 1, "networks")
-        _at_least(self.batch_size, 1, "batch-size")
-        for name in ("widths", "depths", "activations", "inits", "optimisers"):
+        check_at_least("networks", self.networks, 1)
+        check_at_least("batch_size", self.batch_size, 1)
+        for name in ("activations", "inits", "optimisers", "train_fractions", "checkpoints"):
             if not getattr(self, name):
-                raise ValueError(f"Expected at least one value of --{name} (got none)")
-        for width in self.widths:
-            _at_least(width, 1, "widths")
-        for depth in self.depths:
-            _at_least(depth, 0 if self.arch == "mlp" else 1, "depths")
-        _interval(self.init_scale, "init-scale", above=0)
-        _interval(self.learning_rate, "learning-rate", above=0)
-        _interval(self.l2, "l2", above=0)
-        _interval(self.epochs, "epochs", above=0)
-        _interval(self.dropout, "dropout", least=0, below=1)
-        _share(self.dropout_share, "dropout-share")
-        _share(self.validation_share + self.test_share, "validation-share and --test-share")
+                raise ValueError(f"Expected at least one value of {flag(name)} (got none)")
+        check_several("widths", self.widths, 1)
+        check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
+        if self.arch == "mlp" and self.padding != "auto":
+            raise ValueError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        for name in ("init_scale", "learning_rate", "l2", "epochs"):
+            check_interval(name, getattr(self, name), above=0)
+        check_interval("dropout", self.dropout)
+        for value in self.dropout:
+            check_part("dropout", value)
+        check_share("dropout_share", self.dropout_share)
+        check_split(self.validation_share, self.test_share)
         for name in ("train_fractions", "checkpoints"):
-            if not getattr(self, name):
-                raise ValueError(f"Expected at least one value of --{name} (got none)")
             for value in getattr(self, name):
-                _share(value, name.replace("_", "-"))
-
-
-def _at_least(value: int, least: int, option: str) -> None:
-    if value < least:
-        raise ValueError(f"Expected --{option} of at least {least} (got {value})")
-
-
-def _share(value: float, option: str) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"Expected --{option} within 0 and 1 (got {value})")
-
-
-def _interval(
-    values: tuple[float, float],
-    option: str,
-    *,
-    above: float = float("-inf"),
-    least: float = float("-inf"),
-    below: float = float("inf"),
-) -> None:
-    low, high = values
-    if not (low <= high and low > above and low >= least and high < below):
-        raise ValueError(
-            f"Expected --{option} as two numbers, the smaller first, within its limits "
-            f"(got {low} {high})"
-        )
+                check_share(name, value)
 
 
 @dataclass(frozen=True)
@@ -169,14 +157,16 @@ class InrZooOptions(BuildOptions):
     """Fit a zoo of SIRENs to images, or to the unsigned distance from shapes.
 
     Attributes:
-        data: The images (digits, or a folder or .npz file), or the point clouds.
+        data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
+            CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
+            file, or a folder with .off or .ply files in a subfolder per class.
         kind: Whether data holds images or point clouds.
         images: Training images or shapes, validation included; 0 for all of them.
         test_images: Test images or shapes; 0 for all of them.
         fits: Networks per training image, with initialisations of their own.
         test_fits: Networks per validation or test image.
-        widths: Neurons of the hidden layers; one is drawn per network. 32, for clouds 128.
-        depths: Hidden layers; one is drawn per network. 2, for clouds 1.
+        widths: Neurons of the hidden layers; one is drawn per network.
+        depths: Hidden layers; one is drawn per network.
         w0: The frequency factor of all hidden layers.
         steps: Steps of Adam.
         learning_rate: Of Adam.
@@ -190,8 +180,8 @@ class InrZooOptions(BuildOptions):
     test_images: int = 0
     fits: int = 1
     test_fits: int = 1
-    widths: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
+    widths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 32, for clouds 128)")] = ()
+    depths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 2, for clouds 1)")] = ()
     w0: float = 30.0
     steps: int = 1000
     learning_rate: float = 1e-3
@@ -202,14 +192,13 @@ class InrZooOptions(BuildOptions):
         """Raises for values that make no sense, naming the option."""
         super().check()
         for name in ("images", "test_images", "points"):
-            _at_least(getattr(self, name), 0, name.replace("_", "-"))
+            check_at_least(name, getattr(self, name), 0)
         for name in ("fits", "test_fits", "steps", "samples"):
-            _at_least(getattr(self, name), 1, name.replace("_", "-"))
+            check_at_least(name, getattr(self, name), 1)
         for name in ("widths", "depths"):
-            for value in getattr(self, name):
-                _at_least(value, 1, name)
+            if getattr(self, name):
+                check_several(name, getattr(self, name), 1)
         for name in ("w0", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(
-                    f"Expected --{name.replace('_', '-')} above 0 (got {getattr(self, name)})"
-                )
+            check_above(name, getattr(self, name), 0)
+        if self.kind == "image" and self.samples != InrZooOptions.samples:
+            raise ValueError(f"Expected no --samples with --kind image (got {self.samples})")

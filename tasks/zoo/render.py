@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.optional import require
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
 
 _VOXELS = 48
@@ -29,13 +32,14 @@ def render_networks(
         size: Height and width; by default those of the images that they were fitted to. A
             shape is drawn as the smallest distance along each line of sight.
     """
-    if zoo.description["kind"] != "inr":
-        raise ValueError(f"Expected a zoo of INRs (got '{zoo.folder}', a zoo of classifiers)")
+    kind = zoo.description["kind"]
+    if kind != "inr":
+        raise ValueError(f"Expected a zoo of INRs (got '{zoo.folder}', a zoo of kind '{kind}')")
     is_image = zoo.description["signal"] == "image"
     pictures = []
     for i in indices:
         row = zoo.rows[i]
-        parameters = {key: x.unsqueeze(0) for key, x in zoo.state_dict(i).items()}
+        parameters = stack([zoo.state_dict(i)])
         dtype = parameters["layers.0.weight"].dtype
         if is_image:
             height, width = size or zoo.description["image_shape"][1:]
@@ -53,8 +57,7 @@ def render_networks(
 
 def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: int = 1) -> None:
     """Writes pictures `[count, channels, height, width]` within [0, 1] as one PNG."""
-    from PIL import Image
-
+    pillow = require("PIL.Image", "to draw pictures", "tasks")
     count, channels, height, width = pictures.shape
     if channels not in (1, 3):
         raise ValueError(f"Expected pictures of one or three channels (got {channels})")
@@ -68,15 +71,15 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
         top, left = i // columns * height + _GAP, i % columns * width + _GAP
         sheet[:, top : top + height - _GAP, left : left + width - _GAP] = picture
     array = sheet.permute(1, 2, 0).numpy()
-    image = Image.fromarray(array.squeeze(2) if channels == 1 else array)
+    image = pillow.fromarray(array.squeeze(2) if channels == 1 else array)
     with replacing(Path(path)) as temporary:
         image.save(temporary, format="PNG")
 
 
 def render_zoo(zoo: ZooFolder, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
     """Draws the first networks of a zoo as one PNG."""
-    if count < 1 or zoom < 1:
-        raise ValueError(f"Expected a count and a zoom of at least 1 (got {count} and {zoom})")
+    check_at_least("count", count, 1)
+    check_at_least("zoom", zoom, 1)
     pictures = render_networks(zoo, range(min(count, len(zoo))))
     draw_sheet(pictures, Path(path), zoom=zoom)
     return Path(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.architecture import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
-from nfn_graph.tasks.zoo.options import CnnZooOptions
+from nfn_graph.tasks.zoo.options import CnnZooOptions, Split
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 
 # Plain gradient descent needs larger steps than the optimisers that normalise them.
@@ -55,7 +55,7 @@ class ClassifierRun:
     num_images: int
     num_steps: int
     checkpoints: tuple[int, ...]
-    split: str
+    split: Split
 
 
 def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:
@@ -85,7 +85,10 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
         optimiser=optimiser,
         learning_rate=learning_rate * (SGD_FACTOR if optimiser == "sgd" else 1),
         l2=l2,
-        dropout=round(dropout * KEPT_OF) / KEPT_OF if dropped < options.dropout_share else 0.0,
+        # Whatever is drawn, some activations stay.
+        dropout=min(round(dropout * KEPT_OF), KEPT_OF - 1) / KEPT_OF
+        if dropped < options.dropout_share
+        else 0.0,
         train_fraction=train_fraction,
         epochs=epochs,
         num_images=num_images,
@@ -126,7 +129,7 @@ def largest_activation(run: ClassifierRun, batch_size: int) -> int:
     return batch_size * max(math.prod(size) for size in sizes)
 
 
-def split_of(draw: float, validation_share: float, test_share: float) -> str:
+def split_of(draw: float, validation_share: float, test_share: float) -> Split:
     """The part that a number within [0, 1) falls into."""
     if draw < test_share:
         return "test"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Parameters = dict[str, Tensor]
+from nfn_graph.tasks.zoo.parameters import Parameters
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,10 @@ def siren_forward(
     return x
 
 
-def pixel_grid(
-    height: int, width: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> Tensor:
+def pixel_grid(height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The coordinates of an image's pixels, row by row: `[2, height * width]`."""
-    rows = torch.linspace(-1, 1, height, dtype=dtype, device=device)
-    columns = torch.linspace(-1, 1, width, dtype=dtype, device=device)
+    rows = torch.linspace(-1, 1, height, dtype=dtype)
+    columns = torch.linspace(-1, 1, width, dtype=dtype)
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij")).flatten(1)
 
 
@@ -98,8 +96,3 @@ def voxel_grid(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The coordinates of a cube of `size` points along each axis: `[3, size ** 3]`."""
     axis = torch.linspace(-1, 1, size, dtype=dtype)
     return torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")).flatten(1)
-
-
-def stack(networks: Sequence[Mapping[str, Tensor]]) -> Parameters:
-    """The parameters of networks of one shape along a first axis."""
-    return {key: torch.stack([n[key] for n in networks]) for key in networks[0]}

@@ -19,8 +19,8 @@ from nfn_graph.converters.store.writer import StoreWriter
 Row = dict[str, Any]
 # What the keys of masks end in, among the tensors of a winning ticket.
 MASK = "_mask"
-# Options that say how to build a zoo, not what is in it.
-_NEUTRAL = ("out", "shard", "device", "together")
+# Options that say how and where to build a zoo, not what is in it.
+_NEUTRAL = ("out", "shard", "engine", "device", "together")
 
 
 class ZooWriter:

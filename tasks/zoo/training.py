@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nfn_graph.tasks.zoo.architecture import Parameters, forward, initialise
+from nfn_graph.tasks.zoo.architecture import forward, initialise
 from nfn_graph.tasks.zoo.metrics import Metrics, TrainingData, measure
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser
+from nfn_graph.tasks.zoo.parameters import Parameters, stack
 from nfn_graph.tasks.zoo.runs import KEPT_OF, ClassifierRun
 from nfn_graph.tasks.zoo.seeds import generator_of, random_bytes, seed_of
 
@@ -116,7 +117,7 @@ class _State:
                 initialise(r.architecture, r.init, r.init_scale, generator_of(r.seed, "initial"))
                 for r in runs
             ]
-            initial = {key: torch.stack([f[key] for f in fresh]) for key in fresh[0]}
+            initial = stack(fresh)
         stacked = {key: x.to(like.device, like.dtype) for key, x in initial.items()}
         self.optimiser = BatchedOptimiser(
             stacked,

@@ -111,12 +111,24 @@ def test_npz(tmp_path: Path) -> None:
         ({"points": np.zeros((2, 5, 3))}, "labels"),
         ({"points": np.zeros((2, 5, 2)), "labels": [0, 1]}, r"\[shapes, points, 3\]"),
         ({"points": np.zeros((2, 5, 3)), "labels": [0]}, "2 labels"),
+        ({"points": np.zeros((2, 5, 3)), "labels": [0.5, 1]}, "integers in 'labels'"),
+        ({"points": np.zeros((2, 5, 3)), "labels": [0, -1]}, "labels from 0"),
+        ({"points": np.zeros((2, 5, 3)), "labels": [0, 1], "is_test": [1]}, "2 split flags"),
+        ({"points": np.zeros((2, 0, 3)), "labels": [0, 1]}, r"\[shapes, points, 3\]"),
+        ({"points": np.zeros((0, 5, 3)), "labels": np.zeros(0, int)}, r"\[shapes, points, 3\]"),
+        ({"points": np.full((2, 5, 3), np.inf), "labels": [0, 1]}, "finite points"),
     ],
 )
 def test_npz_refused(tmp_path: Path, arrays: dict[str, np.ndarray], match: str) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(SourceError, match=match):
         open_clouds(tmp_path / "a.npz")
+
+
+def test_files_outside_of_a_class_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "1.off").write_text(OFF)
+    with pytest.raises(SourceError, match=r"for each class .*1\.off"):
+        open_clouds(tmp_path)
 
 
 def test_where_to_put_files(tmp_path: Path) -> None:

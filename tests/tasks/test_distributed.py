@@ -38,7 +38,7 @@ def task_of(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
         out,
         **{"preset": "tiny", "train_networks": NETWORKS, "precision": "64-true", **options},
     )
-    return PredictGeneralization(chosen.resolved())
+    return PredictGeneralization(chosen)
 
 
 @pytest.fixture(scope="module")

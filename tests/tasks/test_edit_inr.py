@@ -53,7 +53,7 @@ def dilated(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def editing(zoo: Path, out: Path, **options: Any) -> EditInr:
     chosen = EditInrOptions(zoo, out, **{"preset": "tiny", **options})
-    return EditInr(chosen.resolved())
+    return EditInr(chosen)
 
 
 def fitted(name: str, graphs: list[WeightGraph], scale: float = 0.01, **options: Any) -> Editor:
@@ -275,6 +275,7 @@ def test_bad_options(zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--operation", "shear"], "dilate"),
         (["--operation", "blur", "--amount", "-1"], "--amount of --operation blur above 0"),
         (["--model", "statnn"], "nfn-np"),
+        (["--head", "8"], "no --head with --model nfn-np"),
     ):
         assert main([*given, *options]) == 2
         assert message in capsys.readouterr().err

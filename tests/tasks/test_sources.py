@@ -181,6 +181,25 @@ def test_image_folder(tmp_path: Path) -> None:
         open_images(tmp_path)
 
 
+def test_every_class_of_an_image_folder_is_trained_and_tested(tmp_path: Path) -> None:
+    for label in range(5):
+        (tmp_path / f"class{label}").mkdir()
+        for k in range(10):
+            Image.new("L", (2, 2)).save(tmp_path / f"class{label}" / f"{k}.png")
+    (tmp_path / ".checkpoints").mkdir()
+    images = open_images(tmp_path)
+    assert images.labels[images.test_index].bincount().tolist() == [2] * 5
+    assert images.labels[images.train_index].bincount().tolist() == [8] * 5
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_pictures_with_more_than_8_bits_are_refused(tmp_path: Path, dtype: type) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((2, 2), 1000, dtype)).save(tmp_path / "a" / "x.tiff")
+    with pytest.raises(SourceError, match=r"8 bits per channel in .*x\.tiff"):
+        open_images(tmp_path)
+
+
 def test_image_folder_with_splits_sizes_and_colours(tmp_path: Path) -> None:
     for split, mode, size in (("train", "RGB", (4, 4)), ("test", "L", (6, 8))):
         for name in ("a", "b"):

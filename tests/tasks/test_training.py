@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -40,17 +42,15 @@ from nfn_graph.tasks.zoo import (
 IMAGES = tiny_images()
 
 
+def small_zoo(out: Path) -> CnnZooOptions:
+    return CnnZooOptions(
+        out, networks=40, widths=(3, 4), depths=(1, 2), epochs=(1, 4), batch_size=16
+    )
+
+
 @pytest.fixture(scope="module")
 def cnn_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = CnnZooOptions(
-        tmp_path_factory.mktemp("zoos") / "cnn",
-        networks=40,
-        widths=(3, 4),
-        depths=(1, 2),
-        epochs=(1, 4),
-        batch_size=16,
-    )
-    return build_cnn_zoo(options, images=IMAGES)
+    return build_cnn_zoo(small_zoo(tmp_path_factory.mktemp("zoos") / "cnn"), images=IMAGES)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def inr_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generalization(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
     chosen = PredictGeneralizationOptions(zoo, out, **{"preset": "tiny", **options})
-    return PredictGeneralization(chosen.resolved())
+    return PredictGeneralization(chosen)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -167,6 +167,10 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
     train(generalization(cnn_zoo, tmp_path / "run"))
     with pytest.raises(ValueError, match=r"seed = 0 .got 1."):
         train(generalization(cnn_zoo, tmp_path / "run", seed=1))
+    # As many networks, of the same images.
+    other = replace(small_zoo(tmp_path / "other"), seed=1)
+    with pytest.raises(ValueError, match=r"begun with: zoo = "):
+        train(generalization(build_cnn_zoo(other, images=IMAGES), tmp_path / "run"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
@@ -178,6 +182,43 @@ def test_early_stopping(cnn_zoo: Path, tmp_path: Path) -> None:
     options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30}
     metrics = train(generalization(cnn_zoo, tmp_path / "run", **options))
     assert (metrics["epochs"], metrics["best_epoch"]) == (3, 0)
+
+
+def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_path: Path) -> None:
+    options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30, "model": "statnn"}
+    whole = train(generalization(cnn_zoo, tmp_path / "run", **options))
+    table = (tmp_path / "run" / "logs" / "metrics.csv").read_text()
+    (tmp_path / "run" / "metrics.json").unlink()
+    again = train(generalization(cnn_zoo, tmp_path / "run", **options))
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    assert (tmp_path / "run" / "logs" / "metrics.csv").read_text() == table
+
+
+class Undefined(PredictGeneralization):
+    """In the first epoch, and then only in the third and later ones, tau is no number."""
+
+    calls = 0
+
+    def metrics(self, predictions: Any, facts: Any) -> dict[str, Any]:
+        self.calls += 1
+        return {"tau": 0.5 if self.calls == 2 else math.nan, "networks": 1}
+
+
+def test_a_metric_that_is_no_number(cnn_zoo: Path, tmp_path: Path) -> None:
+    """It is not the best one, does not end training, and is null for every reader of JSON."""
+    run = tmp_path / "run"
+    options = generalization(cnn_zoo, run, epochs=9, patience=3, model="statnn").options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Undefined, "draw", lambda *given: None)
+        metrics = train(Undefined(options))
+    assert (metrics["epochs"], metrics["best_epoch"]) == (5, 1)
+    assert metrics["test"]["tau"] is None
+
+    def fail(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads((run / "metrics.json").read_text(), parse_constant=fail) == metrics
+    assert "nan" in (run / "report.html").read_text()
 
 
 def test_schedule(cnn_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +271,33 @@ def test_widths_never_seen(model: str, cnn_zoo: Path, wide_zoo: Path, tmp_path: 
     assert again == metrics["test"]
 
 
+def test_evaluations_do_not_take_the_place_of_others(cnn_zoo: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(generalization(cnn_zoo, run, model="statnn"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for name in ("test", "validation", "run", "a/b", "../test"):
+        with pytest.raises(ValueError, match=f"Expected a --name .*got '{name}'"):
+            evaluate(run, cnn_zoo, name=name)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_other_classes(inr_zoo: Path, tmp_path: Path) -> None:
+    """A label means something else in a zoo of other classes."""
+    train(ClassifyInr(ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny")))
+    options = InrZooOptions(tmp_path / "other", widths=(3,), steps=2)
+    other = build_inr_zoo(options, source=tiny_images(classes=4))
+    with pytest.raises(ValueError, match=r"classes 0, 1, 2, .*other' with 0, 1, 2, 3"):
+        evaluate(tmp_path / "run", other)
+
+
+def test_an_unknown_task(cnn_zoo: Path, tmp_path: Path) -> None:
+    train(generalization(cnn_zoo, tmp_path / "run", model="statnn", epochs=1))
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace("predict-generalization", "guess"))
+    with pytest.raises(ValueError, match=r"run of predict-generalization.*got 'guess'"):
+        evaluate(tmp_path / "run", cnn_zoo)
+
+
 def test_where(cnn_zoo: Path) -> None:
     zoo = open_zoo_folder(cnn_zoo)
     assert {row["width"] for row in filtered(zoo, ["width=3"]).rows} == {3}
@@ -244,7 +312,7 @@ def test_classify(canonical: bool, inr_zoo: Path, tmp_path: Path) -> None:
     options = ClassifyInrOptions(
         inr_zoo, run, preset="tiny", canonical=canonical, rotate=10.0, shift=0.1
     )
-    metrics = train(ClassifyInr(options.resolved()))
+    metrics = train(ClassifyInr(options))
     test = metrics["test"]
     rows = [row for row in rows_of(run / "predictions.csv") if row["split"] == "test"]
     right = sum(row["target"] == row["prediction"] for row in rows)
@@ -277,12 +345,17 @@ def test_command_line(
     [
         (["--zoo", "nowhere"], "store.json"),
         (["--epochs", "0"], "--epochs of at least 1 .got 0."),
-        (["--drop", "1.5"], "--drop within 0 and 1"),
+        (["--drop", "1"], "--drop of at least 0 and below 1 .got 1.0."),
+        (["--fourier-features", "-1"], "--fourier-features of at least 0"),
+        (["--model", "statnn", "--channels", "7"], "no --channels with --model statnn"),
+        (["--model", "gine", "--fourier-features", "2"], "no --fourier-features with --model gine"),
+        (["--max-edges", "900", "--batch-size", "3"], "--batch-size or --max-edges, not both"),
         (["--learning-rate", "0"], "--learning-rate above 0"),
         (["--where", "colour=red"], "--where as NAME=VALUE"),
         (["--where", "width=77"], "networks with width=77"),
         (["--where", "split=train"], "networks of split 'validation'"),
-        (["--head", "0"], "--head of at least 1"),
+        (["--head", "0"], "values of --head of at least 1"),
+        (["--channels"], "values of --channels of at least 1 each .got none."),
         (["--max-edges", "9"], "at most max_edges = 9 edges each"),
         (["--batch-size", "1", "--devices", "2"], "for each of 2 devices"),
         (["--where", "network=0,1,2,3,4,5,6,7,8,9,10,11", "--devices", "5"], "each of 5 ranks"),
@@ -300,6 +373,12 @@ def test_bad_options(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and re.search(message, lines[0])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without a GPU lacks one")
+def test_a_machine_without_a_gpu(cnn_zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--accelerator, --devices and --precision that this"):
+        train(generalization(cnn_zoo, tmp_path / "run", accelerator="gpu"))
 
 
 def test_wrong_kind_of_zoo(inr_zoo: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from nfn_graph.cli import main
 from nfn_graph.converters import to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.architecture import Architecture, build_module
 from nfn_graph.tasks.zoo.store import ZooWriter
@@ -211,7 +212,7 @@ def test_two_builders_of_a_shard_do_not_mix(
     build(1)
     second.join()
     store = Store(tmp_path)
-    assert list(store.verify()) == [] and len(store) == 1
+    assert list(find_damage(store.folder)) == [] and len(store) == 1
     (number,) = store.table.column("number").to_pylist()
     assert to_state_dict(store.graph(0))["0.weight"].unique().tolist() == [number]
 
@@ -232,9 +233,12 @@ def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
         (["--widths", "0"], "--widths"),
         (["--shard", "3/2"], "--shard"),
         (["--dropout", "0.5", "1"], "--dropout"),
-        (["--test-share", "0.9"], "--test-share"),
+        (["--test-share", "0.9"], "--test-share of at most 1 together (got 0.15 and 0.9)"),
+        (["--test-share", "-0.1"], "--test-share within 0 and 1"),
+        (["--arch", "mlp", "--padding", "1"], "no --padding with --arch mlp"),
+        (["--checkpoints"], "at least one value of --checkpoints"),
         (["--data", "nowhere"], "nowhere"),
-        (["--learning-rate", "0", "1"], "--learning-rate"),
+        (["--learning-rate", "0", "1"], "--learning-rate as two numbers above 0, the smaller"),
         (["--depths", "3", "--padding", "0"], "padding of 1"),
     ],
 )
@@ -246,6 +250,19 @@ def test_bad_options_get_one_line(
     assert error.startswith("nfn-graph: Expected") and error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "zoo").exists()
+
+
+def test_a_part_without_shards(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--shard to name at most 3 parts.*got '4/4'"):
+        build_cnn_zoo(small(tmp_path / "zoo", shard="4/4"), images=IMAGES)
+
+
+def test_a_folder_with_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are no style of the progress bar, nor the end of one."""
+    out = tmp_path / "a[" / "red]"
+    build_cnn_zoo(small(out, networks=2), images=IMAGES, progress=True)
+    assert len(open_zoo_folder(out)) == 2
+    assert "a[/red]" in capsys.readouterr().err
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from zoo_data import tiny_images
 
 from nfn_graph.cli import main
+from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.sources import Clouds
 from nfn_graph.tasks.sources.clouds import normalise
 from nfn_graph.tasks.zoo import (
@@ -24,13 +26,13 @@ from nfn_graph.tasks.zoo import (
 )
 from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
 from nfn_graph.tasks.zoo.inr import list_fits
+from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.siren import (
     SirenShape,
     initialise_siren,
     pixel_grid,
     siren_forward,
-    stack,
 )
 
 IMAGES = tiny_images(30)
@@ -192,7 +194,17 @@ def test_sheet_shows_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_too_many_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at most 24 for --images"):
         list_fits(small(tmp_path, images=25), IMAGES)
+    with pytest.raises(ValueError, match="no --samples with --kind image"):
+        small(tmp_path, samples=100).check()
     assert len(list_fits(small(tmp_path, images=0, test_images=0, fits=1), IMAGES)) == 30
+
+
+def test_diverged_fits_are_known_as_such(tmp_path: Path) -> None:
+    options = small(tmp_path / "zoo", images=2, test_images=1, fits=1, steps=3, learning_rate=1e38)
+    zoo = open_zoo_folder(build_inr_zoo(options, source=IMAGES))
+    assert all(math.isnan(row["mse"]) and math.isnan(row["psnr"]) for row in zoo.rows)
+    task = ClassifyInr(ClassifyInrOptions(tmp_path / "zoo", tmp_path / "run"))
+    assert not any(map(task.usable, zoo.rows))
 
 
 def test_colour(tmp_path: Path) -> None:

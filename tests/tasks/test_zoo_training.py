@@ -204,6 +204,16 @@ def test_mixed_kinds_are_refused() -> None:
         list(train_classifiers([first, replace(second, activation="relu")], DATA, BATCH))
 
 
+def test_no_dropout_drops_all() -> None:
+    runs = draw_runs("mlp", 3, dropout_share=1.0, dropout=(0.999, 0.9999))
+    assert all(0.99 < run.dropout < 1 for run in runs)
+    assert all(
+        x.isfinite().all()
+        for checkpoint in train_classifiers(runs, DATA, BATCH)
+        for x in checkpoint.parameters.values()
+    )
+
+
 def test_diverged_networks_are_right_about_nothing() -> None:
     run = replace(draw_runs("mlp", 1, dropout_share=0.0)[0], learning_rate=1e200, optimiser="sgd")
     last = list(train_classifiers([run], DATA, BATCH))[-1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.errors import ConversionError
 
 # Layers that keep the order of channels and join one layer to the next.
@@ -23,9 +24,7 @@ def layer_classes(config: Mapping[str, Any] | None) -> dict[str, str]:
     return {} if config is None else {name: cls for name, cls, _ in _layers(config)}
 
 
-def check_chain(
-    path: Path, config: Mapping[str, Any]
-) -> Literal["channels_first", "channels_last"]:
+def check_chain(path: Path, config: Mapping[str, Any]) -> FlattenOrder:
     """Refuses a model whose weights alone do not show how its layers are joined.
 
     Returns:

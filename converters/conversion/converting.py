@@ -11,19 +11,17 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nfn_graph.converters import engines
-from nfn_graph.converters.conversion_jobs import Conversion, run_jobs
-from nfn_graph.converters.conversion_sources import (
+from nfn_graph.converters.conversion.jobs import Conversion, convert_sources
+from nfn_graph.converters.conversion.reading import Options
+from nfn_graph.converters.conversion.sources import (
+    divide,
     earlier,
     find_sources,
     known_sources,
-    real_path,
-    refusal,
 )
-from nfn_graph.converters.engines import Engine
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.parts import Part
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters.jobs.engines import Engine, run_jobs
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
 from nfn_graph.converters.store.reader import Store
@@ -74,44 +72,22 @@ def convert_files(
         shard_size: Networks per shard at most.
         on_done: Called after every file.
     """
-    if workers < 0 or shard_size < 1:
-        raise ValueError(
-            f"Expected at least 0 processes and 1 network per shard (got {workers} and "
-            f"{shard_size})"
-        )
     part = Part.parse(shard)
-    if is_store(out) and read_description(out).get("key") != KEY:
-        raise ValueError(
-            f"Expected a store that convert made (got the zoo '{out}'). Choose another --out."
-        )
-    StoreWriter(out, _DESCRIPTION)
+    _prepare(out, workers, shard_size)
     report = Report()
     with only_writer(out / f"convert{part.suffix}.lock", f"this part of '{out}'") as is_alone:
         if is_alone:
             _clean(out, part)
         known = known_sources(out, repair=overwrite)
-        names = {real_path(before): before.file for before in known.values()}
-        sources = find_sources(paths, given or paths, options)
-        # Of links to one file, the first counts; machines divide them before they know names.
-        listed = {real_path(source): source for source in reversed(sources)}
-        work = []
-        for new in sources[part.number :: part.total]:
-            real = real_path(new)
-            source = new._replace(file=names.get(real, new.file))
-            before = known.get(source.file)
-            is_done = before is not None and before._replace(path=source.path) == source
-            if listed[real] != new or (is_done and real in names and not overwrite):
-                report.skipped += 1
-            elif before is None or real in names or (overwrite and real_path(before) not in listed):
-                work.append(source)
-                continue
-            else:
-                report.failed[source.path] = refusal(source, before, real_path(before) in listed)
+        plan = divide(find_sources(paths, given or paths, options), known, part, overwrite)
+        report.skipped = len(plan.skipped)
+        report.failed = {source.path: reason for source, reason in plan.refused}
+        for _ in (*plan.skipped, *plan.refused):
             on_done()
         numbers = [int(name[:6]) for name in list_shards(out)]
-        jobs = run_jobs(
+        jobs = convert_sources(
             Conversion(out, options, shard_size),
-            work,
+            plan.work,
             workers or os.cpu_count() or 1,
             first=max(numbers, default=-1) + 1,
             suffix=part.suffix,
@@ -125,9 +101,9 @@ def convert_files(
                 on_done()
         if is_alone:
             _clean(out, part)
-        if any(source.file in known for source in work):
+        if any(source.file in known for source in plan.work):
             _remove_superseded(out)
-    _write_report(out / f"report{part.suffix}.json", report)
+    _write_report(report_file(out, part), report)
     return report
 
 
@@ -142,7 +118,7 @@ def convert_in_parts(
     shard_size: int = 1024,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Report:
-    """As :func:`convert_files`, each shard a job of an engine; see :mod:`engines`.
+    """As :func:`convert_files`, each shard a job of an engine; see :func:`run_jobs`.
 
     A job that is begun again, since its worker died, skips what was converted.
 
@@ -156,17 +132,32 @@ def convert_in_parts(
         shard_size: Networks per shard at most.
         on_done: Called after every job with the number of its files.
     """
-    total = max(1, math.ceil(len(paths) / max(1, shard_size)))
+    _prepare(out, 1, shard_size)
+    total = max(1, math.ceil(len(paths) / shard_size))
     absolute = [[p.absolute() for p in found] for found in (paths, given)]
     job = _OnePart(absolute[0], absolute[1], out.absolute(), options, overwrite, shard_size)
     report = Report()
-    for _, part in engines.run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
+    for _, part in run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted
         report.skipped += part.skipped
         report.failed |= part.failed
         on_done(part.converted + part.skipped + len(part.failed))
-    _write_report(out / "report.json", report)
+    _write_report(report_file(out, Part(0, 1)), report)
     return report
+
+
+def _prepare(out: Path, workers: int, shard_size: int) -> None:
+    """Makes the store, or refuses before any work is begun what cannot be done."""
+    if workers < 0 or shard_size < 1:
+        raise ValueError(
+            f"Expected at least 0 processes and 1 network per shard (got {workers} and "
+            f"{shard_size})"
+        )
+    if is_store(out) and read_description(out).get("key") != KEY:
+        raise ValueError(
+            f"Expected a store that convert made (got the zoo '{out}'). Choose another --out."
+        )
+    StoreWriter(out, _DESCRIPTION)
 
 
 @dataclass(frozen=True)
@@ -191,6 +182,11 @@ class _OnePart:
             shard=shard,
             shard_size=self.shard_size,
         )
+
+
+def report_file(out: Path, part: Part) -> Path:
+    """Where the report on a part of the files is written."""
+    return out / f"report{part.suffix}.json"
 
 
 def _write_report(path: Path, report: Report) -> None:

@@ -7,12 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
-from nfn_graph.converters.conversion_jobs import Source
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters.conversion.jobs import Source
+from nfn_graph.converters.conversion.reading import Options
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.store.architecture import damaged_architecture
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import list_shards
+from nfn_graph.converters.store.verification import wrong_architectures
 
 
 def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options) -> list[Source]:
@@ -49,12 +52,63 @@ def known_sources(out: Path, *, repair: bool) -> Mapping[str, Source]:
     if not list_shards(out):
         return {}
     store = Store(out)
-    wrong = None if repair else next(store.wrong_architectures(), None)
+    names = {name for shard in store.shards for name in shard.architectures}
+    wrong = None if repair else next(wrong_architectures(out, names), None)
     if wrong is not None:
-        raise damaged_architecture(wrong, "another content" if wrong.is_file() else "none")
+        raise damaged_architecture(wrong.path, wrong.got)
     table = store.table.select(list(Source._fields))
     columns = (column.to_pylist() for column in table.columns)
     return {source[0]: Source(*source) for source in zip(*columns, strict=True)}
+
+
+class Plan(NamedTuple):
+    """What is to be done with the files of a part.
+
+    Attributes:
+        work: Files to convert, under the names that their networks have or get.
+        skipped: Files that were converted before, or are links to others.
+        refused: Files that are not converted, and why.
+    """
+
+    work: list[Source]
+    skipped: list[Source]
+    refused: list[tuple[Source, str]]
+
+
+def divide(
+    sources: Sequence[Source], known: Mapping[str, Source], part: Part, overwrite: bool
+) -> Plan:
+    """Which files of a part are converted.
+
+    Args:
+        sources: All files, in order.
+        known: What the networks of the store were made from, by name.
+        part: Which of the files count.
+        overwrite: Whether to convert again what was converted before, and to replace networks of
+            other files that have the same name.
+    """
+    names = {real_path(before): before.file for before in known.values()}
+    # Of links to one file, the first counts; machines divide them before they know names.
+    listed = {real_path(source): source for source in reversed(sources)}
+    plan = Plan([], [], [])
+    for new in sources[part.number :: part.total]:
+        real = real_path(new)
+        source = new._replace(file=names.get(real, new.file))
+        before = known.get(source.file)
+        is_done = before is not None and before._replace(path=source.path) == source
+        if listed[real] != new or (is_done and real in names and not overwrite):
+            plan.skipped.append(source)
+        elif not _is_text(source.path):
+            reason = (
+                f"Expected a path in UTF-8 (got {source.path!r}). Rename the file or its folder"
+            )
+            plan.refused.append((source, reason))
+        elif before is None or real in names or (overwrite and real_path(before) not in listed):
+            plan.work.append(source)
+        else:
+            reason = _refusal(source, before, real_path(before) in listed)
+            plan.refused.append((source, reason))
+    return plan
 
 
 def real_path(source: Source) -> str:
@@ -65,7 +119,7 @@ def real_path(source: Source) -> str:
         return source.path
 
 
-def refusal(source: Source, before: Source, is_together: bool) -> str:
+def _refusal(source: Source, before: Source, is_together: bool) -> str:
     """Why a file is not converted: its name is that of another file's network.
 
     Args:
@@ -85,6 +139,15 @@ def earlier(source: Source, before: Source | None) -> str:
     if before is None or real_path(source) != real_path(before):
         return ""
     return f" The network of an earlier content is still in the store as '{source.file}'."
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be kept in a table; names of files may be any bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _folder(path: Path) -> Path:

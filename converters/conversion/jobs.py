@@ -11,12 +11,13 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from nfn_graph.converters.reading import Options, load_file, reason_of
+from nfn_graph.converters.conversion.reading import Options, load_file
+from nfn_graph.converters.errors import reason_of
+from nfn_graph.converters.jobs.workers import run_parallel
 from nfn_graph.converters.store.architecture import Network
 from nfn_graph.converters.store.lock import publishing
 from nfn_graph.converters.store.shards import read_shard, read_table
 from nfn_graph.converters.store.writer import Row, StoreWriter
-from nfn_graph.converters.workers import run_parallel
 
 # Below this many files, starting processes takes longer than the work.
 _PARALLEL_FROM = 32
@@ -106,7 +107,7 @@ class Conversion:
             writer.publish(name, networks)
 
 
-def run_jobs(
+def convert_sources(
     conversion: Conversion, sources: Sequence[Source], workers: int, *, first: int, suffix: str
 ) -> Results:
     """Converts files; a file that kills its process costs no other file.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import reduce
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.onnx_axes import AXIS_OPERATORS
-from nfn_graph.converters.onnx_node import Node, Operator, by_name, is_number
+from nfn_graph.converters.onnx.axes import AXIS_OPERATORS
+from nfn_graph.converters.onnx.node import Node, Operator, by_name, is_number
 from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
 
 

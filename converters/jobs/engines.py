@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
+from nfn_graph.converters.jobs.workers import run_parallel
 from nfn_graph.converters.optional import require
-from nfn_graph.converters.workers import run_parallel
 
 Engine = Literal["local", "processes", "ray"]
 Job = TypeVar("Job")

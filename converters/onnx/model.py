@@ -11,8 +11,8 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import onnx as files
-from nfn_graph.converters.onnx_node import Node, is_number
-from nfn_graph.converters.onnx_operators import OPERATORS
+from nfn_graph.converters.onnx.node import Node, is_number
+from nfn_graph.converters.onnx.operators import OPERATORS
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.wiring import Value, Wiring
 

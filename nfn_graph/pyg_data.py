@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nfn_graph.graph import WeightGraph
 
 
-def to_plain_hetero(graph: WeightGraph) -> HeteroData:
+def to_hetero_data(graph: WeightGraph) -> HeteroData:
     """See `WeightGraph.materialize`."""
     features = graph.features()
     out = HeteroData()
@@ -32,7 +32,7 @@ def to_plain_hetero(graph: WeightGraph) -> HeteroData:
     return out
 
 
-def to_plain(graph: WeightGraph) -> Data:
+def to_data(graph: WeightGraph) -> Data:
     """See `WeightGraph.to_homogeneous`."""
     features = graph.features()
     neurons, weights = list(features.neurons.values()), list(features.weights.values())

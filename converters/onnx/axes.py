@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.onnx_node import Node, by_name
+from nfn_graph.converters.onnx.node import Node, by_name
 from nfn_graph.converters.wiring import Activation, Value, Weight
 
 

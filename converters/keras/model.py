@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.chain import Hints
+from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
-from nfn_graph.converters.keras_config import check_chain, layer_classes
+from nfn_graph.converters.keras.config import check_chain, layer_classes
+from nfn_graph.converters.keras.permuted import permuted
 from nfn_graph.converters.layouts import find_layout
-from nfn_graph.converters.permuted import permuted
-from nfn_graph.converters.state_dict import FlattenOrder, build_graph
-from nfn_graph.layout import Layout
+from nfn_graph.converters.state_dict import build_graph
+from nfn_graph.layout import Layout, Placement, PlacementAxis
 
 # What the axes of a Keras kernel are in PyTorch's order, by their number.
 KERNEL_ORDER = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
@@ -90,38 +90,63 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
     Those of a Keras file are that already; those of a PyTorch network are renamed and permuted.
     """
-    if all(
+    if _is_keras(graph, tensors):
+        return dict(tensors)
+    placements = {key: p for p in graph.layout.placements for key in p.keys}
+    found: dict[str, Tensor] = {}
+    origins: dict[str, str] = {}
+    for key, tensor in tensors.items():
+        layer, role = _layer_and_role(key)
+        if tensor.dim() <= 1:
+            is_norm = f"{layer}.running_mean" in tensors
+            name, value = _NORM_NAMES.get(role, role) if is_norm else role, tensor
+        else:
+            name, value = _keras_kernel(key, tensor, placements.get(key))
+        path = f"{layer}/{name}:0"
+        if path in found:
+            raise ConversionError(
+                f"Expected one kernel for each layer to write to Keras (got '{origins[path]}' and "
+                f"'{key}' for '{path}'). Save to .safetensors or .pt."
+            )
+        found[path], origins[path] = value, key
+    return found
+
+
+def _is_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether keys and axes are those of a Keras file; names alone may be anybody's."""
+    if any(_neuron_axes(p) == ["target", "source"] for p in graph.layout.placements):
+        return False
+    return all(
         _role(key) in _KERAS_ROLES or "/vars/" in key or not x.is_floating_point()
         for key, x in tensors.items()
-    ):
-        return dict(tensors)
-    depthwise = {
-        key
-        for placement in graph.layout.placements
-        for key in placement.keys
-        if isinstance(placement.store, str) and len(placement.shape) > 2
-    }
-    found: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        layer, _, role = key.rpartition(".")
-        layer = layer or "layer"
-        if tensor.dim() <= 1:
-            norm = f"{layer}.running_mean" in tensors
-            name = (_NORM_NAMES if norm else {"bias": "bias"}).get(role, role)
-            found[f"{layer}/{name}:0"] = tensor
-            continue
-        orders = DEPTHWISE_ORDER if key in depthwise else KERNEL_ORDER
-        copies = tensor.shape[1] if orders is DEPTHWISE_ORDER else 1
-        if tensor.dim() not in orders or copies != 1:
-            raise ConversionError(
-                f"Expected a dense, convolution or depthwise kernel to write to Keras (got "
-                f"'{key}' of shape {list(tensor.shape)})"
-            )
-        order = orders[tensor.dim()]
-        back = [order.index(axis) for axis in range(len(order))]
-        name = "depthwise_kernel" if orders is DEPTHWISE_ORDER else "kernel"
-        found[f"{layer}/{name}:0"] = tensor.permute(back)
-    return found
+    )
+
+
+def _neuron_axes(placement: Placement) -> list[PlacementAxis]:
+    return [axis for axis in placement.axes if axis != "tap"]
+
+
+def _keras_kernel(key: str, tensor: Tensor, placement: Placement | None) -> tuple[str, Tensor]:
+    """What Keras calls a kernel, and the kernel in its order of axes."""
+    is_turned = placement is not None and _neuron_axes(placement) == ["source", "target"]
+    is_depthwise = placement is not None and isinstance(placement.store, str) and tensor.dim() > 2
+    orders = DEPTHWISE_ORDER if is_depthwise else KERNEL_ORDER
+    if is_turned and tensor.dim() == 2:
+        return "kernel", tensor
+    if tensor.dim() not in orders or (is_depthwise and tensor.shape[1] != 1) or is_turned:
+        raise ConversionError(
+            f"Expected a dense, convolution or depthwise kernel to write to Keras (got "
+            f"'{key}' of shape {list(tensor.shape)}). Save to .safetensors or .pt."
+        )
+    order = orders[tensor.dim()]
+    back = [order.index(axis) for axis in range(len(order))]
+    return "depthwise_kernel" if is_depthwise else "kernel", tensor.permute(back)
+
+
+def _layer_and_role(key: str) -> tuple[str, str]:
+    """The layer that a key of any program names, and what the tensor is in it."""
+    cut = max(key.rfind("."), key.rfind("/"))
+    return key[: max(cut, 0)] or "layer", key[cut + 1 :].split(":")[0]
 
 
 def torch_names(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
+from nfn_graph.converters.conversion.named_arch import make_arch, running_arch
 from nfn_graph.converters.io import load
-from nfn_graph.converters.named_arch import make_arch, running_arch
 from nfn_graph.converters.store.description import FILE, is_store
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
-# Whether to show where a mistake of ours is, as for all commands.
-_TRACEBACK = "NFN_GRAPH_TRACEBACK"
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Options:
     """How files are read: see :func:`nfn_graph.converters.load`; `arch` by name."""
 
     arch: str | None = None
-    flatten: Literal["channels_first", "channels_last"] | None = None
+    flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -81,21 +79,3 @@ def load_file(path: Path, options: Options) -> WeightGraph:
     arch = make_arch(options.arch)
     with running_arch(options.arch, OSError, ImportError, MemoryError):
         return load(path, arch=arch, flatten=options.flatten, example_input=example)
-
-
-def reason_of(error: Exception) -> str:
-    """Why a file failed, in one line; a mistake of ours is called that."""
-    if isinstance(error, (OSError, ValueError, TypeError, ImportError, MemoryError)):
-        return one_line(error)
-    if os.environ.get(_TRACEBACK):
-        raise error
-    return one_line(
-        f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
-        f"{_TRACEBACK}=1 to see where"
-    )
-
-
-def one_line(error: BaseException | str) -> str:
-    """What an error says, without line breaks and other signs that a terminal would obey."""
-    line = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

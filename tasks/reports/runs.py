@@ -1,0 +1,79 @@
+"""What finished runs left in their folders, and the names of their metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfn_graph.tasks.json_files import read_json
+
+# Facts about the data, which no model changes.
+BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")
+_NAMES = {
+    "tau": "Kendall tau",
+    "tau_ceiling": "tau ceiling",
+    "r2": "R²",
+    "mae": "MAE",
+    "mse": "MSE",
+    "mse_unedited": "MSE without an edit",
+    "mse_fit": "MSE of the fits",
+    "relative": "MSE / without an edit",
+    "relative_to_fit": "MSE / of the fits",
+    "overlap_magnitude": "overlap by magnitude",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left in its folder."""
+
+    folder: Path
+    task: str
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+
+
+def read_run(folder: Path) -> Run:
+    """Reads the folder of a finished run."""
+    found = {}
+    for name in ("config.json", "metrics.json"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"Expected a finished run in '{folder}' (got no {name})")
+        found[name] = read_json(folder / name)
+    config, metrics = found["config.json"], found["metrics.json"]
+    for name, parts in (("config.json", ("task", "options")), ("metrics.json", ("test",))):
+        missing = [part for part in parts if part not in found[name]]
+        if missing:
+            raise ValueError(f"Expected '{missing[0]}' in '{folder / name}' (got none)")
+    return Run(folder, config["task"], config["options"], config, metrics)
+
+
+def metric_name(metric: str) -> str:
+    """A metric's name for readers."""
+    return _NAMES.get(metric, metric.replace("_", " "))
+
+
+def scalar_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among metrics, without matrices and names; null is NaN."""
+    return {
+        name: math.nan if value is None else value
+        for name, value in metrics.items()
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
+
+
+def format_value(value: object) -> str:
+    """A cell of a table: numbers with three decimals, or digits if they are small or large."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.3f}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.3g}"

@@ -1,0 +1,83 @@
+"""What all sources share: a label and a split for each of their images or shapes."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+from torch import Tensor
+
+_TEST_EVERY = 5
+
+
+class SourceError(ValueError):
+    """A data source that cannot be read, with the reason and what to do."""
+
+
+class Labelled(ABC):
+    """Things with labels and a split.
+
+    Attributes:
+        name: Where they came from, for metadata and messages.
+        labels: `[count]`, int64, the class of each.
+        is_test: `[count]`, bool, whether each belongs to the test split.
+        classes: The names of the classes.
+    """
+
+    name: str
+    labels: Tensor
+    is_test: Tensor
+    classes: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def content(self) -> Tensor:
+        """The things themselves, along the first axis."""
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @cached_property
+    def train_index(self) -> Tensor:
+        """Those of the training split."""
+        return (~self.is_test).nonzero().squeeze(1)
+
+    @cached_property
+    def test_index(self) -> Tensor:
+        """Those of the test split."""
+        return self.is_test.nonzero().squeeze(1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of everything, to notice that a resumed run reads other data."""
+        digest = hashlib.blake2b(repr(tuple(self.content.shape)).encode(), digest_size=16)
+        for tensor in (self.content, self.labels, self.is_test):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def check_labels(self) -> None:
+        """Raises unless each has a label of a class, and a split."""
+        count = len(self)
+        for what, values in (("labels", self.labels), ("split flags", self.is_test)):
+            if tuple(values.shape) != (count,):
+                raise SourceError(
+                    f"Expected {count} {what} in '{self.name}', one for each "
+                    f"(got shape {list(values.shape)})"
+                )
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= len(self.classes):
+            raise SourceError(
+                f"Expected labels from 0 to {len(self.classes) - 1} in '{self.name}' "
+                f"(got {low} to {high})"
+            )
+
+
+def every_fifth(order: Tensor) -> Tensor:
+    """The test split where a source has none: the fifth, the tenth and so on of an order."""
+    return order % _TEST_EVERY == _TEST_EVERY - 1
+
+
+def numbered_classes(labels: Tensor) -> tuple[str, ...]:
+    """Names of classes that have none: their numbers."""
+    return tuple(str(i) for i in range(int(labels.max()) + 1 if len(labels) else 0))
