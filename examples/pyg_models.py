@@ -3,7 +3,7 @@
 300 MLPs are trained on digits, with a learning rate and a width drawn for each. The models read
 the weights of 200 of them and predict the test accuracy of the others. `to_homogeneous()` makes
 plain graphs for any model of PyG; for those with types, such as `HeteroConv`, take `materialize()`.
-Both do well here, and over seeds their order changes.
+Both do well here.
 """
 
 import time

@@ -9,7 +9,7 @@ Where the equations of `Permutation Equivariant Neural Functionals
 
 ================================================  ==========================================
 the action of the group, Eq. 1 in section 2.1     `symmetry.Permutation.apply`
-the NF-Layer of NP, section 2.2, appendix B.1     `nn.linear.message_passing`
+the NF-Layer of NP, section 2.2, appendix B.1     `nn.message_passing`
 that of HNP, the tables of appendix C.1           the same, on `NetworkSpec.fold("hnp")`
 IO-encoding, section 2.2                          `IOEncoding`
 the invariant layer P, section 2.3                `Pool`, `summary.network_summary`

@@ -88,7 +88,9 @@ def described(found: object) -> str:
         found = found.__func__
     if inspect.isclass(found) and not has_own_arguments(found):
         return f": {', '.join(base.__name__ for base in found.__bases__)}"
-    return arguments(inspect.signature(found))  # type: ignore[arg-type]
+    if not callable(found):
+        return f": {type(found).__name__}"  # A constant.
+    return arguments(inspect.signature(found))
 
 
 def has_own_arguments(kind: type) -> bool:

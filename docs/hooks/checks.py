@@ -14,7 +14,11 @@ from mkdocs.exceptions import PluginError
 
 # Attributes by which a page loads something; `a` elements only lead elsewhere.
 LOADS = {"src", "srcset", "data", "poster", "background"}
-RAW = re.compile(r":\w+:`|\.\. [\w-]+::|\\[()\[\]a-zA-Z]+|</?autoref|={5,}|`_")
+RAW = re.compile(
+    # The backticks of a role are gone: what they enclosed is code.
+    r":(?:math|class|func|meth|mod|attr|data|exc|obj|ref):"
+    r"|\.\. [\w-]+::|\\[()\[\]a-zA-Z]+|</?autoref|={5,}|`_"
+)
 REMOTE = re.compile(r"(?:url\(|@import\s+)[\"']?\s*(?:https?:)?//", re.IGNORECASE)
 
 

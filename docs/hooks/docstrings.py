@@ -13,7 +13,7 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any
 
-from griffe import Extension, NameResolutionError, Object
+from griffe import Extension, Module, NameResolutionError, Object
 
 LINK = re.compile(r"`(?P<text>[^`<]+?)\s+<(?P<url>https?://[^>\s]+)>`_")
 MATH = re.compile(r":math:`(?P<tex>[^`]+)`")
@@ -110,6 +110,10 @@ class SphinxMarkup(Extension):
         """Rewrites the docstring of one object."""
         if obj.docstring is not None:
             obj.docstring.value = to_markdown(obj.docstring.value, lambda p: _full_path(obj, p))
+
+    def on_package(self, *, pkg: Module, **kwargs: Any) -> None:
+        """Does so for the package, which is no member of anything."""
+        self.on_object(obj=pkg)
 
 
 def _full_path(obj: Object, path: str) -> str:

@@ -20,7 +20,8 @@ from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.kernels import bag_rows
 from nfn_graph.nn.elementwise import Dropout, Residual
-from nfn_graph.nn.linear import NFLinear, apply_maps
+from nfn_graph.nn.linear import NFLinear
+from nfn_graph.nn.message_passing import apply_maps
 from nfn_graph.nn.pool import Pool
 from nfn_graph.precision import autocast_dtype, sum_dtype
 from nfn_graph.steps import Maps, collect, map_summaries, split_taps
