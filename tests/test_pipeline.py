@@ -85,7 +85,7 @@ class Family:
         else:
             layers = []
             for n, m in pairwise([self.inputs, *widths]):
-                layers += [nn.Conv2d(n, m, self.kernel, padding="same", bias=self.bias)]
+                layers += [nn.Conv2d(n, m, self.kernel, padding=1, bias=self.bias)]
                 layers += self._after(nn.BatchNorm2d, m)
             places = self.positions[0] * self.positions[1]
             layers += [nn.AdaptiveAvgPool2d(self.positions), nn.Flatten()]
