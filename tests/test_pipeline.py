@@ -1,6 +1,6 @@
 """Random networks all the way: module, file, graph, batch, model, graph, file, module.
 
-`pytest tests/test_pipeline.py --hypothesis-profile long` draws ten times as many, others every time.
+`pytest tests/test_pipeline.py --hypothesis-profile long` draws ten times as many each time.
 """
 
 from __future__ import annotations
