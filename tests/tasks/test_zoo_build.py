@@ -257,8 +257,11 @@ def test_a_part_without_shards(tmp_path: Path) -> None:
         build_cnn_zoo(small(tmp_path / "zoo", shard="4/4"), images=IMAGES)
 
 
-def test_a_folder_with_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_brackets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are no style of the progress bar, nor the end of one."""
+    monkeypatch.setenv("COLUMNS", "300")  # Room for a long path.
     out = tmp_path / "a[" / "red]"
     build_cnn_zoo(small(out, networks=2), images=IMAGES, progress=True)
     assert len(open_zoo_folder(out)) == 2
