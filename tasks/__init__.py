@@ -4,11 +4,11 @@ This room holds the experiments: it builds collections of trained networks, trai
 weights and reports how well they do. It uses the core and the converters, and neither of them
 knows about it. From data to report:
 
-`sources`   images and point clouds, read from local files
-`zoo`       many small networks that are trained on them at once, in a store
-`models`    neural functionals and baselines that read networks
-`training`  options, data, Lightning, the folder of a run
-`reports`   figures, the page of a run, tables over runs
+- `sources`: images and point clouds, read from local files
+- `zoo`: many small networks that are trained on them at once, in a store
+- `models`: neural functionals and baselines that read networks
+- `training`: options, data, Lightning, the folder of a run
+- `reports`: figures, the page of a run, tables over runs
 
 A task is a module of its own, `predict_generalization`, `classify_inr`, `edit_inr` or
 `winning_tickets`, by name in `registry`. The commands are in `commands`, `zoo.commands`, `edit`,

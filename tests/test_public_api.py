@@ -5,6 +5,7 @@ After a change on purpose: `python tests/test_public_api.py --update`, and a lin
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib
@@ -18,7 +19,9 @@ from types import ModuleType
 import pytest
 
 import nfn_graph
+from test_readme import PAGES, blocks
 
+PAGES_IMPORT = "imported by the pages of the documentation"
 LISTING = Path(__file__).with_name("public_api.txt")
 MODULES = (
     "nfn_graph",
@@ -49,6 +52,24 @@ def lines_of(name: str) -> Iterator[str]:
         yield f"{full}{described(value)}"
         for member, found in members(value, module) if inspect.isclass(value) else ():
             yield f"{full}.{member}{described(found)}"
+
+
+def imported_by_pages() -> list[str]:
+    """What the pages import from other modules than those listed: users will, too."""
+    found = set()
+    for page in PAGES:
+        for _, source in blocks(page.read_text("utf-8"), "python"):
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nfn_graph"):
+                    found |= {(str(node.module), name.name) for name in node.names}
+    lines = []
+    for name, public in sorted(found):
+        module = importlib.import_module(name)
+        if name in MODULES:
+            assert public in module.__all__, (name, public)
+        else:
+            lines.append(f"{name}.{public}{described(getattr(module, public))}")
+    return lines
 
 
 def members(kind: type, module: ModuleType) -> Iterator[tuple[str, object]]:
@@ -139,12 +160,20 @@ def listed() -> dict[str, list[str]]:
 def update() -> None:
     """Writes the listing anew."""
     parts = ["\n".join([f"# {name}", *lines_of(name)]) for name in MODULES]
+    parts.append("\n".join([f"# {PAGES_IMPORT}", *imported_by_pages()]))
     LISTING.write_text("\n\n".join(parts) + "\n", "utf-8")
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_names_and_signatures_are_those_of_the_listing(name):
-    actual, expected = list(lines_of(name)), listed()[name]
+    check(list(lines_of(name)), listed()[name])
+
+
+def test_what_pages_import_is_listed():
+    check(imported_by_pages(), listed()[PAGES_IMPORT])
+
+
+def check(actual, expected):
     changes = [f"- {line}" for line in expected if line not in actual]
     changes += [f"+ {line}" for line in actual if line not in expected]
     hint = "If this is meant: python tests/test_public_api.py --update"
@@ -152,7 +181,7 @@ def test_names_and_signatures_are_those_of_the_listing(name):
 
 
 def test_the_listing_has_no_other_modules():
-    assert list(listed()) == list(MODULES)
+    assert list(listed()) == [*MODULES, PAGES_IMPORT]
 
 
 @pytest.mark.parametrize("name", MODULES)
