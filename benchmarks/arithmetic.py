@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from harness.cases import CNN, Case, filled, graph_features
 from harness.memory import peak_bytes
+from harness.passes import both_passes, our_tensors
 from harness.report import show
 
 from nfn_graph import NFLinear, WeightGraph
@@ -116,14 +117,10 @@ def measurements() -> Iterator[dict[str, object]]:
             counted = sum(p.numel() for p in layer.parameters())
             if counted != one.parameters:
                 raise ValueError(f"Expected {one.parameters} parameters (got {counted})")
-            inputs = [x for _, x in features.tensors() if x.numel()]
-            inputs += list(layer.parameters())
-            grads = [torch.randn_like(x) for _, x in layer(features).tensors() if x.numel()]
-
-            def run() -> None:
-                outputs = [x for _, x in layer(features).tensors() if x.numel()]  # noqa: B023
-                torch.autograd.grad(outputs, inputs, grads)  # noqa: B023
-
+            run = both_passes(
+                lambda: our_tensors(layer(features)),  # noqa: B023
+                [*our_tensors(features), *layer.parameters()],
+            )
             with torch.no_grad():
                 forward = peak_bytes(lambda: layer(features), device)  # noqa: B023
             peak = peak_bytes(run, device)
@@ -148,9 +145,9 @@ def measurements() -> Iterator[dict[str, object]]:
             }
 
 
-def _processor_time(function: object) -> float:
+def _processor_time(function: Callable[[], object]) -> float:
     start = time.process_time()
-    function()  # type: ignore[operator]
+    function()
     return time.process_time() - start
 
 

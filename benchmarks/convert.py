@@ -29,6 +29,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from harness.memory import forget_peak, resident
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
@@ -181,17 +182,12 @@ def report_memory(path: Path) -> None:
         arch = make_resnet()
     load(path, arch=arch)  # what the first call imports and caches is not the graph's
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    before = _peak()
+    forget_peak()
+    before = resident("VmHWM")
     graph = load(path, arch=arch)
     for store in graph.edge_stores:
         store.edge_attr.sum()
-    print(max(_peak() - before, 0))
-
-
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    print(max(resident("VmHWM") - before, 0) * 2**20)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 import torch.utils.data
 from harness.cases import random_tensors
+from harness.memory import resident
 from harness.report import arguments, show
 from harness.timing import alternate, ratio
 from torch import Tensor
@@ -36,6 +37,7 @@ from nfn_graph import DataLoader, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.safetensors import read_file
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.store.writer import StoreWriter
 
 BATCH = 32
@@ -159,7 +161,7 @@ def large(count: int, folder: Path) -> None:
     code = subprocess.run([sys.executable, "-c", PEAK, *command], check=False).returncode
     print(f"converting them: {time.perf_counter() - start:.1f} s, exit code {code}", flush=True)
     start = time.perf_counter()
-    wrong = list(Store(folder / "store").verify())
+    wrong = list(find_damage(folder / "store"))
     print(f"checksums: {time.perf_counter() - start:.1f} s, {len(wrong)} wrong", flush=True)
     subprocess.run([sys.executable, __file__, "--epoch", str(folder / "store")], check=True)
 
@@ -197,9 +199,7 @@ def epoch(folder: Path) -> None:
 
 
 def _memory() -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines if "Rss" in line}
-    return f"{found['RssAnon']:.0f} MB, and {found['RssFile']:.0f} MB of mapped files"
+    return f"{resident('RssAnon'):.0f} MB, and {resident('RssFile'):.0f} MB of mapped files"
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ import argparse
 import gc
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 from harness.cases import CASES
 from harness.classifier import nfn_step, our_step
+from harness.memory import forget_peak, resident
 from harness.report import arguments, show
 
 WORKER = "--worker"
@@ -23,10 +23,11 @@ WORKER = "--worker"
 def main() -> None:
     """Measures all cases."""
     if WORKER in sys.argv:
-        name, kind, device = sys.argv[sys.argv.index(WORKER) + 1 :]
+        name, kind, device, threads = sys.argv[sys.argv.index(WORKER) + 1 :]
+        torch.set_num_threads(int(threads))
         print(peak(name, kind, torch.device(device)))
         return
-    args = arguments(__doc__)
+    args = arguments(__doc__, "device")
     rows = []
     for name in ("inr64",) if args.quick else ("inr512", "mlp784"):
         kinds = ("ours", "recomputing", "nfn")
@@ -46,13 +47,12 @@ def main() -> None:
 
 def measured(name: str, kind: str, args: argparse.Namespace) -> float:
     """Runs the measurement in a fresh process."""
-    command = [sys.executable, __file__, WORKER, name, kind, str(args.device)]
+    command = [sys.executable, __file__, WORKER, name, kind, str(args.device), str(args.threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def peak(name: str, kind: str, device: torch.device) -> float:
     """Megabytes that a step needs beyond the model."""
-    torch.set_num_threads(2)
     case = CASES[name]
     options = {"recompute": True} if kind == "recomputing" else {}
     make = nfn_step if kind == "nfn" else our_step
@@ -67,17 +67,10 @@ def peak(name: str, kind: str, device: torch.device) -> float:
     before = resident("VmRSS")
     step()
     optimizer_state = step.state_bytes() / 2**20
-    # From here on the kernel records the largest size anew.
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     for _ in range(2):
         step()
     return resident("VmHWM") - before - optimizer_state
-
-
-def resident(field: str) -> float:
-    """Megabytes of this process in memory: now (`VmRSS`) or at most (`VmHWM`)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**10
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ the time per edge.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 from harness.cases import Case, filled, graph_features, random_tensors
+from harness.passes import both_passes, our_tensors, their_tensors
 from harness.report import arguments, show
 from harness.timing import alternate, ratio
 from nfn.common import WeightSpaceFeatures, network_spec_from_wsfeat
@@ -21,14 +21,14 @@ from nfn.layers import NPLinear
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from nfn_graph import Batch, NFLinear, WeightFeatures, WeightGraph
+from nfn_graph import Batch, NFLinear, WeightGraph
 
 ENDS = 10
 
 
 def main() -> None:
     """Times all sizes."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, "device")
     rows = []
     for networks in (64,) if args.quick else (32, 64):
         for channels in (16, 64):
@@ -53,14 +53,21 @@ def measure(networks: int, channels: int, args: argparse.Namespace) -> dict[str,
     theirs = NPLinear(network_spec_from_wsfeat(together), channels, channels).to(device)
 
     def loop() -> list[Tensor]:
-        return [x for single in singles for x in tensors_of(theirs(single))]
+        return [x for single in singles for x in their_tensors(theirs(single))]
 
-    inputs = [x for single in singles for x in tensors_of(single)]
+    inputs = [x for single in singles for x in their_tensors(single)]
     functions = {
-        "ours": step(lambda: our_tensors(ours(mixed)), our_tensors(mixed), ours),
-        "uniform": step(lambda: our_tensors(even(uniform)), our_tensors(uniform), even),
-        "loop": step(loop, inputs, theirs),
-        "padded": step(lambda: tensors_of(theirs(together)), tensors_of(together), theirs),
+        "ours": both_passes(
+            lambda: our_tensors(ours(mixed)), [*our_tensors(mixed), *ours.parameters()]
+        ),
+        "uniform": both_passes(
+            lambda: our_tensors(even(uniform)), [*our_tensors(uniform), *even.parameters()]
+        ),
+        "loop": both_passes(loop, [*inputs, *theirs.parameters()]),
+        "padded": both_passes(
+            lambda: their_tensors(theirs(together)),
+            [*their_tensors(together), *theirs.parameters()],
+        ),
     }
     times = alternate(functions, 5.0 if args.quick else 15.0, device)
     edges = [sum(x.shape[0] for x in f.weights.values()) for f in (mixed, uniform)]
@@ -74,15 +81,6 @@ def measure(networks: int, channels: int, args: argparse.Namespace) -> dict[str,
         "mixed / uniform, per edge": ratio(times, "ours", "uniform") * edges[1] / edges[0],
         "relative error of padded nfn": padding_error(theirs, singles, together),
     }
-
-
-def step(
-    function: Callable[[], list[Tensor]], inputs: list[Tensor], layer: nn.Module
-) -> Callable[[], object]:
-    """Forward and backward, with gradients of all inputs and parameters."""
-    grads = [torch.randn_like(x) for x in function()]
-    wanted = [*inputs, *layer.parameters()]
-    return lambda: torch.autograd.grad(function(), wanted, grads)
 
 
 def dense(sizes: tuple[int, ...], channels: int, device: torch.device) -> Any:
@@ -117,16 +115,6 @@ def padding_error(layer: nn.Module, singles: list[Any], together: Any) -> float:
             wrong += float((cropped - right[0]).square().sum())
             norm += float(right.square().sum())
     return (wrong / norm) ** 0.5
-
-
-def our_tensors(features: WeightFeatures) -> list[Tensor]:
-    """All tensors of our features that are not empty."""
-    return [x for _, x in features.tensors() if x.numel()]
-
-
-def tensors_of(features: Any) -> list[Tensor]:
-    """All tensors of the features of `nfn`."""
-    return [*features.weights, *features.biases]
 
 
 if __name__ == "__main__":

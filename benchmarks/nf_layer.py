@@ -9,22 +9,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import torch
 from harness.cases import CASES, Case, graph_features, nfn_features
+from harness.passes import both_passes, our_tensors, their_tensors
 from harness.products import products
 from harness.report import arguments, show
 from harness.timing import alternate, ratio
 from nfn.layers import HNPLinear, NPLinear
 from torch import Tensor, nn
 
-from nfn_graph import NFLinear, WeightFeatures
+from nfn_graph import NFLinear
 
 
 def main() -> None:
     """Times all cases."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, "device", "compile")
     rows = []
     for name, case in CASES.items():
         for symmetry in ("np", "hnp") if case.hnp else ("np",):
@@ -45,13 +45,16 @@ def measure(
     layer = NPLinear if symmetry == "np" else HNPLinear
     theirs = layer(spec, case.channels, case.channels).to(device)
     our_inputs = [*our_tensors(features), *ours.parameters()]
-    their_inputs = [*tensors_of(theirs_in), *theirs.parameters()]
+    their_inputs = [*their_tensors(theirs_in), *theirs.parameters()]
+
+    def run(function: Callable[[], list[Tensor]], inputs: list[Tensor]) -> Callable[[], object]:
+        return both_passes(function, inputs) if backward else torch.no_grad()(function)
 
     def run_ours(layer: nn.Module) -> Callable[[], object]:
-        return step(lambda: our_tensors(layer(features)), our_inputs, backward)
+        return run(lambda: our_tensors(layer(features)), our_inputs)
 
     def run_theirs(layer: nn.Module) -> Callable[[], object]:
-        return step(lambda: tensors_of(layer(theirs_in)), their_inputs, backward)
+        return run(lambda: their_tensors(layer(theirs_in)), their_inputs)
 
     functions = {
         "ours": run_ours(ours),
@@ -73,26 +76,6 @@ def measure(
         if other != "ours":
             row[f"ours / {other}"] = ratio(times, "ours", other)
     return row
-
-
-def step(
-    function: Callable[[], list[Tensor]], inputs: list[Tensor], backward: bool
-) -> Callable[[], object]:
-    """A pass, with gradients of all inputs and parameters if wanted."""
-    if not backward:
-        return torch.no_grad()(function)
-    grads = [torch.randn_like(x) for x in function()]
-    return lambda: torch.autograd.grad(function(), inputs, grads)
-
-
-def our_tensors(features: WeightFeatures) -> list[Tensor]:
-    """All tensors of our features that are not empty."""
-    return [x for _, x in features.tensors() if x.numel()]
-
-
-def tensors_of(features: Any) -> list[Tensor]:
-    """All tensors of the features of `nfn`."""
-    return [*features.weights, *features.biases]
 
 
 if __name__ == "__main__":

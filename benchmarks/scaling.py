@@ -12,21 +12,21 @@ import argparse
 import math
 from statistics import linear_regression, median
 
-import torch
 from harness.cases import Case, graph_features
 from harness.memory import peak_bytes
+from harness.passes import both_passes, our_tensors
 from harness.products import products
 from harness.report import arguments, show
 from harness.timing import alternate, ratio
 
-from nfn_graph import NFLinear, WeightFeatures
+from nfn_graph import NFLinear
 
 CHANNELS = 16
 
 
 def main() -> None:
     """Measures all three."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, "device")
     most = 6 if args.quick else 7
     rows = []
     # Three square layers, four networks.
@@ -56,11 +56,7 @@ def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, obj
     features = graph_features(case, "np", args.device)
     layer = NFLinear(features.spec, case.channels, case.channels).to(args.device)
     inputs = [*our_tensors(features), *layer.parameters()]
-    grads = [torch.randn_like(x) for x in our_tensors(layer(features))]
-
-    def ours() -> object:
-        return torch.autograd.grad(our_tensors(layer(features)), inputs, grads)
-
+    ours = both_passes(lambda: our_tensors(layer(features)), inputs)
     functions = {"ours": ours, "products": products(layer, features, True)}
     times = alternate(functions, 1.0 if args.quick else 3.0, args.device)
     peak = peak_bytes(ours, args.device)
@@ -79,11 +75,6 @@ def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, obj
         "ours peak MB": peak / 2**20,
         "bytes per edge and channel": peak / edges / case.channels,
     }
-
-
-def our_tensors(features: WeightFeatures) -> list[torch.Tensor]:
-    """All tensors of our features that are not empty."""
-    return [x for _, x in features.tensors() if x.numel()]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ SPEC = NetworkSpec.chain(3, input_size=2, output_size=1)
 
 def main() -> None:
     """Times all cases."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, "device")
     rows = []
     for name in ("inr64",) if args.quick else ("inr64", "inr512"):
         case, networks = CASES[name], 128

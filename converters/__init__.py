@@ -3,6 +3,15 @@
 This room reads modules, state dicts and checkpoint files, finds out which axes of which tensors
 belong to the same neurons, and builds the `WeightGraph` that says so. It knows about file formats
 and architectures so that the core need not; it uses the core and never the tasks.
+
+    io, files/                  files: `load` and `save`, and a reader and a writer of each format
+    module, pytorch/            modules: their computation is followed, in the words of `wiring/`
+    state_dict, chain/          state dicts: the computation of `arch`, or a chain of layers
+    onnx/, keras/               models of other libraries, in the same words
+    wiring/                     which axes of which tensors belong to the same neurons
+    conversion/, store/, jobs/  many networks: converted side by side, kept in few files
+    zoos/                       collections that others published
+    commands, summary, draw     what the command line shows
 """
 
 from nfn_graph.converters.draw import draw

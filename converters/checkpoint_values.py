@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.arrays import from_array
 
 
 def is_numeric(value: Any) -> bool:
@@ -30,11 +31,7 @@ def as_tensor(what: str, value: Any) -> Any:
         value: A value of a state dict.
     """
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufc" or value.dtype in (np.longdouble, np.clongdouble):
-            raise ConversionError(f"Expected numbers in {what} (got the type {value.dtype})")
-        native = value.astype(value.dtype.newbyteorder("="), copy=False)
-        is_usable = native.flags.writeable and min(native.strides, default=1) >= 0
-        return torch.from_numpy(native if is_usable else native.copy())
+        return from_array(what, value)
     if not isinstance(value, Tensor) or is_plain(value):
         return value
     got = (

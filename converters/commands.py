@@ -14,15 +14,23 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion import convert_files, convert_in_parts
-from nfn_graph.converters.parts import Part
-from nfn_graph.converters.progress import counting
-from nfn_graph.converters.reading import Options, find_files, load_file, one_line, reason_of
+from nfn_graph.converters.chain import FlattenOrder
+from nfn_graph.converters.conversion import (
+    Options,
+    Report,
+    convert_files,
+    convert_in_parts,
+    find_files,
+    load_file,
+    report_file,
+)
+from nfn_graph.converters.errors import located, one_line, printable, reason_of
+from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
-Flatten = Literal["channels_first", "channels_last"] | None
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
 _MOST_FAILURES = 20
 
@@ -32,7 +40,7 @@ def inspect(
     /,
     *,
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     json: bool = False,
 ) -> int:
@@ -63,9 +71,7 @@ def inspect(
             table = summary(load_file(path, options))
         except Exception as error:
             failed = True
-            reason = reason_of(error)
-            where = "" if one_line(str(path)) in reason else one_line(f"{path}: ")
-            print(f"nfn-graph: {where}{reason}", file=sys.stderr)
+            print(f"nfn-graph: {located(path, reason_of(error))}", file=sys.stderr)
             continue
         if json:
             print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
@@ -80,7 +86,7 @@ def convert(
     *,
     out: Path,
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     workers: int = 0,
     overwrite: bool = False,
@@ -122,22 +128,18 @@ def convert(
         )
     options = Options(arch, flatten, input_shape)
     paths = _found(files, out)
-    report_path = out / f"report{Part.parse(shard).suffix}.json"
     with counting("Converting", len(paths)) as count_on:
-        chosen: dict[str, Any] = {
-            "given": files,
-            "overwrite": overwrite,
-            "shard_size": shard_size,
-        }
         if engine == "local":
             report = convert_files(
                 paths,
                 out,
                 options,
+                given=files,
                 workers=workers,
+                overwrite=overwrite,
                 shard=shard,
+                shard_size=shard_size,
                 on_done=lambda: count_on(1),
-                **chosen,
             )
         else:
             report = convert_in_parts(
@@ -145,21 +147,13 @@ def convert(
                 out,
                 options,
                 engine,
+                given=files,
+                overwrite=overwrite,
+                shard_size=shard_size,
                 on_done=count_on,
-                **chosen,
             )
-    failures = list(report.failed.items())
-    for path, reason in failures[:_MOST_FAILURES]:
-        where = "" if path in reason else f"{path}: "
-        print(f"nfn-graph: {where}{reason}", file=sys.stderr)
-    if len(failures) > _MOST_FAILURES:
-        more = len(failures) - _MOST_FAILURES
-        print(f"nfn-graph: and {more} more, see {report_path}", file=sys.stderr)
-    print(
-        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed "
-        f"({report_path})"
-    )
-    return 1 if failures else 0
+    _print_report(report, report_file(out, Part.parse(shard)))
+    return 1 if report.failed else 0
 
 
 def draw(
@@ -168,7 +162,7 @@ def draw(
     *,
     output: Annotated[Path, arg(aliases=["-o"])],
     arch: Arch = None,
-    flatten: Flatten = None,
+    flatten: FlattenOrder | None = None,
     input_shape: InputShape = None,
     max_neurons: int = 16,
 ) -> int:
@@ -196,6 +190,18 @@ def draw(
     return 0
 
 
+def _print_report(report: Report, path: Path) -> None:
+    failures = list(report.failed.items())
+    for file, reason in failures[:_MOST_FAILURES]:
+        print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
+    if len(failures) > _MOST_FAILURES:
+        more = len(failures) - _MOST_FAILURES
+        print(f"nfn-graph: and {more} more, see {path}", file=sys.stderr)
+    print(
+        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed ({path})"
+    )
+
+
 def _found(paths: tuple[Path, ...], out: Path | None = None) -> list[Path]:
     """The files, and a message for stores that are among them."""
     found = find_files(paths)
@@ -211,7 +217,7 @@ def _plain_rows(table: Summary) -> list[dict[str, Any]]:
 
 
 def _print_summary(console: Console, path: Path, table: Summary) -> None:
-    rows = Table(title=Text(str(path)), title_justify="left", box=SIMPLE_HEAD)
+    rows = Table(title=Text(printable(str(path))), title_justify="left", box=SIMPLE_HEAD)
     for i, column in enumerate(COLUMNS):
         rows.add_column(column, justify="right" if i else "left", no_wrap=True)
     for row in table.rows:

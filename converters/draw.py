@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import NeuronType, WeightGraph, WeightType
+from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.optional import require
 from nfn_graph.layout import Layout
 
@@ -34,8 +35,10 @@ def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figu
         max_neurons: How many neurons of a layer are shown at most.
         channel: Which of the graph's channels is shown.
     """
-    if not isinstance(graph.get("layout"), Layout):
-        raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+    layout_of(graph)
+    channels = graph[graph.spec.weights[0].key].edge_attr.shape[-1]
+    if not 0 <= channel < channels:
+        raise ValueError(f"Expected a channel from 0 to {channels - 1} (got {channel})")
     if max_neurons < 2:
         raise ValueError(f"Expected to show at least 2 neurons (got max_neurons={max_neurons})")
     figures = require("matplotlib.figure", "to draw graphs")

@@ -9,15 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files import Format, keras, npz, onnx, pytorch, safetensors
-from nfn_graph.converters.files.detect import detect_entries
-from nfn_graph.converters.files.graph import build_graph, is_graph, write_graph
+from nfn_graph.converters.files import Format, detect, keras, npz, onnx, pytorch, safetensors
+from nfn_graph.converters.files.checks import check_path
+from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
 from nfn_graph.converters.files.zip_directory import ZipEntry
 from nfn_graph.converters.keras import from_keras, to_keras
+from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
-from nfn_graph.converters.state_dict import FlattenOrder, from_state_dict, to_state_dict
+from nfn_graph.converters.state_dict import from_state_dict, to_state_dict
 
 _WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), pytorch.write),
@@ -55,7 +57,7 @@ def load(
         ModuleNotFoundError: The package for its format is not installed.
     """
     path = Path(path)
-    format_, entries = detect_entries(path)
+    format_, entries = detect(path)
     if format_ == "onnx":
         return from_onnx(path)
     try:
@@ -64,7 +66,7 @@ def load(
         if format_ == "safetensors":
             file = safetensors.read_file(path)
             if is_graph(file.metadata):
-                return build_graph(path, file)
+                return read_graph(path, file)
             tensors: Mapping[str, Any] = file.tensors
         else:
             tensors = _read(path, format_, entries)
@@ -78,7 +80,7 @@ def load(
 def read_tensors(path: str | Path) -> Mapping[str, Any]:
     """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
     path = Path(path)
-    return _read(path, *detect_entries(path))
+    return _read(path, *detect(path))
 
 
 def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, Any]:
@@ -118,16 +120,7 @@ def save(
             channels; :func:`load` reads it back.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ConversionError(
-            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
-        )
-    if template is not None and suffix not in (".h5", ".onnx"):
-        raise ConversionError(
-            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
-            f"(got '{template}')"
-        )
+    suffix = _suffix(path, template)
     if as_graph:
         if suffix != ".safetensors" or channel is not None:
             raise ConversionError(
@@ -136,14 +129,14 @@ def save(
             )
         write_graph(path, graph)
         return
-    names = list(graph.layout.channels) if len(graph.layouts) == 1 else []
+    names = list(layout_of(graph).channels)
     if names and channel is None:
         raise ConversionError(
             f"Expected channel=... for '{path}', which holds one value of every weight (got a "
             f"graph with the channels {[WEIGHTS, *names]}). Save one of them, or all with "
             f"as_graph=True"
         )
-    model = None if template is None else Path(template)
+    model = None if template is None else check_path(template)
     values = to_state_dict(graph, channel)
     for key, value in values.items():
         if not isinstance(value, Tensor) and _WRITERS.get(suffix) is not pytorch.write:
@@ -157,3 +150,18 @@ def save(
         keras.write(path, to_keras(graph, values), model)
     else:
         _WRITERS[suffix](path, values)
+
+
+def _suffix(path: Path, template: str | Path | None) -> str:
+    """What says the format of a file to be written."""
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ConversionError(
+            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
+        )
+    if template is not None and suffix not in (".h5", ".onnx"):
+        raise ConversionError(
+            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
+            f"(got '{template}')"
+        )
+    return suffix

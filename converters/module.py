@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.one_network import check_module
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
@@ -54,6 +55,7 @@ def from_module(
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
     """
+    check_module(module, "module")
     layout = trace(module, example_input)
     tensors = {
         key: value.detach().clone() if isinstance(value, Tensor) else value

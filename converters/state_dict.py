@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.casts import cast, promoted
-from nfn_graph.converters.chain import Hints
+from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.channels import (
     WEIGHTS,
     Channels,
@@ -20,13 +20,12 @@ from nfn_graph.converters.channels import (
 )
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.layouts import find_layout, shapes_of
+from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.prefixes import Keys, find_state_dict
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout, scatter_tensors
 from nfn_graph.spec import Key
-
-FlattenOrder = Literal["channels_first", "channels_last"]
 
 
 def from_state_dict(
@@ -79,10 +78,12 @@ def from_state_dict(
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
     """
-    if flatten not in (None, "channels_first", "channels_last"):
+    if flatten not in (None, *get_args(FlattenOrder)):
         raise ValueError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
+    if arch is not None:
+        check_module(arch, "arch")
     found = find_state_dict(state_dict)
     hints = Hints(flatten, None if arch is not None else _input_shape(example_input))
     return build_graph(find_layout(found, arch, hints, example_input), found, channels)
@@ -126,9 +127,7 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
         channel: One of the further channels that the graph was made with, by name; the
             weights themselves if None or `"weights"`.
     """
-    if len(graph.layouts) != 1 or not isinstance(graph.layout, Layout):
-        raise ValueError("Expected one network (got a batch; take batch[i] of it)")
-    layout = graph.layout
+    layout = layout_of(graph)
     if not layout.placements:
         raise ConversionError(
             "Expected a graph that was made from tensors (got one without placements)"
@@ -168,6 +167,7 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     """Loads the weights of a graph into a module, which is returned."""
+    check_module(module, "module")
     state_dict = to_state_dict(graph)
     network = module
     if not Keys(state_dict, module.state_dict()).fit:

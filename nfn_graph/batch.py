@@ -15,6 +15,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from nfn_graph.graph import WeightGraph
 from nfn_graph.layout import Layout
+from nfn_graph.rows import group_of_rows
 from nfn_graph.spec import Key, NetworkSpec
 
 
@@ -78,41 +79,27 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
                 after network.
             attributes: Attributes of the graphs, such as labels, with one row per network.
         """
+        if not layouts:
+            raise ValueError("Expected at least one layout to batch (got none)")
         # Most networks of a batch share their layout.
         kinds = {id(layout): layout for layout in layouts}
         spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
         inside = {number: layout.inside(spec) for number, layout in kinds.items()}
-        count = len(layouts)
         # Types that the first network lacks come after its own.
         own = layouts[0].spec
-        neurons, weights = {**own.neuron, **spec.neuron}, {**own.weight, **spec.weight}
-        keys: list[Key] = [*neurons, *weights]
-        each = torch.arange(count + 1)
-        none = torch.zeros(count, dtype=torch.long)
-        mapping: dict[Any, dict[str, Any]] = {
-            "_global_store": {"layout": [inside[id(layout)] for layout in layouts]}
-        }
-        slices: dict[Any, Any] = {"layout": each}
-        increments: dict[Any, Any] = {"layout": None}
-        for name, values in (attributes or {}).items():
-            mapping["_global_store"][name] = values
-            slices[name], increments[name] = each, none
-        rows = {number: [layout.rows_of(key) for key in keys] for number, layout in kinds.items()}
+        keys: list[Key] = [*{**own.neuron, **spec.neuron}, *{**own.weight, **spec.weight}]
+        rows = {number: [layout.num_rows(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
-        pointers = torch.cat([sizes.new_zeros(len(keys), 1), sizes.cumsum(1)], 1)
-        ends = pointers[:, -1].tolist()
-        for i, key in enumerate(keys):
-            attribute = "x" if isinstance(key, str) else "edge_attr"
-            mapping[key] = {attribute: stores[key]}
-            if isinstance(key, str):
-                mapping[key]["batch"] = _numbers(pointers[i], ends[i])
-                mapping[key]["ptr"] = pointers[i].clone()
-            slices[key] = {attribute: pointers[i]}
-            increments[key] = {attribute: none}
-        batch: Batch = cls.from_dict(mapping)
-        batch._num_graphs = count
-        batch._slice_dict = slices
-        batch._inc_dict = increments
+        parts = _Parts(len(layouts))
+        parts.add_attribute("layout", [inside[id(layout)] for layout in layouts], None)
+        for name, values in (attributes or {}).items():
+            parts.add_attribute(name, values, parts.none)
+        for key, counts in zip(keys, sizes, strict=True):
+            parts.add_store(key, stores[key], counts)
+        batch: Batch = cls.from_dict(parts.mapping)
+        batch._num_graphs = len(layouts)
+        batch._inc_dict = parts.increments
+        batch._slice_dict = parts.slices
         return batch
 
     def get_example(self, idx: int) -> WeightGraph:
@@ -169,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         exclude_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("collate_fn", None)
+        kwargs.pop("collate_fn", None)  # Lightning builds loaders again from their attributes.
         self.follow_batch = follow_batch
         self.exclude_keys = exclude_keys
         collate = _Collater(dataset, follow_batch, exclude_keys)
@@ -200,12 +187,35 @@ def _collate(graphs: GraphList) -> Batch:
     return graphs.collate()
 
 
-def _numbers(pointers: Tensor, total: int) -> Tensor:
-    """For every row, the number of the network that it belongs to."""
-    # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
-    begins = pointers[1:-1]
-    steps = pointers.new_zeros(total + 1).index_add_(0, begins, torch.ones_like(begins))
-    return steps.cumsum(0)[:total]
+class _Parts:
+    """What PyG's collate makes of networks, put together without them.
+
+    Args:
+        count: How many networks there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.each = torch.arange(count + 1)
+        self.none = torch.zeros(count, dtype=torch.long)
+        self.mapping: dict[Any, dict[str, Any]] = {"_global_store": {}}
+        self.slices: dict[Any, Any] = {}
+        self.increments: dict[Any, Any] = {}
+
+    def add_attribute(self, name: str, values: Any, increments: Tensor | None) -> None:
+        """An attribute of the graphs, with one row per network."""
+        self.mapping["_global_store"][name] = values
+        self.slices[name], self.increments[name] = self.each, increments
+
+    def add_store(self, key: Key, x: Tensor, counts: Tensor) -> None:
+        """The features of a type, of which every network has so many rows."""
+        attribute = "x" if isinstance(key, str) else "edge_attr"
+        pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self.mapping[key] = {attribute: x}
+        if isinstance(key, str):
+            self.mapping[key]["batch"] = group_of_rows(counts, int(pointers[-1]))
+            self.mapping[key]["ptr"] = pointers.clone()
+        self.slices[key] = {attribute: pointers}
+        self.increments[key] = {attribute: self.none}
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nfn_graph.layout import Layout, Placement, PlacementAxis, Shape
 from nfn_graph.spec import NetworkSpec
+from nfn_graph.spec_checks import check_unique
 
 
 def chain_layout(
@@ -54,10 +55,7 @@ def _check_chain(
             f"Expected as many biases and keys as weights (got {len(weights)} weights, "
             f"{len(biases)} biases, {len(keys)} keys)"
         )
-    names = [name for pair in keys for name in pair]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"Expected the keys of tensors to differ (got {repeated} twice)")
+    check_unique([name for pair in keys for name in pair], "tensors")
     for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
         if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
             raise ValueError(

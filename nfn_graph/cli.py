@@ -7,15 +7,17 @@ adds a command as a function with typed arguments, named here; tyro makes option
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
 import io
 import itertools
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
@@ -88,42 +90,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except _EXPECTED as error:
         return _fail(str(error) or type(error).__name__)
+    except RuntimeError as error:
+        if os.environ.get(_TRACEBACK) or "allocate" not in str(error):
+            return _mistake(error)
+        # So torch says that there is not enough memory.
+        return _fail(f"Expected a computation that fits into memory (got: {_first_line(error)})")
     except Exception as error:
-        if os.environ.get(_TRACEBACK):
-            raise
-        return _fail(
-            f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
-            f"{_TRACEBACK}=1 to see where"
-        )
+        return _mistake(error)
+
+
+def _mistake(error: Exception) -> int:
+    if os.environ.get(_TRACEBACK):
+        raise error
+    return _fail(
+        f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
+        f"{_TRACEBACK}=1 to see where"
+    )
 
 
 def _run(name: str, arguments: list[str]) -> int:
     module, _, function = COMMANDS[name].function.partition(":")
-    command = getattr(importlib.import_module(module), function)
+    try:
+        command = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        room = module.split(".")[1]
+        raise ModuleNotFoundError(
+            f"Expected the packages that 'nfn-graph {name}' needs (got: {error}). Install them "
+            f"with: pip install 'nfn-graph[{room}]'"
+        ) from error
     call = _parse(name, command, arguments)
-    return 0 if call is None else int(call())
+    if call is None:
+        return 0
+    _check_values(call)
+    return int(call())
 
 
 def _parse(
     name: str, command: Callable[..., int], arguments: list[str]
-) -> Callable[[], int] | None:
+) -> functools.partial[int] | None:
     """The command with its arguments; None if they asked for help, which was printed."""
-    try:
-        import tyro
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package 'tyro' to run the command line (got: {error}). Install it "
-            f"with: pip install 'nfn-graph[converters]'"
-        ) from error
+    import tyro
 
     @functools.wraps(command)
-    def bind(*args: Any, **kwargs: Any) -> Callable[[], int]:
+    def bind(*args: Any, **kwargs: Any) -> functools.partial[int]:
         return functools.partial(command, *args, **kwargs)
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            call: Callable[[], int] = tyro.cli(
+            call: functools.partial[int] = tyro.cli(
                 bind,
                 prog=f"nfn-graph {name}",
                 args=arguments,
@@ -140,12 +155,40 @@ def _parse(
     return call
 
 
+def _check_values(call: functools.partial[int]) -> None:
+    """What no option can mean: numbers without end, and paths that no system has."""
+    names = inspect.signature(call.func).parameters
+    for name, value in _values({**dict(zip(names, call.args, strict=False)), **call.keywords}):
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"Expected a finite number of {option} (got {value})")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"Expected {option} of less than 2**63 (got {value})")
+        if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
+            raise ValueError(f"Expected text without zero bytes (got {str(value)!r})")
+
+
+def _values(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every single value with the name of its option."""
+    for name, value in named.items():
+        if dataclasses.is_dataclass(value):
+            yield from _values({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        elif isinstance(value, tuple):
+            yield from ((name, member) for member in value)
+        else:
+            yield name, value
+
+
 def _first_section(box: str) -> str:
     """What tyro complains of, out of the box that it draws around it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     rows = [line.strip("│ ") for line in plain.splitlines() if line.startswith("│")]
     first = itertools.takewhile(lambda row: not row.startswith("──"), rows)
-    return " ".join(first) or plain
+    return re.sub(r"\s*[-─]{4,}\s*", ": ", " ".join(first) or plain)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -79,6 +79,15 @@ def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[str, Tensor]:
     compiling = torch.compiler.is_compiling()
     if not compiling and spec in incidence.masks:
         return incidence.masks[spec]
+    # Masks made in inference mode could not be used in training later on.
+    with torch.inference_mode(False):
+        masks = _masks(spec, incidence)
+    if not compiling and all(map(is_lasting, masks.values())):
+        incidence.masks[spec] = masks
+    return masks
+
+
+def _masks(spec: FoldedSpec, incidence: Incidence) -> dict[str, Tensor]:
     masks = {}
     levels = [(n.name, n.pieces, incidence.neurons[n.name].count) for n in spec.neurons]
     levels.append((NETWORK, spec.pieces, incidence.num_graphs))
@@ -93,8 +102,6 @@ def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[str, Tensor]:
                 for r, piece in zip(rows, pieces, strict=True)
             ]
             masks[name] = torch.cat(columns, 1).unsqueeze(-1)
-    if not compiling and all(map(is_lasting, masks.values())):
-        incidence.masks[spec] = masks
     return masks
 
 

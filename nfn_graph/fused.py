@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nfn_graph.batch_rows import BatchRows
 from nfn_graph.steps import (
-    Batched,
     Maps,
     Values,
     collect,
@@ -34,10 +34,10 @@ from nfn_graph.steps import (
     tapped,
 )
 
-Plain = Callable[[Batched, Values, Maps], Values]
+Plain = Callable[[BatchRows, Values, Maps], Values]
 
 
-def fused_layer(plain: Plain, batch: Batched, values: Values, maps: Maps) -> Values:
+def fused_layer(plain: Plain, batch: BatchRows, values: Values, maps: Maps) -> Values:
     """Computes `plain(batch, values, maps)`.
 
     Args:
@@ -56,7 +56,7 @@ class _FusedLayer(torch.autograd.Function):
     """Inputs: values, maps. Outputs: values, then what the gradient needs."""
 
     @staticmethod
-    def forward(plain: Plain, batch: Batched, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(plain: Plain, batch: BatchRows, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, maps = _values(batch, tensors), _maps(batch, tensors)
         sums = edge_sums(batch, values.weights)
         neurons, summary = collect(batch, sums, values.neurons, values.network)
@@ -96,7 +96,7 @@ class _FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], plain: Plain, batch: Batched, *tensors: Tensor
+        info: Any, in_dims: tuple[Any, ...], plain: Plain, batch: BatchRows, *tensors: Tensor
     ) -> Any:
         def one(*each: Tensor) -> tuple[Tensor, ...]:
             return _flat(plain(batch, _values(batch, each), _maps(batch, each)))
@@ -113,7 +113,7 @@ class _FusedGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        plain: Plain, batch: Batched, wanted: tuple[bool, bool], *tensors: Tensor
+        plain: Plain, batch: BatchRows, wanted: tuple[bool, bool], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         count = _num_values(batch)
         grads, inputs = _values(batch, tensors), tensors[count:]
@@ -129,9 +129,9 @@ class _FusedGradient(torch.autograd.Function):
             for g, x, matrix in zip(sums, reads, maps.neurons, strict=True):
                 if matrix is not None:
                     found.append(g.t() @ x)
-            found.append(total.t() @ summary)
+            found.append((total.t() @ summary).to(maps.network.dtype))
             if maps.bias is not None:
-                found.append(total.sum(0))
+                found.append(total.sum(0).to(maps.bias.dtype))
         if not wanted[0]:
             return tuple(found)
         mapped, message = _map_gradients(batch, maps, sums, total)
@@ -158,7 +158,7 @@ class _FusedGradient(torch.autograd.Function):
         info: Any,
         in_dims: tuple[Any, ...],
         plain: Plain,
-        batch: Batched,
+        batch: BatchRows,
         wanted: tuple[bool, bool],
         *tensors: Tensor,
     ) -> Any:
@@ -184,12 +184,13 @@ class _FusedGradient(torch.autograd.Function):
 
 
 def _map_gradients(
-    batch: Batched, maps: Maps, sums: Sequence[Tensor], total: Tensor
+    batch: BatchRows, maps: Maps, sums: Sequence[Tensor], total: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """What all neurons and the network say back."""
-    message = total @ maps.network
+    message = total @ maps.network.to(total.dtype)
     if batch.scales:
         tapped(message, batch.scales[-1]).mul_(batch.scales[-1])
+    message = message.to(maps.network.dtype)
     mapped = spread_network(batch, message)
     for i, (x, read, matrix) in enumerate(zip(mapped, sums, maps.neurons, strict=True)):
         if matrix is None:
@@ -209,17 +210,17 @@ def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
     return matrix.reshape(matrix.shape[0], 2, -1).permute(2, 1, 0).flatten(1)
 
 
-def _num_values(batch: Batched) -> int:
+def _num_values(batch: BatchRows) -> int:
     return len(batch.edges) + len(batch.neurons) + 1
 
 
-def _values(batch: Batched, tensors: Sequence[Tensor]) -> Values:
+def _values(batch: BatchRows, tensors: Sequence[Tensor]) -> Values:
     weights, neurons = batch.sizes
     both = weights + neurons
     return Values(tensors[:weights], tensors[weights:both], tensors[both])
 
 
-def _maps(batch: Batched, tensors: Sequence[Tensor]) -> Maps:
+def _maps(batch: BatchRows, tensors: Sequence[Tensor]) -> Maps:
     weights, neurons = batch.sizes
     maps = tensors[weights + neurons + 1 :]
     both = weights + neurons

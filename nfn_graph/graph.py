@@ -16,12 +16,8 @@ from nfn_graph.chain import chain_layout
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.incidence import Incidence
-from nfn_graph.layout import (
-    Layout,
-    gather_tensors,
-    scatter_tensors,
-)
-from nfn_graph.plain import to_plain, to_plain_hetero
+from nfn_graph.layout import Layout, gather_tensors, scatter_tensors
+from nfn_graph.pyg_data import to_data, to_hetero_data
 from nfn_graph.spec import Key, NetworkSpec, Symmetry, WeightKey
 
 _COLLATE_HINT = (
@@ -96,12 +92,14 @@ class WeightGraph(HeteroData):
         """The types of the network, or of all networks of a batch."""
         given = [layout.within or layout.spec for layout in self.layouts]
         specs = list(dict.fromkeys({id(spec): spec for spec in given}.values()))
-        if len({frozenset(spec.unsized.neurons + spec.unsized.weights) for spec in specs}) > 1:
-            raise ValueError(
-                f"Expected a batch of networks that share their types (got {len(specs)} "
-                f"different specs, collated by PyG's own Batch, which mixes up networks: "
-                f"{specs[0].difference(specs[1])}). {_COLLATE_HINT}"
-            )
+        first = set(specs[0].unsized.types.values())
+        for other in specs[1:]:
+            if set(other.unsized.types.values()) != first:
+                raise ValueError(
+                    f"Expected a batch of networks that share their types (got {len(specs)} "
+                    f"different specs, collated by PyG's own Batch, which mixes up networks: "
+                    f"{specs[0].difference(other)}). {_COLLATE_HINT}"
+                )
         return NetworkSpec.union(specs)
 
     def features(
@@ -121,10 +119,7 @@ class WeightGraph(HeteroData):
             spec = own
         elif spec != own:
             _check_holds(spec, own)
-        stores: dict[Key, Tensor] = {
-            **{key: self[key].edge_attr for key in own.weight},
-            **{key: self[key].x for key in own.neuron},
-        }
+        stores = stored_tensors(self, own)
         like = self[own.weights[0].key].edge_attr
         dtype = reduce(torch.promote_types, {x.dtype for x in stores.values()})
         empty = like.new_empty(0, dtype=dtype)
@@ -181,11 +176,7 @@ class WeightGraph(HeteroData):
                 "Expected a graph made of tensors (got one made of features, such as by "
                 "nfn_graph.testing.random_graph)"
             )
-        stores: dict[Key, Tensor] = {
-            **{key: self[key].x for key in self.spec.neuron},
-            **{key: self[key].edge_attr for key in self.spec.weight},
-        }
-        tensors = scatter_tensors(self.layout, stores)
+        tensors = scatter_tensors(self.layout, stored_tensors(self, self.spec))
         return {
             key: tensor.squeeze(-1) if tensor.shape[-1] == 1 else tensor
             for key, tensor in tensors.items()
@@ -196,7 +187,7 @@ class WeightGraph(HeteroData):
 
         For PyG's hetero convolutions and its transforms of the topology.
         """
-        return to_plain_hetero(self)
+        return to_hetero_data(self)
 
     def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
         """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
@@ -210,7 +201,7 @@ class WeightGraph(HeteroData):
                 "Expected no arguments (WeightGraph.to_homogeneous takes none, unlike PyG's; "
                 "for its options call materialize().to_homogeneous(...))"
             )
-        return to_plain(self)
+        return to_data(self)
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key == "_slice_dict" and "layout" in self._global_store:
@@ -264,7 +255,7 @@ class WeightGraph(HeteroData):
                         f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
                         f"{_COLLATE_HINT}"
                     )
-                rows = sum(counts[i] * layout.rows_of(key) for i, layout in layouts.items())
+                rows = sum(counts[i] * layout.num_rows(key) for i, layout in layouts.items())
                 if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
                     raise ValueError(
                         f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "
@@ -276,6 +267,12 @@ class WeightGraph(HeteroData):
                         f"Expected {channels} channels of {kind} type {key!r} as of the "
                         f"others (got {x.shape[2]})"
                     )
+
+
+def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
+    """The features of every type as the graph's stores hold them."""
+    neurons: dict[Key, Tensor] = {name: graph[name].x for name in spec.neuron}
+    return neurons | {key: graph[key].edge_attr for key in spec.weight}
 
 
 def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:

@@ -8,7 +8,6 @@ from the sizes of the layers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,9 +19,9 @@ from nfn_graph.layout import Shape
 from nfn_graph.rows import (
     EdgeRows,
     NeuronRows,
-    Segments,
     SelfRows,
     as_segments,
+    group_of_rows,
     is_lasting,
     tensor_bytes,
 )
@@ -98,6 +97,8 @@ class Incidence:
 
     def to(self, device: torch.device) -> Incidence:
         """The same incidence on another device."""
+        if device == self.device:
+            return self
         return Incidence.of(self.spec, self.shapes, device)
 
     @property
@@ -128,7 +129,7 @@ class Incidence:
         count = target_size * source_size
         start = count.cumsum(0) - count
         base = start - target_start * source_size - source_start
-        block = self._repeat(count, self.weights[key].count)
+        block = group_of_rows(count, self.weights[key].count)
         return base.index_select(0, block) + target * source_size.index_select(0, block) + source
 
     def _list_blocks(self, number: int) -> Iterable[Block]:
@@ -149,7 +150,7 @@ class Incidence:
         total = sum(map(sum, sizes))
         layer_sizes = self._tensor([n for layers in sizes for n in layers])
         layer_graph = self._tensor([g for g, layers in enumerate(sizes) for _ in layers])
-        layer = self._repeat(layer_sizes, total)
+        layer = group_of_rows(layer_sizes, total)
         start = layer_sizes.cumsum(0) - layer_sizes
         per_graph = self._tensor([sum(layers) for layers in sizes])
         graph = layer_graph.index_select(0, layer)
@@ -172,7 +173,7 @@ class Incidence:
         count = target_size * (source_size - less)
         targets, sources = self._number(target_size - less), self._number(source_size - less)
         steps = self._steps.narrow(0, 0, total)
-        block = self._repeat(count, total)
+        block = group_of_rows(count, total)
         start = self._number(count.cumsum(0) - count).index_select(0, block)
         local = steps - start
         target, source = _divide(local, sources.index_select(0, block))
@@ -189,10 +190,9 @@ class Incidence:
         source = source + self._number(source_start).index_select(0, block)
         per_target = _degree(target_start, target_size, source_size - less, num_targets)
         per_source = _degree(source_start, source_size, target_size - less, num_sources)
-        by_target = [(b.target_start, b.source_size - less) for b in blocks]
-        by_source = [(b.source_start, b.target_size - less) for b in blocks]
-        at_target = self._segments(None, by_target, per_target, target, start, block)
-        at_source = self._segments(transposed, by_source, per_source, source, start, block)
+        # Tensors of a type join layers in order, so a neuron's edges are one run in either order.
+        at_target = as_segments(target, None, per_target, steps)
+        at_source = as_segments(source, transposed, per_source, steps)
         return EdgeRows(
             ends=torch.stack([target, source + num_targets], 1).flatten(),
             pairs=self._pairs.narrow(0, 0, total + 1),
@@ -206,55 +206,15 @@ class Incidence:
             per_graph=count.new_zeros(self.num_graphs).index_add(0, graph, count),
         )
 
-    def _segments(
-        self,
-        order: Tensor | None,
-        blocks: list[tuple[int, int]],
-        counts: Tensor,
-        neuron: Tensor,
-        first_row: Tensor,
-        block: Tensor,
-    ) -> Segments:
-        """The edges by neuron at one end.
-
-        Args:
-            order: The edges of each tensor by neuron; None if they are so already.
-            blocks: Of each tensor, the first neuron and how many edges a neuron has there.
-            counts: How many edges a neuron has.
-            neuron: The neuron of each edge.
-            first_row: The first edge of each edge's tensor.
-            block: The tensor of each edge.
-        """
-        steps = self._steps.narrow(0, 0, neuron.shape[0])
-        starts = [start for start, _ in blocks]
-        if all(a < b for a, b in pairwise(starts)):
-            return as_segments(neuron, order, counts, steps)
-        # Several tensors of a role type share a layer: a neuron's edges in the second one
-        # come behind those in the first.
-        seen: dict[int, int] = {}
-        before = []
-        for start, size in blocks:
-            before.append(seen.get(start, 0))
-            seen[start] = before[-1] + size
-        rows = steps.long() if order is None else order.long()
-        first = counts.cumsum(0) - counts
-        at, block = neuron.index_select(0, rows).long(), block.index_select(0, rows)
-        # Inside a tensor the rows are by neuron, so many for each: that gives the rank.
-        sizes = self._tensor([size for _, size in blocks]).index_select(0, block)
-        rank = (steps - first_row) % sizes
-        place = first.index_select(0, at) + self._tensor(before).index_select(0, block) + rank
-        ordered = torch.empty_like(rows).index_copy(0, place, rows)
-        return as_segments(neuron, self._number(ordered), counts, steps)
-
     def _split_self(self, key: WeightKey) -> SelfRows:
         blocks = self._blocks[key]
         edges = self._edges(key[2], key[0], blocks, skip_diagonal=True)
         _, size, _, neuron_start, _ = self._columns(blocks)
         store_start = (size * size).cumsum(0) - size * size
-        neuron_block = self._repeat(size, sum(b.target_size for b in blocks))
+        neuron_block = group_of_rows(size, sum(b.target_size for b in blocks))
         first = (size.cumsum(0) - size).index_select(0, neuron_block)
         place = torch.arange(neuron_block.shape[0], device=self.device) - first
-        block = self._repeat(size * (size - 1), edges.count)
+        block = group_of_rows(size * (size - 1), edges.count)
         row = edges.target - neuron_start.index_select(0, block)
         column = edges.source - neuron_start.index_select(0, block)
         return SelfRows(
@@ -275,11 +235,6 @@ class Incidence:
 
     def _rows(self, name: str) -> int:
         return self.neurons[name].count
-
-    def _repeat(self, counts: Tensor, total: int) -> Tensor:
-        """The number of each count, repeated that often; `total` spares a synchronisation."""
-        index = torch.arange(counts.shape[0], device=self.device)
-        return torch.repeat_interleave(index, counts, output_size=total)
 
     def _number(self, values: Tensor) -> Tensor:
         return values.to(self._dtype)

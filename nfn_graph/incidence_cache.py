@@ -46,7 +46,7 @@ class IncidenceCache(Generic[Value]):
                 self._values.move_to_end(key)
                 return self._values[key]
         value = make()
-        if value.is_lasting:
+        if value.is_lasting and value.num_bytes <= self.max_bytes:
             with self._lock:
                 # What was used last may have grown since. Measuring all values for every new
                 # one would cost more than making it.
@@ -67,7 +67,8 @@ class IncidenceCache(Generic[Value]):
     @property
     def num_bytes(self) -> int:
         """Bytes of all values."""
-        return sum(value.num_bytes for value in self._values.values())
+        with self._lock:
+            return sum(value.num_bytes for value in self._values.values())
 
     def __len__(self) -> int:
         return len(self._values)

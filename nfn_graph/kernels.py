@@ -56,7 +56,17 @@ def where_positive(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor
     return torch.ops.aten.threshold_backward.grad_input(x, gate, 0, grad_input=out)
 
 
-class SegmentSum(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
+    """A linear function of a tensor, given segments and perhaps a gate."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keeps the pointers and the gate only."""
+        _, ctx.segments, gate = inputs
+        ctx.save_for_backward(gate)
+
+
+class SegmentSum(_Gated):
     """:func:`plain_segment_sum`, differentiable any number of times.
 
     With a gate, only of the values where it is positive. Gated by its own input it is the sum
@@ -67,12 +77,6 @@ class SegmentSum(torch.autograd.Function):
     def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
         """Sums."""
         return bag_sum(x if gate is None else where_positive(x, gate), segments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps the pointers and the gate only."""
-        _, ctx.segments, gate = inputs
-        ctx.save_for_backward(gate)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -87,7 +91,7 @@ class SegmentSum(torch.autograd.Function):
         return _batched(plain_segment_sum(x.flatten(1), segments), x)
 
 
-class Expand(torch.autograd.Function):
+class Expand(_Gated):
     """:func:`plain_expand`, differentiable any number of times; the adjoint of the above."""
 
     @staticmethod
@@ -95,12 +99,6 @@ class Expand(torch.autograd.Function):
         """Expands."""
         out = plain_expand(x, segments)
         return out if gate is None else where_positive(out, gate, out)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps the pointers and the gate only."""
-        _, ctx.segments, gate = inputs
-        ctx.save_for_backward(gate)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

@@ -216,11 +216,7 @@ class Layout:
         return {store: list(blocks.values()) for store, blocks in found.items()}
 
     def num_rows(self, store: Key) -> int:
-        """The number of rows of a store of this network."""
-        return self._num_rows[store]
-
-    def rows_of(self, store: Key) -> int:
-        """The number of rows of a store of a batch that this network is in; 0 if it lacks it."""
+        """The number of rows that this network has in a store; 0 if it lacks the type."""
         return self._num_rows.get(store, 0)
 
     @cached_property

@@ -28,7 +28,8 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
             )
         if neuron.size is not None and sizes != (neuron.size,):
             raise ValueError(
-                f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' (got {sizes[0]})"
+                f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' "
+                f"(got {sum(sizes)})"
             )
     for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
         targets, sources = len(layers[weight.target]), len(layers[weight.source])
@@ -55,6 +56,11 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
     for p in placements:
         if p.store not in spec.types:
             raise ValueError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
+        blocks = len(layers[p.store] if isinstance(p.store, str) else joined[p.store])
+        if not 0 <= p.block < blocks:
+            raise ValueError(
+                f"Expected '{p.keys[0]}' in a block of {p.store!r} below {blocks} (got {p.block})"
+            )
         if isinstance(p.store, str):
             expected = {"neuron": layers[p.store][p.block]}
         else:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nfn_graph.backends import current_backend
 from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
+from nfn_graph.precision import sum_dtype
 from nfn_graph.rows import EdgeRows, Segments
 
 Reduce = Literal["mean", "sum", "max"]
@@ -53,7 +54,8 @@ def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
 
 def divide_by_count(sums: Tensor, counts: Tensor) -> Tensor:
     """Turns sums into means; the mean over nothing is 0."""
-    return sums / counts.clamp(min=1).to(sums.dtype).unsqueeze(1)
+    wide = sum_dtype(sums.dtype)
+    return (sums.to(wide) / counts.clamp(min=1).to(wide).unsqueeze(1)).to(sums.dtype)
 
 
 def with_transposed(x: Tensor, edges: EdgeRows) -> Tensor:

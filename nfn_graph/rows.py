@@ -171,6 +171,19 @@ def _storages(value: object) -> set[tuple[int, int]]:
     return set()
 
 
+def group_of_rows(counts: Tensor, total: int) -> Tensor:
+    """For rows in groups one after another, the group of each row: `[total]`.
+
+    Args:
+        counts: `[groups]`, how many rows each has.
+        total: Their sum, which to read from a device would be to wait for it.
+    """
+    # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+    ends = counts.cumsum(0)
+    steps = counts.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
+    return steps.cumsum(0).narrow(0, 0, total)
+
+
 def as_segments(index: Tensor, order: Tensor | None, counts: Tensor, steps: Tensor) -> Segments:
     """Segments of the given sizes.
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+from nfn_graph.spec_checks import check_count, check_name, check_unique
 
 if TYPE_CHECKING:
     from nfn_graph.folded import FoldedSpec
@@ -25,14 +25,6 @@ Key = str | WeightKey
 def module_name(key: Key) -> str:
     """The name of a type in a module's parameters."""
     return key if isinstance(key, str) else "__".join(key)
-
-
-# Names that modules, graphs and the network level need for themselves.
-_RESERVED = (
-    frozenset(dir(nn.ParameterDict()))
-    | frozenset(dir(nn.ModuleDict()))
-    | {"network", "layout", "y"}
-)
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,10 @@ class NeuronType:
     role: bool = False
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "neuron type")
-        _check_count(self.taps, 0, f"taps of neuron type '{self.name}'")
+        check_name(self.name, "neuron type")
+        check_count(self.taps, 0, f"taps of neuron type '{self.name}'")
         if self.size is not None:
-            _check_count(self.size, 1, f"size of neuron type '{self.name}'")
+            check_count(self.size, 1, f"size of neuron type '{self.name}'")
             object.__setattr__(self, "fixed", True)
 
     def __str__(self) -> str:
@@ -81,8 +73,8 @@ class WeightType:
     name: str = "weight"
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "weight type")
-        _check_count(self.taps, 1, f"taps of weight type {self.key}")
+        check_name(self.name, "weight type")
+        check_count(self.taps, 1, f"taps of weight type {self.key}")
 
     @property
     def key(self) -> WeightKey:
@@ -114,8 +106,8 @@ hidden1->hidden2:1, hidden2->output:1)
     def __post_init__(self) -> None:
         object.__setattr__(self, "neurons", tuple(self.neurons))
         object.__setattr__(self, "weights", tuple(self.weights))
-        _check_unique([n.name for n in self.neurons], "neuron types")
-        _check_unique([w.key for w in self.weights], "weight types")
+        check_unique([n.name for n in self.neurons], "neuron types")
+        check_unique([w.key for w in self.weights], "weight types")
         if not self.weights:
             raise ValueError("Expected at least one weight type (got none)")
         names = {n.name for n in self.neurons}
@@ -138,7 +130,7 @@ hidden1->hidden2:1, hidden2->output:1)
         output_size: int | None = None,
     ) -> NetworkSpec:
         """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN."""
-        _check_count(num_layers, 1, "num_layers")
+        check_count(num_layers, 1, "num_layers")
         tap_list = [taps] * num_layers if isinstance(taps, int) else list(taps)
         bias_list = [biases] * num_layers if isinstance(biases, bool) else list(biases)
         for name, values in (("taps", tap_list), ("biases", bias_list)):
@@ -297,25 +289,3 @@ def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
                 f"(got {field}={getattr(first, field)} and {field}={getattr(second, field)})"
             )
     return replace(first, size=None)
-
-
-def _check_name(name: str, what: str) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or "__" in name or name in _RESERVED:
-        raise ValueError(
-            f"Expected the name of a {what} to be a Python identifier without '__', not 'y', "
-            f"'layout', 'network' or an attribute of torch.nn.ModuleDict (got {name!r})"
-        )
-
-
-def _check_count(value: int, least: int, what: str) -> None:
-    if not isinstance(value, SupportsIndex) or value.__index__() < least:
-        raise ValueError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
-
-
-Name = TypeVar("Name", str, WeightKey)
-
-
-def _check_unique(names: list[Name], what: str) -> None:
-    repeated = sorted({n for n in names if names.count(n) > 1})
-    if repeated:
-        raise ValueError(f"Expected the names of {what} to differ (got {repeated} twice)")

@@ -7,41 +7,15 @@ made of the same steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from nfn_graph.batch_rows import BatchRows
 from nfn_graph.kernels import bag_edges, bag_ends, bag_sum
 from nfn_graph.ops import with_transposed
-from nfn_graph.rows import EdgeRows, NeuronRows
-from nfn_graph.wiring import Wiring
-
-
-@dataclass(frozen=True, eq=False)
-class Batched:
-    """What the layer needs to know of a batch.
-
-    Attributes:
-        wiring: The layout of the summaries.
-        edges: The edges of every bundle.
-        neurons: The neurons of every type.
-        mean: Whether the summaries are means, not sums.
-        scales: For every neuron type and then for the network, `[rows, taps, 1]`, what turns
-            the sums of a summary into means; none for sums.
-    """
-
-    wiring: Wiring
-    edges: tuple[EdgeRows, ...]
-    neurons: tuple[NeuronRows, ...]
-    mean: bool
-    scales: tuple[Tensor, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The number of bundles and of neuron types."""
-        return len(self.edges), len(self.neurons)
+from nfn_graph.precision import sum_dtype
 
 
 class Values(NamedTuple):
@@ -50,6 +24,14 @@ class Values(NamedTuple):
     weights: Sequence[Tensor]
     neurons: Sequence[Tensor]
     network: Tensor
+
+    def to(self, dtype: torch.dtype) -> Values:
+        """The same values in another dtype."""
+        return Values(
+            [x.to(dtype) for x in self.weights],
+            [x.to(dtype) for x in self.neurons],
+            self.network.to(dtype),
+        )
 
 
 class Maps(NamedTuple):
@@ -60,34 +42,27 @@ class Maps(NamedTuple):
     network: Tensor
     bias: Tensor | None
 
-
-def cast_all(values: Values, maps: Maps, dtype: torch.dtype) -> tuple[Values, Maps]:
-    """All values and parameters in one dtype."""
-    return (
-        Values(
-            [x.to(dtype) for x in values.weights],
-            [x.to(dtype) for x in values.neurons],
-            values.network.to(dtype),
-        ),
-        Maps(
-            [x.to(dtype) for x in maps.weights],
-            [None if x is None else x.to(dtype) for x in maps.neurons],
-            maps.network.to(dtype),
-            None if maps.bias is None else maps.bias.to(dtype),
-        ),
-    )
+    def to(self, dtype: torch.dtype) -> Maps:
+        """The same parameters in another dtype."""
+        return Maps(
+            [x.to(dtype) for x in self.weights],
+            [None if x is None else x.to(dtype) for x in self.neurons],
+            self.network.to(dtype),
+            None if self.bias is None else self.bias.to(dtype),
+        )
 
 
-def edge_sums(batch: Batched, weights: Sequence[Tensor]) -> list[Tensor]:
+def edge_sums(batch: BatchRows, weights: Sequence[Tensor]) -> list[Tensor]:
     """For every bundle, the sums of its edges at all target, then at all source neurons."""
     return [bag_edges(x, edges) for x, edges in zip(weights, batch.edges, strict=True)]
 
 
 def collect(
-    batch: Batched, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
+    batch: BatchRows, sums: Sequence[Tensor], own: Sequence[Tensor], network: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """Every neuron's own values beside the sums over its edges; their sums per network."""
-    wiring = batch.wiring
+    """Every neuron's own values beside the sums over its edges; their sums per network, in the
+    dtype of sums."""
+    wiring, wide = batch.wiring, sum_dtype(network.dtype)
     ends = [
         dict(zip(("target", "source"), x.split_with_sizes(edges.num_ends), strict=True))
         for x, edges in zip(sums, batch.edges, strict=True)
@@ -96,23 +71,25 @@ def collect(
     for wires, x, rows in zip(wiring.neurons, own, batch.neurons, strict=True):
         neuron = torch.cat([x, *(ends[bundle][end] for bundle, end in wires.incident)], 1)
         neurons.append(neuron)
-        totals.append(split_taps(bag_sum(neuron, rows.graphs), wires.taps))
+        totals.append(split_taps(bag_sum(neuron.to(wide), rows.graphs), wires.taps))
     # A sum over all edges is one over the sums at their targets.
     whole = [totals[b.target.neuron][b.target.part] for b in wiring.bundles]
-    return neurons, torch.cat([*whole, *(parts[0] for parts in totals), network], 1)
+    return neurons, torch.cat([*whole, *(parts[0] for parts in totals), network.to(wide)], 1)
 
 
 def map_summaries(
-    batch: Batched, neurons: Sequence[Tensor], summary: Tensor, maps: Maps
+    batch: BatchRows, neurons: Sequence[Tensor], summary: Tensor, maps: Maps
 ) -> tuple[list[Tensor], Tensor]:
     """What all neurons and the network say, from their summaries, which are scaled in place."""
     if batch.scales:
         for x, scale in zip((*neurons, summary), batch.scales, strict=True):
             tapped(x, scale).mul_(scale)
+    dtype, network = maps.network.dtype, maps.network.to(summary.dtype)
     if maps.bias is None:
-        message = summary @ maps.network.t()
+        message = summary @ network.t()
     else:
-        message = torch.addmm(maps.bias, summary, maps.network.t())
+        message = torch.addmm(maps.bias.to(summary.dtype), summary, network.t())
+    message = message.to(dtype)
     mapped = spread_network(batch, message)
     for x, read, matrix in zip(mapped, neurons, maps.neurons, strict=True):
         if matrix is not None:
@@ -120,7 +97,7 @@ def map_summaries(
     return mapped, message
 
 
-def spread_network(batch: Batched, message: Tensor) -> list[Tensor]:
+def spread_network(batch: BatchRows, message: Tensor) -> list[Tensor]:
     """What the network says to each neuron: to its own taps and, as every edge has one
     target, to its edges as a target."""
     wiring = batch.wiring
@@ -140,7 +117,7 @@ def spread_network(batch: Batched, message: Tensor) -> list[Tensor]:
 
 
 def spread(
-    batch: Batched,
+    batch: BatchRows,
     values: Values,
     maps: Sequence[Tensor],
     mapped: Sequence[Tensor],
@@ -159,7 +136,7 @@ def spread(
     return (*weights, *neurons, split_taps(message, wiring.summary)[-1].clone())
 
 
-def read_edges(x: Tensor, batch: Batched, bundle: int) -> Tensor:
+def read_edges(x: Tensor, batch: BatchRows, bundle: int) -> Tensor:
     """What an edge reads: itself, and in a self weight its transposed edge."""
     return with_transposed(x, batch.edges[bundle]) if batch.wiring.bundles[bundle].is_self else x
 
@@ -171,4 +148,5 @@ def split_taps(x: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def tapped(x: Tensor, like: Tensor) -> Tensor:
+    """Rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
     return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))

@@ -14,6 +14,7 @@ from torch import Tensor
 from nfn_graph.features import WeightFeatures
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
+from nfn_graph.precision import sum_dtype
 
 
 def network_summary(
@@ -45,10 +46,10 @@ def network_summary(
         if reduce == "max":
             parts.append(segment_max(x, rows.graph, graphs))
             continue
-        total = segment_sum(x, rows.graphs)
+        total = segment_sum(x.to(sum_dtype(x.dtype)), rows.graphs)
         parts.append(divide_by_count(total, rows.per_graph) if reduce == "mean" else total)
     parts.append(features.network[NETWORK].flatten(1))
-    return torch.cat(parts, 1)
+    return torch.cat(parts, 1).to(features.dtype)
 
 
 def _total(features: WeightFeatures, bundle: Bundle, reduce: Reduce, relu: bool) -> Tensor:
@@ -58,4 +59,5 @@ def _total(features: WeightFeatures, bundle: Bundle, reduce: Reduce, relu: bool)
         graph = neurons.graph.index_select(0, edges.target)
         return segment_max(x, graph, features.num_graphs)
     # Through the target neurons: many short sums, which run in parallel.
-    return segment_sum(segment_sum(x, edges.targets, relu), neurons.graphs)
+    rows = segment_sum(x, edges.targets, relu)
+    return segment_sum(rows.to(sum_dtype(rows.dtype)), neurons.graphs)

@@ -10,6 +10,8 @@ from torch import Tensor
 from nfn_graph.graph import WeightGraph
 from nfn_graph.spec import Symmetry
 
+__all__ = ["Permutation", "sample"]
+
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
@@ -75,5 +77,6 @@ def sample(
         for size in [n for shape in shapes for n in shape.sizes[i]]:
             layers.append(torch.randperm(size, generator=generator) + start)
             start += size
-        index[neuron.name] = torch.cat(layers).to(device) if layers else torch.empty(0).long()
+        none = torch.empty(0, dtype=torch.long)
+        index[neuron.name] = (torch.cat(layers) if layers else none).to(device)
     return Permutation(index)

@@ -16,7 +16,7 @@ from typing import Any
 from tyro.conf import OmitArgPrefixes
 
 from nfn_graph.tasks.models import ModelName
-from nfn_graph.tasks.option_checks import check_at_least
+from nfn_graph.tasks.option_checks import check_at_least, check_networks
 from nfn_graph.tasks.predict_generalization import (
     PredictGeneralization,
     PredictGeneralizationOptions,
@@ -61,8 +61,9 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
     Args:
         options: What to run.
     """
-    for name in ("networks", "unseen", "epochs"):
-        check_at_least(name, getattr(options, name), 1)
+    for name in ("networks", "unseen"):
+        check_networks(name, getattr(options, name))
+    check_at_least("epochs", options.epochs, 1)
     started = time.perf_counter()
     with _step(f"1. Train {options.networks} CNNs on digits, widths {_list(SEEN)}"):
         zoo = _zoo(options, "zoo", options.networks, SEEN, options.seed)

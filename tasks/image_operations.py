@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -50,6 +51,8 @@ def check_operation(operation: str, amount: float) -> None:
         raise ValueError(
             f"Expected --operation: {', '.join(get_args(Operation))} (got '{operation}')"
         )
+    if not math.isfinite(amount):
+        raise ValueError(f"Expected a finite --amount (got {amount})")
     if operation == "invert" and amount:
         raise ValueError(f"Expected no --amount of --operation invert (got {amount})")
     if operation in ("dilate", "erode") and (amount < 0 or amount != round(amount)):

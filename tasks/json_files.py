@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         found = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"Expected JSON in '{path}' (got: {error})") from error
     if not isinstance(found, dict):
         raise ValueError(f"Expected a JSON object in '{path}' (got {type(found).__name__})")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from nfn_graph import WeightGraph
 from nfn_graph.layout import Layout
 from nfn_graph.tasks.option_checks import check_part
+from nfn_graph.tasks.paths import on_paths
 
 Scope = Literal["global", "layer"]
+TicketScope = Literal["expected", "global", "layer"]
 
 
 def masks_from_scores(
@@ -30,18 +33,56 @@ def masks_from_scores(
     Returns:
         Masks of the same shapes, True where a weight is kept.
     """
-    check_sparsity(sparsity)
-    for key, x in scores.items():
-        if not x.isfinite().all():
-            raise ValueError(f"Expected finite scores of '{key}' (got infinity or NaN)")
-    if scope == "layer":
-        return {k: _largest(x.flatten(1), sparsity).view_as(x) for k, x in scores.items()}
-    if scope != "global":
+    _check(scores, sparsity)
+    if scope not in ("global", "layer"):
         raise ValueError(f"Expected --scope: global or layer (got '{scope}')")
-    flat = [x.flatten(1) for x in scores.values()]
-    kept = _largest(torch.cat(flat, 1), sparsity).split([x.shape[1] for x in flat], 1)
-    pairs = zip(scores.items(), kept, strict=True)
-    return {key: part.view_as(x) for (key, x), part in pairs}
+    found: dict[str, Tensor] = {}
+    for keys, count in _pools({key: x[0] for key, x in scores.items()}, sparsity, scope):
+        found.update(_largest({key: scores[key] for key in keys}, count))
+    return {key: found[key] for key in scores}
+
+
+def ticket_from_scores(
+    scores: Mapping[str, Tensor],
+    network: WeightGraph,
+    sparsity: float,
+    scope: TicketScope = "expected",
+    *,
+    paths: bool = True,
+) -> dict[str, Tensor]:
+    """The mask of one network that a model's scores amount to.
+
+    The scores say how likely each weight is kept, one by one. The largest ones alone make a poor
+    mask: a layer whose weights the model cannot tell apart would lose them all, and weights are
+    kept that no signal passes through. So each layer keeps as many as its probabilities add up
+    to, and weights on no path from an input to an output leave their places to the next ones.
+
+    Args:
+        scores: By key, the logit of every weight that may be pruned to be kept.
+        network: The network.
+        sparsity: The share of the weights to prune, exactly.
+        scope: `"expected"`: each tensor keeps as many as its probabilities add up to; or see
+            :func:`masks_from_scores`.
+        paths: Whether to keep weights on paths only. Where too few weights are left for any
+            path, they are kept by their scores alone.
+
+    Returns:
+        Masks of the same shapes, True where a weight is kept.
+    """
+    _check(scores, sparsity)
+    pools = _pools(scores, sparsity, scope)
+    # Those on no path come after all others, in their order.
+    left_out = {key: torch.zeros_like(x, dtype=torch.bool) for key, x in scores.items()}
+    behind = 1 + 2 * max(float(x.abs().max()) for x in scores.values() if x.numel())
+    while True:
+        masks: dict[str, Tensor] = {}
+        for keys, count in pools:
+            late = {key: scores[key] - behind * left_out[key].to(scores[key]) for key in keys}
+            masks.update({k: x[0] for k, x in _largest(_stacked(late), count).items()})
+        dead = _on_no_path(masks, network) if paths else {}
+        if not any(bool((x & ~left_out[key]).any()) for key, x in dead.items()):
+            return {key: masks[key] for key in scores}
+        left_out = {key: x | dead[key] for key, x in left_out.items()}
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -55,7 +96,77 @@ def prunable(layout: Layout, biases: bool = False) -> list[str]:
     return list(dict.fromkeys(p.keys[0] for p in chosen))
 
 
-def _largest(scores: Tensor, sparsity: float) -> Tensor:
-    count = max(1, round((1 - sparsity) * scores.shape[1]))
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, True)
+def _check(scores: Mapping[str, Tensor], sparsity: float) -> None:
+    check_sparsity(sparsity)
+    for key, x in scores.items():
+        if not x.isfinite().all():
+            raise ValueError(f"Expected finite scores of '{key}' (got infinity or NaN)")
+
+
+def _pools(
+    scores: Mapping[str, Tensor], sparsity: float, scope: str
+) -> list[tuple[Sequence[str], int]]:
+    """The keys whose weights compete with each other, and how many of them are kept."""
+
+    def share(count: int) -> int:
+        return max(1, round((1 - sparsity) * count))
+
+    total = share(sum(x.numel() for x in scores.values()))
+    if scope == "global":
+        return [(list(scores), total)]
+    if scope == "layer":
+        return [([key], share(x.numel())) for key, x in scores.items()]
+    if scope == "expected":
+        return [([key], count) for key, count in _expected(scores, total).items()]
+    raise ValueError(f"Expected --scope: expected, global or layer (got '{scope}')")
+
+
+def _expected(scores: Mapping[str, Tensor], total: int) -> dict[str, int]:
+    """How many weights of each tensor are kept, if one number is added to all logits so that
+    the probabilities add up to the total; at least one of each, where there are so many."""
+    logits = {key: x.double() for key, x in scores.items()}
+    largest = max(float(x.abs().max()) for x in logits.values() if x.numel())
+    low, high = -largest - 40.0, largest + 40.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        if sum(float((x + middle).sigmoid().sum()) for x in logits.values()) < total:
+            low = middle
+        else:
+            high = middle
+    wanted = {key: float((x + high).sigmoid().sum()) for key, x in logits.items()}
+    least = 1 if total >= len(scores) else 0
+    counts = {key: max(min(least, scores[key].numel()), int(x)) for key, x in wanted.items()}
+    # What is lost or won by rounding goes to where it is missing or too much by the most.
+    while (missing := total - sum(counts.values())) != 0:
+        step = 1 if missing > 0 else -1
+        possible = [
+            key
+            for key, count in counts.items()
+            if (count < scores[key].numel() if step > 0 else count > least)
+        ]
+        counts[max(possible, key=lambda key: step * (wanted[key] - counts[key]))] += step
+    return counts
+
+
+def _largest(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Marks the largest of all scores of each network."""
+    flat = [x.flatten(1) for x in scores.values()]
+    joined = torch.cat(flat, 1)
+    order = joined.argsort(dim=1, descending=True, stable=True)[:, :count]
+    kept = torch.zeros_like(joined, dtype=torch.bool).scatter_(1, order, True)
+    parts = kept.split([x.shape[1] for x in flat], 1)
+    return {key: part.view_as(x) for (key, x), part in zip(scores.items(), parts, strict=True)}
+
+
+def _on_no_path(masks: Mapping[str, Tensor], network: WeightGraph) -> dict[str, Tensor]:
+    """The weights among those kept that no path goes through."""
+    own = network.to_tensors()
+    ones = {key: torch.ones_like(x) for key, x in own.items()}
+    given = {key: x.to(own[key].dtype) for key, x in masks.items()}
+    kept = WeightGraph.from_placements(network.layout, {**ones, **given}).features()
+    left = on_paths(kept).to_graph().to_tensors()
+    return {key: x & (left[key] == 0) for key, x in masks.items()}
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: x.unsqueeze(0) for key, x in tensors.items()}

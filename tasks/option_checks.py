@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_MOST_NETWORKS = 10_000_000
+
 
 def flag(name: str) -> str:
     """An option as the command line spells it."""
@@ -61,3 +63,10 @@ def check_split(validation_share: float, test_share: float) -> None:
             f"Expected --validation-share and --test-share of at most 1 together (got "
             f"{validation_share} and {test_share})"
         )
+
+
+def check_networks(name: str, value: int) -> None:
+    """All networks of a zoo are listed before the first is trained."""
+    check_at_least(name, value, 1)
+    if value > _MOST_NETWORKS:
+        raise ValueError(f"Expected {flag(name)} of at most {_MOST_NETWORKS:,} (got {value})")

@@ -14,7 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from nfn_graph import WeightGraph
 from nfn_graph.converters import load
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.tasks.masks import Scope, masks_from_scores, prunable
+from nfn_graph.tasks.masks import TicketScope, prunable, ticket_from_scores
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.reports.page import Table
 from nfn_graph.tasks.reports.tables import print_rows
@@ -37,8 +37,10 @@ class PruneOptions:
         out: The masked weights, with the keys and types of the checkpoint. The mask is written
             beside it: 1 where a weight is kept, as NAME.mask.SUFFIX.
         sparsity: The share of the weights to prune; that of the run's zoo if not given.
-        scope: Whether weights compete within the network or within their layer; as in the
-            run's zoo if not given.
+        scope: Whether each layer keeps as many weights as the model expects, or weights compete
+            within the network, or within their layer.
+        paths: Whether to keep only weights on a path from an input to an output; the others
+            could not be trained.
         biases: Whether biases and norm parameters may be pruned too.
         flatten: The order of the entries between a convolution and a dense layer, where the
             file does not say it.
@@ -48,7 +50,8 @@ class PruneOptions:
     run: Path
     out: Path
     sparsity: float | None = None
-    scope: Scope | None = None
+    scope: TicketScope = "expected"
+    paths: bool = True
     biases: bool = False
     flatten: Literal["channels_first", "channels_last"] | None = None
 
@@ -68,7 +71,9 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
         raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
     graph = load(options.checkpoint, flatten=options.flatten)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
-    mask = mask_network(model, graph, sparsity, options.scope or facts["scope"], options.biases)
+    mask = mask_network(
+        model, graph, sparsity, options.scope, paths=options.paths, biases=options.biases
+    )
     masked = (graph.features() * mask.features()).to_graph()
     mask_path = options.out.with_suffix(f".mask{options.out.suffix}")
     save_like(masked, options.out, options.checkpoint)
@@ -82,7 +87,13 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
 
 @torch.no_grad()
 def mask_network(
-    model: nn.Module, graph: WeightGraph, sparsity: float, scope: Scope, biases: bool = False
+    model: nn.Module,
+    graph: WeightGraph,
+    sparsity: float,
+    scope: TicketScope = "expected",
+    *,
+    paths: bool = True,
+    biases: bool = False,
 ) -> WeightGraph:
     """The mask that a trained model lays on a network, as a graph of zeros and ones.
 
@@ -90,16 +101,17 @@ def mask_network(
         model: An autoencoder of masks.
         graph: One network; half precision is computed in single.
         sparsity: The share of the weights to prune, exactly.
-        scope: See `masks_from_scores`.
+        scope: See `ticket_from_scores`.
+        paths: See there.
         biases: Whether biases and norm parameters may be pruned too.
     """
     raw = check_single(graph)
     scores = mask_scores(model.to(raw.dtype), raw.to_graph())[0]
-    chosen = {key: scores[key].unsqueeze(0) for key in prunable(graph.layout, biases)}
-    masks = masks_from_scores(chosen, sparsity, scope)
+    chosen = {key: scores[key] for key in prunable(graph.layout, biases)}
+    masks = ticket_from_scores(chosen, graph, sparsity, scope, paths=paths)
     own = graph.to_tensors()
     ones = {key: torch.ones_like(x) for key, x in own.items()}
-    kept = {key: x[0].to(own[key].dtype) for key, x in masks.items()}
+    kept = {key: x.to(own[key].dtype) for key, x in masks.items()}
     return WeightGraph.from_placements(graph.layout, {**ones, **kept})
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import Batch
-from nfn_graph.tasks.masks import masks_from_scores
+from nfn_graph import Batch, WeightGraph
+from nfn_graph.tasks.masks import ticket_from_scores
 from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.training.data import load_graphs
 from nfn_graph.tasks.training.run import load_model
@@ -68,7 +68,8 @@ def compare_masks(
         images: The data, if not to be read from where the zoo says.
 
     Returns:
-        Dense, IMP, Random and Magnitude (of the initial weights), then the runs.
+        Dense, IMP, Random and Magnitude (of the initial weights); the latter two with weights
+        on paths only; then every run, and what its scores alone would keep.
     """
     options = options_of(zoo)
     images = open_images(options.data) if images is None else images
@@ -77,19 +78,27 @@ def compare_masks(
             f"Expected the images that the zoo '{zoo.folder}' was made with (got others from "
             f"'{images.name}')"
         )
-    count = len(zoo)
-    initial = [zoo.state_dict(i) for i in range(count)]
     sparsity, scope = options.sparsity, options.scope
+    states = [zoo.state_dict(i) for i in range(len(zoo))]
+    initial = [weights_of(state) for state in states]
+    networks = [
+        WeightGraph.from_placements(graph.layout, state)
+        for graph, state in zip(zoo, states, strict=True)
+    ]
 
-    def cut(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        stacked = {key: x.unsqueeze(0) for key, x in weights_of(scores).items()}
-        return {key: x[0] for key, x in masks_from_scores(stacked, sparsity, scope).items()}
+    def cut(scores: Sequence[Mapping[str, Tensor]], **how: Any) -> list[Masks]:
+        pairs = zip(scores, networks, strict=True)
+        return [ticket_from_scores(weights_of(x), g, sparsity, **how) for x, g in pairs]
 
+    drawn = [_random(x, row) for x, row in zip(initial, zoo.rows, strict=True)]
+    sizes = [{key: x.abs() for key, x in weights.items()} for weights in initial]
     kinds: dict[str, list[Masks]] = {
-        "Dense": [None] * count,
-        "IMP": [zoo.masks(i) for i in range(count)],
-        "Random": [cut(_random(x, row)) for x, row in zip(initial, zoo.rows, strict=True)],
-        "Magnitude": [cut({key: x.abs() for key, x in state.items()}) for state in initial],
+        "Dense": [None] * len(zoo),
+        "IMP": [zoo.masks(i) for i in range(len(zoo))],
+        "Random": cut(drawn, scope=scope, paths=False),
+        "Magnitude": cut(sizes, scope=scope, paths=False),
+        "Random, on paths": cut(drawn, scope=scope),
+        "Magnitude, on paths": cut(sizes, scope=scope),
     }
     for run in runs:
         task, model, _ = load_model(run)
@@ -97,9 +106,12 @@ def compare_masks(
             raise ValueError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
         model_name = task.options.model
         name = f"{model_name} ({Path(run).name})" if model_name in kinds else model_name
-        kinds[name] = [cut(scores) for scores in _scores(task, model, zoo)]
+        scores = _scores(task, model, zoo)
+        kinds[name] = cut(scores)
+        kinds[f"{name}, scores alone"] = cut(scores, scope=scope, paths=False)
     everything = [(i, masks) for kind in kinds.values() for i, masks in enumerate(kind)]
     accuracies = retrain(options, images, zoo, everything)
+    count = len(zoo)
     parts = [accuracies[k * count : (k + 1) * count] for k in range(len(kinds))]
     return [Result(name, part) for name, part in zip(kinds, parts, strict=True)]
 

@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models.rates import slow_aggregates
 from nfn_graph.tasks.models.tickets import Ticket, TicketAutoencoder
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
@@ -51,7 +52,7 @@ class WinningTicketsOptions(TrainOptions):
             ModelSettings((16, 16, 16), (), io_encoding=True, norm=True, activation="SiLU"),
             12,
             8,
-            3e-3,
+            1e-2,
             schedule="cosine",
         ),
         "tiny": Preset(ModelSettings((4,), (), io_encoding=True), 2, 4, 1e-3),
@@ -119,6 +120,10 @@ class WinningTickets(Task[WinningTicketsOptions]):
             residual=settings.residual,
             act=settings.activation,
         )
+
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """All at the learning rate, but for the maps of aggregates."""
+        return slow_aggregates(model, lr)
 
     def loss(self, outputs: Ticket, batch: Batch) -> Tensor:
         """The negative evidence lower bound, divided by the number of weights."""

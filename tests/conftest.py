@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ settings.register_profile(
     derandomize=True,
     # The backend fixture below is the same for all examples of a test.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+# More examples, and other ones in every run.
+settings.register_profile(
+    "long", settings.get_profile("nfn_graph"), max_examples=1000, derandomize=False
 )
 settings.load_profile("nfn_graph")
 
@@ -31,3 +36,22 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     with use_backend(request.config.getoption("--backend")):
         yield
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See :mod:`world`; not to be written to."""
+    from world import make_world
+
+    folder = tmp_path_factory.mktemp("world")
+    make_world(folder)
+    return folder
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """New tensors and modules in float64, as the published layers take no dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -8,7 +8,9 @@ from itertools import pairwise
 import torch
 from hypothesis import strategies as st
 
-from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
+from nfn_graph import Batch, NetworkSpec, NeuronType, WeightFeatures, WeightGraph, WeightType
+from nfn_graph.rows import Segments
+from nfn_graph.testing import random_graph
 
 
 def chain(
@@ -34,6 +36,12 @@ def chain(
     if channels == 1:
         return graph
     return graph.features().map(lambda x: torch.randn(*x.shape[:2], channels).to(x)).to_graph()
+
+
+def same(first: WeightFeatures, second: WeightFeatures, tolerance: float = 0.0) -> bool:
+    """Whether features agree in every type, in its order."""
+    pairs = zip(first.tensors(), second.tensors(), strict=True)
+    return all(k == j and torch.allclose(x, y, 0, tolerance) for (k, x), (j, y) in pairs)
 
 
 def residual_spec(input_size: int = 2, output_size: int = 2) -> NetworkSpec:
@@ -129,6 +137,26 @@ NAMED_SPECS = {
     "parallel": parallel_spec(),
     "self": self_chain_spec(),
 }
+
+
+def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: int = 3) -> Batch:
+    """Networks of one spec, in each of which all free layers have one width."""
+    return Batch.from_data_list(
+        [
+            random_graph(spec, {n.name: w for n in spec.neurons if n.size is None}, channels)
+            for w in widths
+        ]
+    )
+
+
+def all_segments() -> list[Segments]:
+    """Contiguous, strided, and with empty groups (a network without the type)."""
+    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
+    incidence = mixed.features().incidence
+    found = [rows.graphs for rows in incidence.neurons.values()]
+    for edges in incidence.weights.values():
+        found += [edges.targets, edges.sources]
+    return found
 
 
 @st.composite

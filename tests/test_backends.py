@@ -10,11 +10,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from networks import NAMED_SPECS
+from networks import NAMED_SPECS, batch_of
 from nfn_graph import NFN, NFLinear, Pool, use_backend
 from nfn_graph.backends import current_backend
 from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant
-from test_ops import batch_of
 
 BACKENDS = [
     "plain",

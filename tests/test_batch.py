@@ -129,6 +129,9 @@ def test_pygs_own_collate_is_refused_where_it_mixes_up_networks():
         with pytest.raises(ValueError, match=message):
             use()
     assert repr(wrong).startswith("WeightGraphBatch(")
+    # Sizes may differ as well; what is named is the type that is missing.
+    with pytest.raises(ValueError, match=message):
+        PyGBatch.from_data_list([deep, chain((3, 4, 5, 3)), shallow])
     # With a shallow network first, PyG drops the others' layers.
     dropped, _, _ = collate(PyGBatch, [shallow, deep])
     assert "hidden2" not in dropped.node_types

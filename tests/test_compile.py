@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch._dynamo
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, WeightFeatures
-from test_ops import batch_of
 
 SYMMETRIES = ["np", "hnp"]
 

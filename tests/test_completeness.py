@@ -80,7 +80,8 @@ def test_self_weights_have_15_parameters_from_4_neurons_on():
 @pytest.mark.parametrize("symmetry", ["np", "hnp"])
 @pytest.mark.parametrize("spec", [self_chain_spec(), self_spec(2, 1)])
 def test_self_weights_inside_other_networks(spec, symmetry):
-    parameters, rank, orbits = measured(spec, symmetry, {"x": 2, "out": 2, "h": 4})
+    sizes = {name: 4 if name == "h" else 2 for name in spec.neuron}
+    parameters, rank, orbits = measured(spec, symmetry, sizes)
     assert parameters == rank == orbits
 
 

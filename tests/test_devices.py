@@ -8,7 +8,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.incidence import Incidence
@@ -139,8 +139,6 @@ def test_the_number_of_operations_does_not_grow_with_the_networks(symmetry):
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_every_named_network_on_meta(symmetry):
-    from test_ops import batch_of
-
     for spec in NAMED_SPECS.values():
         features = batch_of(spec).features().to("meta")
         model = NFN(spec, (2,), symmetry, in_channels=3, out_features=1, head=(4,)).to("meta")

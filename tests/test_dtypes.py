@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from networks import NAMED_SPECS
-from nfn_graph import NFN, NFLinear, use_backend
-from test_ops import batch_of
+from networks import NAMED_SPECS, batch_of, chain
+from nfn_graph import NFN, FourierFeatures, IOEncoding, NFLinear, Pool, use_backend
 
 SYMMETRIES = ["np", "hnp"]
 BACKENDS = ["torch", "plain"]
@@ -15,7 +15,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
-def relative(x: torch.Tensor, y: torch.Tensor) -> float:
+def relative(x: Tensor, y: Tensor) -> float:
     x, y = x.detach(), y.detach()
     return float((x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-12))
 
@@ -65,6 +65,44 @@ def test_autocast_forward_and_backward(pointwise, symmetry, backend):
     for p, g in zip(model.parameters(), grads, strict=True):
         assert p.grad.dtype == torch.float32
         assert relative(p.grad, g) < 0.3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
+    """Sums of 120,000 entries are beyond 65,504, the largest number of float16."""
+    features = chain((300, 400, 10), dtype=torch.float32).features("np")
+    features = features.map(lambda x: 1 + torch.rand(*x.shape[:2], 2)).map(Tensor.requires_grad_)
+    layer, pool = NFLinear(features.spec, 2, 2), Pool(features.spec)
+    inputs = [x for _, x in features.tensors() if x.numel()]
+
+    def run() -> tuple[list[Tensor], Tensor, tuple[Tensor, ...]]:
+        out = layer(features)
+        pooled = pool(out)
+        # Scaled as in training, where small gradients of float16 would be lost.
+        grads = torch.autograd.grad(1024 * pooled.float().square().sum(), inputs)
+        return [x for _, x in out.tensors() if x.numel()], pooled, grads
+
+    expected = run()
+    with use_backend(backend), torch.autocast("cpu", torch.float16):
+        outputs, pooled, grads = run()
+    for x, y in zip(
+        [*outputs, pooled, *grads], [*expected[0], expected[1], *expected[2]], strict=True
+    ):
+        # `index_add` rounds after every addition, of some hundred in a row.
+        assert relative(x, y) < (0.05 if backend == "plain" else 0.02)
+    assert outputs[0].dtype == pooled.dtype == torch.float16
+
+
+def test_encodings_keep_their_digits():
+    """Large angles, and many positions, in a dtype of few digits."""
+    raw = chain((784, 3, 2), dtype=torch.float32).features()
+    fourier, positions = FourierFeatures(1, 8, scale=10.0), IOEncoding(raw.spec, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        encoded = fourier(raw)
+    pairs = [(encoded, fourier(raw)), (positions(raw.to(torch.bfloat16)), positions(raw))]
+    for actual, expected in pairs:
+        for (_, x), (_, y) in zip(actual.tensors(), expected.tensors(), strict=True):
+            assert not x.numel() or (x.float() - y).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

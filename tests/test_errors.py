@@ -15,6 +15,7 @@ from nfn_graph import (
     Batch,
     ChannelNorm,
     Dropout,
+    FourierFeatures,
     IOEncoding,
     NetworkSpec,
     NFLinear,
@@ -53,7 +54,7 @@ def test_tensors_that_are_no_chain(weights, biases, message):
 
 def test_keys_that_repeat():
     keys = [("a", "x"), ("a", "z")]
-    with pytest.raises(ValueError, match=r"to differ \(got \['a'\] twice\)"):
+    with pytest.raises(ValueError, match=r"to differ \(got 'a' twice\)"):
         WeightGraph.from_tensors([torch.ones(2, 2)] * 2, keys=keys)
 
 
@@ -78,6 +79,10 @@ PLACED = chain((2, 3, 4)).layout
         (
             {"shape": Shape(((2,), (4,), (4,)), PLACED.shape.blocks)},
             r"'0.weight' to have {'target': 4, 'source': 2}.*\(got {'target': 3, 'source': 2}\)",
+        ),
+        (
+            {"placements": (replace(PLACED.placements[0], block=1), *PLACED.placements[1:])},
+            r"'0.weight' in a block of \('input', 'weight', 'hidden1'\) below 1 \(got 1\)",
         ),
         (
             {"placements": (replace(PLACED.placements[0], store="no"), *PLACED.placements[1:])},
@@ -221,6 +226,15 @@ def test_graphs_that_were_changed_by_hand_are_checked():
         (lambda: IOEncoding(SPEC, 1, "fourier"), r"\(got 'fourier'\)"),
         (lambda: IOEncoding(SPEC.unsized, 1, "learned"), "kind='sinusoidal'"),
         (lambda: NFN(SPEC, ()), "at least one NF-Layer"),
+        (lambda: NFN(SPEC, (2.5,)), r"out_channels to be an integer of at least 1 \(got 2.5\)"),
+        (lambda: NFN(SPEC, (2,), in_channels=0), r"in_channels to be .* at least 1 \(got 0\)"),
+        (lambda: NFLinear(SPEC.fold("np"), 0, 1), r"in_channels to be .* at least 1 \(got 0\)"),
+        (lambda: NFLinear(SPEC.fold("np"), 1, -1), r"out_channels to be .* 1 \(got -1\)"),
+        (lambda: ChannelNorm(SPEC, 0), r"Expected channels to be .* 1 \(got 0\)"),
+        (lambda: Standardize(SPEC, 0), r"Expected channels to be .* 1 \(got 0\)"),
+        (lambda: IOEncoding(SPEC, 0), r"in_channels to be .* 1 \(got 0\)"),
+        (lambda: FourierFeatures(1, 0), r"num_features to be .* 1 \(got 0\)"),
+        (lambda: random_graph(SPEC, {"hiden1": 3}), r"'hidden1', .*\(got one of 'hiden1'\)"),
         (lambda: NFN(SPEC, (1,), act="Rectified"), r"activation of .* \(got 'Rectified'\)"),
         (lambda: NFN(SPEC, (1,), act="Softmax"), r"activation of .* \(got 'Softmax'\)"),
         (lambda: NFN(SPEC, (2,), edit_scale=0.1), "1 output channels to edit its input"),
@@ -241,6 +255,8 @@ def test_bad_uses_of_layers_and_models():
     model = NFN(SPEC, (1,), out_features=1).double()
     with pytest.raises(ValueError, match="an equivariant model to return a graph"):
         model(chain((2, 3, 4)), return_graph=True)
+    with pytest.raises(TypeError, match=r"a Batch or WeightFeatures \(got list\).*from_data_list"):
+        model([chain((2, 3, 4))])
     with pytest.raises(ValueError, match="Expected features of 3 channels"):
         ChannelNorm(features.spec, 3)(features)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from networks import chain
+from networks import chain, same
 from nfn_graph import Batch, NFLinear, WeightFeatures
 
 
 def features(symmetry: str | None = "hnp", widths=(3, 5)) -> WeightFeatures:
     return Batch.from_data_list([chain((2, w, 4), channels=2) for w in widths]).features(symmetry)
-
-
-def same(first: WeightFeatures, second: WeightFeatures) -> bool:
-    pairs = zip(first.tensors(), second.tensors(), strict=True)
-    return all(k == j and torch.equal(x, y) for (k, x), (j, y) in pairs)
 
 
 def test_arithmetic_acts_on_every_tensor():
@@ -66,6 +64,18 @@ def test_features_fold_and_unfold_between_groups():
     assert same(raw.fold("np").fold("hnp"), raw.fold("hnp"))
     assert raw.unfold() is raw
     assert raw.fold("np").fold("np").spec == raw.spec.fold("np")
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))]
+)
+def test_features_copy_and_pickle(duplicate):
+    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 3))])
+    f = mixed.features("hnp").owned()
+    again = duplicate(f)
+    assert same(again, f)
+    assert same(again + f, f + f), "they are of the same networks"
+    assert same(again.to_graph().features(), f.to_graph().features())
 
 
 def test_layers_do_not_change_their_input():

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jacrev, stack_module_state, vjp, vmap
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, NFLinear, Pool, WeightFeatures, use_backend
 from nfn_graph.incidence import Incidence
 from nfn_graph.rows import is_lasting
-from test_ops import batch_of
 
 SYMMETRIES = ["np", "hnp"]
 NETWORKS = ["mlp", "cnn", "self", "residual", "one layer"]

@@ -8,9 +8,8 @@ import weakref
 import pytest
 import torch
 
-from networks import NAMED_SPECS, chain
-from nfn_graph import NFN, Batch, NFLinear, WeightFeatures
-from test_ops import batch_of
+from networks import NAMED_SPECS, batch_of, chain
+from nfn_graph import NFN, Batch, NFLinear, WeightFeatures, use_backend
 
 SYMMETRIES = ["np", "hnp"]
 OPTIONS = [
@@ -43,6 +42,25 @@ def test_chunks_of_edges_change_nothing(network, symmetry, options, max_edges):
                 continue
             for (_, x), (_, y) in zip(actual.tensors(), expected.tensors(), strict=True):
                 torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": True, "residual": True}, {"pointwise": True}])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", ["mlp", "self"])
+def test_chunks_under_autocast(network, symmetry, options):
+    spec = NAMED_SPECS[network]
+    batch = batch_of(spec, (3, 4))
+    features = batch.features().to(torch.float32)
+    for model in models(spec, symmetry, options):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            expected, actual = model.float()(features), model(features, max_edges=7)
+        pairs = [(actual, expected)]
+        if isinstance(expected, WeightFeatures):
+            found = zip(actual.tensors(), expected.tensors(), strict=True)
+            pairs = [(x, y) for (_, x), (_, y) in found]
+        for x, y in pairs:
+            assert x.dtype == y.dtype
+            torch.testing.assert_close(x, y, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
@@ -96,6 +114,23 @@ def test_recomputation_changes_no_bit(symmetry):
         grads.append([p.grad for p in model.parameters()])
     for x, y in zip(*grads, strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("backends", [("plain", "torch"), ("torch", "plain")])
+def test_recomputation_uses_the_kernels_of_the_forward_pass(backends):
+    """The backward pass runs outside of the block, on a GPU even in another thread."""
+    batch = batch_of(NAMED_SPECS["mlp"])
+    model = NFN(batch.spec, (4, 4), in_channels=3, out_features=2, head=(8,), recompute=True)
+    with use_backend(backends[0]):
+        loss = model.double()(batch).square().sum()
+    with use_backend(backends[1]):
+        loss.backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.recompute = False
+    model.zero_grad()
+    model(batch).square().sum().backward()
+    for x, p in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(x, p.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_recomputation_keeps_less():

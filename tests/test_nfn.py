@@ -11,14 +11,7 @@ from nfn_graph.interop.nfn_linear import find_slots
 from nfn_graph.testing import completeness, matrices_of, orbit_labels, random_graph
 from published import DEEP, NETWORKS, Published, assert_same, draw
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -15,14 +15,7 @@ from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nf
 from nfn_graph.testing import assert_equivariant, assert_invariant, random_graph
 from published import NETWORKS, assert_same, draw, tensors
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def np_model(spec: PublishedSpec, channels: int = 3) -> nn.Sequential:

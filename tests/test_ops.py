@@ -7,36 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from networks import NAMED_SPECS, chain, sizes_of, specs
-from nfn_graph import Batch, NetworkSpec, NeuronType, NFLinear, WeightType, use_backend
-from nfn_graph.incidence import Incidence
+from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
+from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.incidence_cache import IncidenceCache
 from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
-from nfn_graph.layout import Shape
-from nfn_graph.rows import Segments
+from nfn_graph.rows import group_of_rows
 from nfn_graph.testing import random_graph
+from nfn_graph.transforms import RoleTypes
 
-CPU = torch.device("cpu")
 SYMMETRIES = ["np", "hnp"]
-
-
-def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: int = 3) -> Batch:
-    return Batch.from_data_list(
-        [
-            random_graph(spec, {n.name: w for n in spec.neurons if n.size is None}, channels)
-            for w in widths
-        ]
-    )
-
-
-def all_segments() -> list[Segments]:
-    """Contiguous, strided, and with empty groups (a network without the type)."""
-    mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
-    incidence = mixed.features().incidence
-    found = [rows.graphs for rows in incidence.neurons.values()]
-    for edges in incidence.weights.values():
-        found += [edges.targets, edges.sources]
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -156,11 +135,13 @@ def test_gradients_of_only_the_inputs_or_only_the_parameters():
     assert all(x.grad is not None for _, x in inputs.tensors() if x.numel())
 
 
-def test_outputs_may_be_changed_in_place():
-    features = batch_of(NAMED_SPECS["mlp"]).features("np")
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_outputs_may_be_changed_in_place(symmetry, backend):
+    features = batch_of(NAMED_SPECS["mlp"]).features(symmetry)
     layer = NFLinear(features.spec, 3, 2).double()
-    expected = [x.relu() for _, x in layer(features).tensors()]
-    for (_, x), y in zip(layer(features).tensors(), expected, strict=True):
+    expected = [x.relu() for x in outputs(layer, features, backend)]
+    for x, y in zip(outputs(layer, features, backend), expected, strict=True):
         assert torch.equal(x.relu_(), y)
 
 
@@ -177,18 +158,23 @@ def test_results_are_the_same_bits_in_every_run():
         assert all(torch.equal(x, y) for x, y in zip(run, runs[0], strict=True))
 
 
-def test_edges_of_one_role_in_any_order_of_tensors():
-    """Several tensors at one layer: the segments are a neuron's edges, wherever they are."""
-    spec = NetworkSpec((NeuronType("h", 0, role=True),), (WeightType("h", "h"),))
-    blocks = (((2, 1), (1, 0), (2, 0), (3, 0)),)
-    shapes = (Shape(((2, 3, 4, 1),), blocks), Shape(((2, 2, 3, 5),), blocks))
-    edges = Incidence(spec, shapes, CPU).weights["h", "weight", "h"]
+def test_edges_of_one_role_by_neuron():
+    """Several tensors of one type: the segments are a neuron's edges, wherever they are."""
+    graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
+    edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
     for segments, counts in ((edges.targets, edges.per_target), (edges.sources, edges.per_source)):
         torch.testing.assert_close(
             SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments)
         )
         assert torch.equal(torch.bincount(segments.index, minlength=segments.count), counts)
+
+
+@given(st.lists(st.integers(0, 5), max_size=9))
+def test_groups_of_rows(counts):
+    expected = [group for group, count in enumerate(counts) for _ in range(count)]
+    found = group_of_rows(torch.tensor(counts, dtype=torch.long), len(expected))
+    assert found.tolist() == expected
 
 
 def test_index_tensors_are_as_small_as_they_can_be():
@@ -208,6 +194,17 @@ def test_an_incidence_made_in_inference_mode_serves_training_later():
         sum(x.sum() for x in outputs(layer, graph.features("np"), backend)).backward()
 
 
+def test_masks_made_in_inference_mode_serve_training_later():
+    """A network of a union that lacks a fixed weight: its taps are masked, and masks are kept."""
+    graphs = [chain((2, 19, 3)), chain((2, 3, 17, 3)), chain((2, 3))]
+    batch = Batch.from_data_list(graphs)
+    model = NFN(batch.spec, (2,), "hnp", out_features=1, head=(4,)).double()
+    with torch.inference_mode():
+        model(Batch.from_data_list(graphs))
+    model(batch).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 class Held:
     """Something with a size for the cache."""
 
@@ -225,7 +222,9 @@ def test_the_cache_is_bounded_by_entries_and_by_bytes():
     assert cache.get("a", lambda: Held(2)) is not first
     cache.get("e", lambda: Held(9))
     assert cache.num_bytes <= 10
+    kept = len(cache)
     cache.get("too large", lambda: Held(11))
+    assert len(cache) == kept, "what cannot be kept drives nothing out"
     cache.get("fake", lambda: Held(1, is_lasting=False))
     assert cache.num_bytes <= 10
     cache.clear()

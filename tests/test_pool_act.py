@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.func import grad, jacrev, vmap
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, all_segments, batch_of, chain
 from nfn_graph import NFN, Activation, Batch, NFLinear, Pool, WeightFeatures, use_backend
 from nfn_graph.kernels import Expand, SegmentSum, plain_segment_sum
-from test_ops import all_segments, batch_of
 
 SYMMETRIES = ["np", "hnp"]
 ACTS = [nn.ReLU(), nn.SiLU(), nn.Sigmoid()]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,8 +11,6 @@ from torch_geometric.utils import degree
 
 from networks import chain
 from nfn_graph import Batch
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def batch_of() -> Batch:
@@ -55,12 +50,3 @@ def test_models_of_plain_graphs_train(kind):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
-
-
-def test_the_example_trains_a_plain_and_a_typed_model():
-    example = runpy.run_path(str(EXAMPLES / "pyg_models.py"))
-    torch.manual_seed(0)
-    batch = Batch.from_data_list([example["network"](4 + i, 0.5 + i / 4) for i in range(4)])
-    for model in (example["HomogeneousModel"](batch), example["TypedModel"](batch)):
-        first, last = example["train"](model, batch, 40)
-        assert last < 0.5 * first

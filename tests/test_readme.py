@@ -1,9 +1,11 @@
 """The documentation runs: its Python blocks as written, its `make` commands by name."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -53,6 +55,25 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_make_targets_exist(page: Path) -> None:
     existing = set(TARGET.findall((ROOT / "Makefile").read_text("utf-8")))
     assert make_targets(page.read_text("utf-8")) <= existing
+
+
+def test_make_targets_are_explained() -> None:
+    """`make help` lists every target but the file that stands for the set-up, as does the guide."""
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    phony = set(re.search(r"^\.PHONY:(.+)$", makefile, re.MULTILINE)[1].split())
+    assert phony == set(TARGET.findall(makefile))
+    helped = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    assert phony - helped == {"wheel"}  # A step of the others.
+    assert make_targets((ROOT / "CONTRIBUTING.md").read_text("utf-8")) >= helped
+
+
+def test_the_picture_is_what_its_script_draws(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "figures" / "three_levels.py"
+    drawn = tmp_path / "picture.png"
+    runpy.run_path(str(script))["three_levels"]().savefig(drawn, dpi=170)
+    found, expected = (imread(path) for path in (drawn, script.with_suffix(".png")))
+    assert found.shape == expected.shape
+    assert abs(found - expected).mean() < 1e-3
 
 
 def test_blocks_are_found_with_their_lines() -> None:

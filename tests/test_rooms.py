@@ -20,7 +20,16 @@ ABOVE = {
 CORE_DEPENDENCIES = {"nfn_graph", "torch", "torch_geometric", "torch_scatter"}
 # What brings models over from another package may ask for that package.
 INTEROP_DEPENDENCIES = {"nfn"}
-UNSAFE_MODULES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+# What unpickles, runs text, or reaches beyond this machine.
+UNSAFE_MODULES = (
+    *("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml", "code"),
+    *("urllib.request", "http.client", "ftplib", "requests", "socket", "torch.hub"),
+)
+UNSAFE_CALLS = (
+    *("eval", "exec", "compile", "builtins.eval", "builtins.exec", "builtins.compile"),
+    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+    *("torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
+)
 
 
 def is_inside(module: str, packages: tuple[str, ...]) -> bool:
@@ -67,8 +76,13 @@ def banned(tree: ast.AST) -> Iterator[tuple[int, str]]:
             continue
         function = ast.unparse(node.func)
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if function in ("eval", "exec", "builtins.eval", "builtins.exec"):
+        if function in UNSAFE_CALLS:
             yield node.lineno, f"{function}()"
+        if keywords.get("shell", "False") != "False":
+            yield node.lineno, "a shell"
+        # Lightning reads the checkpoint.
+        if "ckpt_path" in keywords and keywords.get("weights_only") != "True":
+            yield node.lineno, "ckpt_path without weights_only=True"
         is_torch_load = function.startswith("torch.") and function.endswith(".load")
         if is_torch_load and keywords.get("weights_only") != "True":
             yield node.lineno, "torch.load without weights_only=True"
@@ -138,6 +152,13 @@ def test_every_room_is_read() -> None:
         ("nfn_graph.converters.files", "torch.load(path, weights_only=flag)"),
         ("nfn_graph.converters.files", "from torch import load"),
         ("nfn_graph.converters.files", "np.load(path, allow_pickle=True)"),
+        ("nfn_graph.converters.files", "import yaml"),
+        ("nfn_graph.converters.files", "from urllib.request import urlopen"),
+        ("nfn_graph.converters.files", "subprocess.run(text, shell=True)"),
+        ("nfn_graph.converters.files", "os.system(text)"),
+        ("nfn_graph.converters.files", "torch.jit.load(path)"),
+        ("nfn_graph.tasks.zoo", "trainer.fit(module, ckpt_path=path)"),
+        ("nfn_graph.tasks.zoo", "compile(text, 'file', 'exec')"),
         ("nfn_graph.tasks.zoo", "x = eval(text)"),
         ("nfn_graph.tasks.zoo", "exec(text)"),
         ("nfn_graph.tasks.zoo", "assert x"),
@@ -157,6 +178,8 @@ def test_breaches_are_found(module: str, source: str) -> None:
         ("nfn_graph.converters.files", "import h5py\nfrom nfn_graph import WeightGraph"),
         ("nfn_graph.converters.files", "torch.load(path, weights_only=True)"),
         ("nfn_graph.converters.files", "np.load(path, allow_pickle=False)"),
+        ("nfn_graph.converters.files", "subprocess.Popen([name])\nre.compile(text)"),
+        ("nfn_graph.tasks.zoo", "trainer.fit(module, ckpt_path=path, weights_only=True)"),
         ("nfn_graph.tasks.zoo", "from ..converters import load"),
         ("nfn_graph.cli", "from nfn_graph.converters import load\nfrom nfn_graph import tasks"),
     ],

@@ -154,7 +154,7 @@ def test_differences_are_told_in_words():
         (lambda: NetworkSpec((NeuronType("a"),), (WeightType("a", "b"),)), "got 'b'"),
         (
             lambda: NetworkSpec((NeuronType("a"), NeuronType("a")), (WeightType("a", "a"),)),
-            r"to differ \(got \['a'\] twice\)",
+            r"to differ \(got 'a' twice\)",
         ),
         (lambda: NetworkSpec.chain(2, taps=(1, 1, 1)), r"2 values of 'taps' \(got 3\)"),
         (lambda: NetworkSpec.chain(0), "at least 1"),

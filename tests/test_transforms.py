@@ -366,6 +366,7 @@ def test_one_role_model_serves_any_depth():
         ),
         (lambda: RoleTypes()(RoleTypes()(chain((2, 3, 3)))), "without role types"),
         (lambda: RoleTypes()(random_graph(self_spec())), "self weight"),
+        (lambda: RoleTypes("output")(chain((2, 3, 4))), r"no fixed layer has \(got 'output'\)"),
     ],
 )
 def test_what_transforms_refuse(use, message):

@@ -1,15 +1,27 @@
-"""The most memory that the tensors of a function take at one time."""
+"""The memory of a process, and the most that the tensors of a function take at one time."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def resident(field: str) -> float:
+    """Megabytes of this process: `VmRSS` now, `VmHWM` at most, `RssAnon`, `RssFile`; on Linux."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**10
+
+
+def forget_peak() -> None:
+    """From here on the kernel records anew how large the process is at most."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:

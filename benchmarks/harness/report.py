@@ -20,14 +20,21 @@ Row = Mapping[str, Any]
 LOAD = os.getloadavg()
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The options that every benchmark has; pins the threads."""
+def arguments(description: str | None, *more: str) -> argparse.Namespace:
+    """The options that every benchmark has; pins the threads.
+
+    Args:
+        description: Of the benchmark.
+        more: The options that this one reads besides: `"device"`, `"compile"`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats, below 60 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--device", default="cpu", type=torch.device)
-    parser.add_argument("--compile", action="store_true", help="also compile the layers")
     parser.add_argument("--threads", type=int, default=THREADS)
+    if "device" in more:
+        parser.add_argument("--device", default="cpu", type=torch.device)
+    if "compile" in more:
+        parser.add_argument("--compile", action="store_true", help="also compile the layers")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -27,6 +28,9 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.layout import Layout
 
+#: Which entries run fastest where positions are flattened: those of a channel, or the channels.
+FlattenOrder = Literal["channels_first", "channels_last"]
+
 # Images have at most so many channels.
 _IMAGE_CHANNELS = 4
 
@@ -42,7 +46,7 @@ class Hints:
         is_chain: Whether the network is known to be a chain, whatever its names say.
     """
 
-    flatten: str | None = None
+    flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
     depthwise: frozenset[str] | None = None
     is_chain: bool = False
@@ -120,7 +124,7 @@ def _wired(
     chain: Sequence[ChainLayer],
     scalars: Sequence[VectorGroup],
     channels: int,
-    flatten: str | None,
+    flatten: FlattenOrder | None,
 ) -> Layout:
     w = Wiring(tensors)
     x: Value = w.input()
@@ -151,7 +155,7 @@ def _wired(
 
 
 def _with_vectors(
-    w: Wiring, x: Value, layer: ChainLayer, group: VectorGroup, flatten: str | None
+    w: Wiring, x: Value, layer: ChainLayer, group: VectorGroup, flatten: FlattenOrder | None
 ) -> Value:
     channels = x.shape[1] if x.shape else None
     if layer.spatial and group.size != channels and len(x.shape or ()) > 2:
@@ -160,7 +164,7 @@ def _with_vectors(
 
 
 def _flattened(
-    w: Wiring, x: Value, layer: ChainLayer, before: ChainLayer | None, flatten: str | None
+    w: Wiring, x: Value, layer: ChainLayer, before: ChainLayer | None, flatten: FlattenOrder | None
 ) -> Value:
     """The input of a linear layer, whose positions are gone or flattened."""
     rank = len(x.shape or ())
@@ -173,7 +177,13 @@ def _flattened(
 
 
 def _flat(
-    w: Wiring, x: Value, spatial: int, flatten: str | None, key: str, size: int, channels: int
+    w: Wiring,
+    x: Value,
+    spatial: int,
+    flatten: FlattenOrder | None,
+    key: str,
+    size: int,
+    channels: int,
 ) -> Value:
     if flatten is None:
         raise ConversionError(

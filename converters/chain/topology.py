@@ -150,7 +150,7 @@ def _repeated_modules(key: str) -> Iterator[str]:
     for end in range(start + 1, len(parts) + 1):
         module = ".".join(parts[:end])
         is_sequential = end < len(parts) and all(p.isdigit() for p in parts[start : end + 1])
-        if (module[-1].isdigit() or _is_block(module)) and not is_sequential:
+        if (module[-1:].isdigit() or _is_block(module)) and not is_sequential:
             yield module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,30 @@ from nfn_graph.converters.errors import ConversionError
 Array = np.ndarray[Any, Any]
 
 
-def from_array(path: Path, key: str, array: Array) -> Tensor:
+def from_array(what: str, array: Array) -> Tensor:
     """A tensor over the memory of an array, if that is possible.
 
     Two bytes without a type are a bfloat16: so the package ml_dtypes, and with it JAX and
     Keras, writes them.
+
+    Args:
+        what: What the array is, for errors.
+        array: Numbers in any order of bytes and axes.
     """
     if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 or array.dtype == np.longdouble:
-        raise ConversionError(
-            f"Expected numbers in array '{key}' of '{path}' (got the type {array.dtype})"
-        )
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        return from_array(what, array.view(np.int16)).view(torch.bfloat16)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not native.flags.writeable or min(native.strides, default=1) < 0:
+        native = native.copy()
+    try:
+        return torch.from_numpy(native)
+    except TypeError as error:
+        raise ConversionError(f"Expected numbers in {what} (got the type {array.dtype})") from error
+
+
+def from_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    """The tensors of a file's arrays."""
+    return {key: from_array(f"array '{key}' of '{path}'", array) for key, array in arrays.items()}
 
 
 def to_array(key: str, tensor: Tensor) -> Array:

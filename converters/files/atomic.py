@@ -16,8 +16,12 @@ def replacing(path: Path) -> Iterator[Path]:
     It lies in the same folder, so that the last step is a rename; the data is on the disk
     before that. A file that is still mapped into memory keeps its old content there.
     """
-    # The suffix stays: some writers choose by it.
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}{path.suffix}")
+    if not path.parent.is_dir() or path.is_dir():
+        got = "a folder" if path.is_dir() else f"no folder '{path.parent}'"
+        kind = IsADirectoryError if path.is_dir() else FileNotFoundError
+        raise kind(f"Expected a file in a folder that exists to write '{path}' (got {got})")
+    # The suffix stays: some writers choose by it. The name may be as long as names can be.
+    temporary = path.with_name(f".{path.stem[:40]}.{secrets.token_hex(8)}{path.suffix}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         mode = temporary.stat().st_mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,22 @@ MAX_COMPRESSION = 1032
 
 def check_path(path: str | Path) -> Path:
     """The path of a file that exists and is not empty."""
+    path = check_regular(path)
+    if path.stat().st_size == 0:
+        raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
+    return path
+
+
+def check_regular(path: str | Path) -> Path:
+    """The path of a file that exists; whoever opens a pipe or a device may wait for ever."""
     path = Path(path)
     try:
-        status = os.stat(path)
+        mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise FileNotFoundError(f"Expected a file (got '{path}', which does not exist)") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise ConversionError(f"Expected a file (got '{path}', which is {kind})")
-    if status.st_size == 0:
-        raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
     return path
 
 
@@ -52,10 +59,13 @@ def check_declared(
 def check_unique(path: Path, keys: Sequence[str]) -> None:
     """Refuses a file with two tensors of one name, of which readers would drop one."""
     if len(set(keys)) != len(keys):
-        repeated = sorted({key for key in keys if keys.count(key) > 1})
-        raise ConversionError(
-            f"Expected every key once in '{path}' (got {', '.join(map(repr, repeated))} twice)"
-        )
+        shown = ", ".join(map(repr, repeated(keys)[:5]))
+        raise ConversionError(f"Expected every key once in '{path}' (got {shown} twice)")
+
+
+def repeated(keys: Sequence[str]) -> list[str]:
+    """The keys that are there more than once."""
+    return sorted(key for key, count in Counter(keys).items() if count > 1)
 
 
 def check_tensors(path: Path, tensors: Mapping[Any, Any]) -> None:

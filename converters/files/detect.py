@@ -23,18 +23,15 @@ _KNOWN_FOREIGN = (
 )
 
 
-def detect(path: str | Path) -> Format:
-    """The format of a checkpoint file, by its content and not by its name.
+def detect(path: str | Path) -> tuple[Format, list[ZipEntry]]:
+    """The format of a checkpoint file and, if it is a zip archive, what is in it.
+
+    The format is told by the content and not by the name.
 
     Raises:
         FileNotFoundError: There is no such file.
         ConversionError: It is a directory, empty, or in no format that is supported.
     """
-    return detect_entries(path)[0]
-
-
-def detect_entries(path: str | Path) -> tuple[Format, list[ZipEntry]]:
-    """The format of a file and, if it is a zip archive, what is in it."""
     path = check_path(path)
     with open(path, "rb") as file:
         head = file.read(512)

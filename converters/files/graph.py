@@ -15,6 +15,7 @@ from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph_checks import check_graph
+from nfn_graph.converters.one_network import layout_of
 from nfn_graph.layout import Layout, Placement, Shape
 
 # The metadata entry that tells a graph from other safetensors files.
@@ -23,17 +24,11 @@ _VERSION = 1
 DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 
 
-def write_graph(path: Path, graph: WeightGraph, metadata: Mapping[str, str] | None = None) -> None:
-    """Writes one graph with all that it holds.
-
-    Args:
-        path: The file, with any suffix.
-        graph: One network, not a batch.
-        metadata: Further notes for the header of the file.
-    """
+def write_graph(path: Path, graph: WeightGraph) -> None:
+    """Writes one graph with all that it holds, into a file with any suffix."""
     parts = take_apart(graph)
     document = {"version": _VERSION, "layout": parts.layout, "notes": parts.notes}
-    safetensors.write(path, parts.tensors, {MARK: json.dumps(document), **(metadata or {})})
+    safetensors.write(path, parts.tensors, {MARK: json.dumps(document)})
 
 
 class GraphParts(NamedTuple):
@@ -52,10 +47,8 @@ class GraphParts(NamedTuple):
 
 def take_apart(graph: WeightGraph) -> GraphParts:
     """What is to be written of one network."""
-    if not isinstance(graph.get("layout"), Layout):
-        raise ValueError("Expected one network (got a batch; take batch[i] of it)")
     tensors: dict[str, Tensor] = {}
-    layout = _layout_to_json(graph.layout, tensors, "carried")
+    layout = _layout_to_json(layout_of(graph), tensors, "carried")
     notes: dict[str, Any] = {}
     stores = [(store._key or "graph", store) for store in graph.stores]
     for key, store in stores:
@@ -83,13 +76,13 @@ def put_together(
     return graph
 
 
-def read_graph(path: Path) -> WeightGraph:
-    """The graph that :func:`write_graph` wrote."""
-    return build_graph(path, safetensors.read_file(path))
+def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
+    """The graph that :func:`write_graph` wrote; what is wrong with it is a `ConversionError`.
 
-
-def build_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
-    """The graph in a file that was read; what is wrong with it is a `ConversionError`."""
+    Args:
+        path: The file, for errors.
+        file: What was read from it.
+    """
     try:
         document = json.loads(file.metadata[MARK])
         if document["version"] != _VERSION:

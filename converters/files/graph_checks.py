@@ -31,7 +31,8 @@ def check_graph(graph: WeightGraph) -> None:
     for store in (*graph.node_stores, *graph.edge_stores):
         features = store.get("x") if "x" in store else store.get("edge_attr")
         if not isinstance(features, Tensor) or not features.is_floating_point():
-            raise ValueError(f"Expected floating-point features of {store._key!r}")
+            got = features.dtype if isinstance(features, Tensor) else type(features).__name__
+            raise ValueError(f"Expected floating-point features of {store._key!r} (got {got})")
     _check_layout(layout)
 
 
@@ -60,7 +61,17 @@ def _check_layout(layout: Layout) -> None:
         transform, before = layout.before
         if not isinstance(transform, str):
             raise ValueError(f"Expected the name of a transform (got {transform!r})")
+        # No transform takes entries away; so no size here is larger than a tensor, either.
+        if _num_entries(before) > _num_entries(layout):
+            raise ValueError(
+                f"Expected at most {_num_entries(layout)} entries before the transform "
+                f"'{transform}' (got {_num_entries(before)})"
+            )
         _check_layout(before)
+
+
+def _num_entries(layout: Layout) -> int:
+    return sum(math.prod(p.taken) for p in layout.placements)
 
 
 def _check_spec(spec: NetworkSpec) -> None:
@@ -109,7 +120,10 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
             view = p._viewed(taken).view(p.view)
             view[p._slices] += 1
         if not bool((taken == 1).all()):
-            raise ValueError(f"Expected every entry of '{key}' to be placed once")
+            wrong = int((taken != 1).sum())
+            raise ValueError(
+                f"Expected every entry of '{key}' to be placed once (got {wrong} that are not)"
+            )
 
 
 def _check_sizes(name: str, sizes: Iterable[Any]) -> None:

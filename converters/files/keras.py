@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array, to_array
+from nfn_graph.converters.files.arrays import from_arrays, to_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_tensors, check_unique
 from nfn_graph.converters.files.hdf5 import read_hdf5
@@ -47,7 +47,7 @@ def read(path: Path) -> KerasFile:
     contents, arrays = read_hdf5(path)
     layers = {str(layer): tuple(keys) for layer, keys in contents["layers"]}
     check_unique(path, [key for keys in layers.values() for key in keys])
-    tensors = {key: from_array(path, key, array) for key, array in arrays.items()}
+    tensors = from_arrays(path, arrays)
     if not tensors:
         raise ConversionError(
             f"Expected the weights of a Keras model in '{path}' (got an HDF5 file without "
@@ -77,6 +77,12 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
         template: A file to copy all else from, above all the model's configuration.
     """
     h5py = require("h5py", "to write Keras .h5 files")
+    for key in tensors:
+        if "/" not in key or "\0" in key or any(name in ("", ".") for name in key.split("/")):
+            raise ConversionError(
+                f"Expected keys 'layer/weight' that HDF5 files can hold for '{path}' (got "
+                f"{key!r}). Save to .safetensors or .pt."
+            )
     with replacing(path) as temporary:
         if template is not None:
             read(template)  # What ends the process that reads it must not be opened here.
@@ -113,7 +119,7 @@ def _child(path: Path, group: Any, key: str) -> Any:
 def _overwrite(template: Path, root: Any, key: str, tensor: Tensor) -> None:
     dataset = _child(template, root, key)
     array = to_array(key, tensor)
-    if dataset.shape != array.shape or dataset.dtype != array.dtype:
+    if dataset.shape != array.shape or dataset.dtype.newbyteorder("=") != array.dtype:
         raise ConversionError(
             f"Expected '{key}' with shape {list(dataset.shape)} and type {dataset.dtype} as in "
             f"'{template}' (got {list(array.shape)} and {array.dtype})"

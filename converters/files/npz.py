@@ -47,12 +47,18 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes arrays as `numpy.savez` does, and any key."""
+    """Writes arrays as `numpy.savez` does."""
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for key, tensor in tensors.items():
+            entry = zipfile.ZipInfo(f"{key}.npy", _DATE)
+            if entry.filename != f"{key}.npy":
+                raise ConversionError(
+                    f"Expected a key that zip archives can hold for '{path}' (got {key!r}). Save "
+                    f"to .safetensors or .pt."
+                )
             buffer = io.BytesIO()
             np.lib.format.write_array(buffer, to_array(key, tensor), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{key}.npy", _DATE), buffer.getbuffer())
+            archive.writestr(entry, buffer.getbuffer())
 
 
 def _read_entry(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tensor:
@@ -80,10 +86,11 @@ def _read_entry(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
             f"Expected {expected} bytes of array '{key}' of '{path}' (got {len(data)}). It is "
             f"truncated or damaged."
         )
+    what = f"array '{key}' of '{path}'"
     if not data:
-        return from_array(path, key, np.empty(shape, dtype))
+        return from_array(what, np.empty(shape, dtype))
     array: np.ndarray[Any, Any] = np.frombuffer(data, dtype)
-    return from_array(path, key, array.reshape(shape, order="F" if fortran_order else "C"))
+    return from_array(what, array.reshape(shape, order="F" if fortran_order else "C"))
 
 
 def _read_array_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,12 @@ def read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     Large tensors are taken out of the model, so that they are not in memory twice.
     """
     onnx = require("onnx", "to read .onnx files")
-    try:
-        model = onnx.load_model(path, format="protobuf", load_external_data=False)
+    model = _load(onnx, path)
+    with _complete(path):
         if model.functions:
             model = require("onnx.inliner", "to read .onnx files").inline_local_functions(model)
         check_unique(path, [name for name, _ in _tensors(model)])
         tensors = {name: _read_tensor(onnx, path, name, x) for name, x in _tensors(model)}
-    except ConversionError:
-        raise
-    except Exception as error:  # protobuf raises its own kinds
-        raise ConversionError(
-            f"Expected a complete ONNX model in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
     if model.graph.sparse_initializer:
         raise ConversionError(
             f"Expected dense tensors in '{path}' (got the sparse initialiser "
@@ -53,7 +47,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
             f"'{path}' (got none; a graph does not hold the model's operations)"
         )
     onnx = require("onnx", "to write .onnx files")
-    model = onnx.load_model(template, format="protobuf", load_external_data=False)
+    model = _load(onnx, template)
     known = dict(_tensors(model))
     for key, tensor in tensors.items():
         if key not in known:
@@ -61,6 +55,25 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
         _overwrite(onnx, template, key, known[key], tensor)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[None]:
+    """What is raised inside is said to be wrong with a file."""
+    try:
+        yield
+    except (ConversionError, OSError):
+        raise
+    except Exception as error:  # protobuf raises its own kinds
+        raise ConversionError(
+            f"Expected a complete ONNX model in '{path}' (got one that cannot be read: "
+            f"{type(error).__name__}: {error}). It is truncated or damaged."
+        ) from error
+
+
+def _load(onnx: Any, path: Path) -> Any:
+    with _complete(path):
+        return onnx.load_model(path, format="protobuf", load_external_data=False)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
@@ -92,7 +105,7 @@ def _read_tensor(onnx: Any, path: Path, name: str, proto: Any) -> Tensor:
         tensor = torch.frombuffer(bytearray(proto.raw_data), dtype=dtype).reshape(shape)
     else:
         array = require("onnx.numpy_helper", "to read .onnx files").to_array(proto)
-        tensor = from_array(path, name, array if array.flags.writeable else array.copy())
+        tensor = from_array(f"tensor '{name}' of '{path}'", array)
     if proto.raw_data and math.prod(shape) > 1024:
         proto.ClearField("raw_data")
     return tensor

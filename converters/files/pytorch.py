@@ -6,10 +6,11 @@ and plain containers are read, nothing in the file is run.
 
 from __future__ import annotations
 
+import mmap
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -90,9 +91,18 @@ def _can_map(path: Path, entries: Sequence[ZipEntry]) -> bool:
 
 
 def _check_legacy(path: Path) -> None:
-    """Reads the shapes without the data: the old format makes every tensor it declares."""
-    with FakeTensorMode():
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    """Reads the shapes without the data: the old format makes every tensor it declares.
+
+    Mapped, a text that declares to be longer than the file is cut off. A file that is read would
+    first make room for all of it.
+    """
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        FakeTensorMode(),
+    ):
+        readable = cast(IO[bytes], mapped)
+        loaded = torch.load(readable, map_location="cpu", weights_only=True)
     size = path.stat().st_size
     for key, tensor in _tensors(loaded, ""):
         check_declared(path, key, [tensor.untyped_storage().nbytes()], 1, size)

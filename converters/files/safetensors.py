@@ -17,6 +17,8 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import MAP_FROM, check_tensors, check_unique
 from nfn_graph.converters.optional import require
 
+# Where the header keeps what is no tensor.
+_NOTES = "__metadata__"
 # The format sorts tensors by dtype and name; this entry keeps the order of a state dict.
 _ORDER = "nfn_graph.keys"
 _MAX_HEADER = 100_000_000
@@ -86,7 +88,7 @@ def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
         else:
             text = bytearray(file.read(_header_size(path, file.read(8), size)))
     header = _parse(path, text)
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(_NOTES, {})
     start = 8 + len(text)
     entries = _entries(path, header, size - start)
     if content is not None:
@@ -109,6 +111,11 @@ def write(
     unshared: dict[str, Tensor] = {}
     storages: set[int] = set()
     for key, tensor in tensors.items():
+        if key == _NOTES or tensor.dtype not in DTYPES:
+            raise ConversionError(
+                f"Expected a key and a type that safetensors files have for '{path}' (got '{key}' "
+                f"of {tensor.dtype}). Save to .pt."
+            )
         dense = tensor.detach().cpu().contiguous()
         pointer = dense.untyped_storage().data_ptr()
         unshared[key] = dense.clone() if pointer in storages else dense
@@ -119,12 +126,6 @@ def write(
         notes[_ORDER] = json.dumps(list(unshared))
     with replacing(path) as temporary:
         library.save_file(unshared, temporary, notes)
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The header: `__metadata__`, and dtype, shape and position of every tensor."""
-    with open(path, "rb") as file:
-        return _parse(path, file.read(_header_size(path, file.read(8), path.stat().st_size)))
 
 
 def _header_size(path: Path, head: bytes | bytearray, size: int) -> int:
@@ -144,14 +145,14 @@ def _parse(path: Path, text: bytes | bytearray) -> dict[str, Any]:
     try:
         header = json.loads(text)
         # Most files name everything once, and need no closer look.
-        entries = len(header) - ("__metadata__" in header)
-        if text.count(b"data_offsets") != entries or text.count(b"__metadata__") > 1:
+        entries = len(header) - (_NOTES in header)
+        if text.count(b"data_offsets") != entries or text.count(_NOTES.encode()) > 1:
             header = json.loads(text, object_pairs_hook=unique)
     except ConversionError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, f"a header that is no JSON of tensors: {error}") from error
-    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else None
+    metadata = header.get(_NOTES, {}) if isinstance(header, dict) else None
     if not isinstance(header, dict) or not isinstance(metadata, dict):
         raise _damaged(path, "a header without named tensors")
     return header
@@ -161,11 +162,17 @@ def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Ent
     """The tensors in the order of the file, which they fill without gaps."""
     entries = []
     for key, value in header.items():
+        kind = value.get("dtype") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in _DTYPES:
+            raise ConversionError(
+                f"Expected '{key}' of '{path}' in a type that is known: {', '.join(_DTYPES)} (got "
+                f"{kind[:40]!r})"
+            )
         try:
             begin, end = value["data_offsets"]
             entry = _Entry(begin, end, key, _DTYPES[value["dtype"]], tuple(value["shape"]))
             sizes = (begin, end, *entry.shape)
-            if not all(type(n) is int and n >= 0 for n in sizes):
+            if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
                 raise ValueError(f"sizes {list(sizes)}")
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path, f"'{key}' as {str(value)[:200]}") from error

@@ -2,6 +2,6 @@
 
 from nfn_graph.converters.pytorch.shapes import as_inputs, map_tensors
 from nfn_graph.converters.pytorch.tracing import trace
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module, wrapper_prefix
+from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 
-__all__ = ["as_inputs", "map_tensors", "trace", "unwrapped_module", "wrapper_prefix"]
+__all__ = ["as_inputs", "map_tensors", "trace", "unwrapped_module"]

@@ -109,7 +109,9 @@ def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
     times = sizes_in(sizes)
     times = [*[1] * (input.rank - len(times)), *times]
     if len(times) > input.rank:
-        return w.refuse("Expected as many repeats as axes")
+        return w.refuse(
+            f"Expected at most {input.rank} repeats, one for each axis (got {len(times)})"
+        )
     w.mixes(input, [i for i, n in enumerate(times) if n != 1])
     stored = [
         Positions(None) if n != 1 else axis for n, axis in zip(times, input.stored, strict=True)
@@ -131,12 +133,20 @@ def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
     return w.concat([w.unsqueeze(v, at) for v in tensors], at)
 
 
+def _known_size(w: Wiring, x: Activation, dim: int, verb: str) -> int:
+    size = x.shape[position_of(dim, x.rank)]
+    if size is None:
+        w.refuse(
+            f"Expected an axis of known size to {verb} (got axis {dim}, whose size is not known). "
+            f"Give an example_input"
+        )
+    return size
+
+
 @handles("chunk")
 def chunk(w: Wiring, input: Activation, chunks: int, dim: int = 0) -> tuple[Value, ...]:
     """Equal parts along an axis."""
-    size = input.shape[position_of(dim, input.rank)]
-    if size is None:
-        return w.refuse("Expected an axis of known size to chunk. Give an example_input")
+    size = _known_size(w, input, dim, "chunk")
     return split(w, input, -(-size // chunks), dim)
 
 
@@ -146,10 +156,8 @@ def split(
 ) -> tuple[Value, ...]:
     """Parts along an axis."""
     sizes = split_size_or_sections
-    total = input.shape[position_of(dim, input.rank)]
     if isinstance(sizes, int):
-        if total is None:
-            return w.refuse("Expected an axis of known size to split. Give an example_input")
+        total = _known_size(w, input, dim, "split")
         sizes = [min(sizes, total - start) for start in range(0, total, sizes)]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return tuple(
@@ -160,9 +168,7 @@ def split(
 @handles("unbind")
 def unbind(w: Wiring, input: Activation, dim: int = 0) -> tuple[Value, ...]:
     """The entries of an axis one by one."""
-    size = input.shape[position_of(dim, input.rank)]
-    if size is None:
-        return w.refuse("Expected an axis of known size to unbind. Give an example_input")
+    size = _known_size(w, input, dim, "unbind")
     return tuple(w.select(input, dim, i) for i in range(size))
 
 

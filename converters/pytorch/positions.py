@@ -53,9 +53,6 @@ for _n in (1, 2, 3):
 for _kind in ("nearest", "linear", "bilinear", "trilinear", "bicubic"):
     for _n in (1, 2, 3):
         HANDLERS[f"upsample_{_kind}{_n}d"] = _pool(_n)
-HANDLERS["upsample_linear1d"] = _pool(1)
-HANDLERS["upsample_bilinear2d"] = HANDLERS["upsample_bicubic2d"] = _pool(2)
-HANDLERS["upsample_trilinear3d"] = _pool(3)
 
 
 @handles("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")

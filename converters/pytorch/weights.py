@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nfn_graph.converters.pytorch.registry import (
-    handles,
-    ints,
-)
+from nfn_graph.converters.pytorch.registry import HANDLERS, Handler, handles, ints
 from nfn_graph.converters.wiring import (
     Opaque,
     Value,
@@ -44,51 +41,32 @@ def addmm(w: Wiring, input: Value, mat1: Value, mat2: Value, **_: Any) -> Value:
     return w.combine(w.matmul(mat1, mat2), input)
 
 
-@handles("conv1d", "conv2d", "conv3d")
-def conv(
-    w: Wiring,
-    input: Value,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Value:
-    """Any convolution."""
-    return w.conv(input, _weight(w, weight), bias, groups=groups)
+def _conv(transposed: bool) -> Handler:
+    def handler(
+        w: Wiring,
+        input: Value,
+        weight: Any,
+        bias: Any = None,
+        *sizes: Any,
+        groups: int = 1,
+        **_: Any,
+    ) -> Value:
+        # After the stride, the padding, and the dilation or the padding of the output.
+        groups = sizes[3] if len(sizes) > 3 else groups
+        return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=transposed)
+
+    return handler
 
 
-@handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(
-    w: Wiring,
-    input: Value,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Value:
-    """Any transposed convolution."""
-    return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=True)
+for _n in (1, 2, 3):
+    HANDLERS[f"conv{_n}d"] = _conv(transposed=False)
+    HANDLERS[f"conv_transpose{_n}d"] = _conv(transposed=True)
 
 
 @handles("convolution")
-def convolution(
-    w: Wiring,
-    input: Value,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-) -> Value:
-    """The general operator of aten."""
+def convolution(w: Wiring, input: Value, weight: Any, bias: Any, *sizes: Any) -> Value:
+    """The general operator of aten, which gives all its arguments in their order."""
+    _stride, _padding, _dilation, transposed, _output_padding, groups = sizes
     return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=transposed)
 
 
@@ -110,18 +88,18 @@ def aten_embedding(w: Wiring, weight: Any, indices: Value, *_: Any, **__: Any) -
     return embedding(w, indices, weight)
 
 
-@handles("batch_norm")
+@handles("batch_norm", "instance_norm")
 def batch_norm(
     w: Wiring,
     input: Value,
-    running_mean: Any,
-    running_var: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     *_: Any,
     **__: Any,
 ) -> Value:
-    """Norm parameters and statistics along axis 1."""
+    """Parameters and statistics along axis 1, of all inputs or of each on its own."""
     found = [p for p in (weight, bias, running_mean, running_var) if p is not None]
     return w.channel_norm(input, found)
 
@@ -138,21 +116,6 @@ def aten_batch_norm(
     **__: Any,
 ) -> Value:
     """The same with aten's order of arguments."""
-    return batch_norm(w, input, running_mean, running_var, weight, bias)
-
-
-@handles("instance_norm")
-def instance_norm(
-    w: Wiring,
-    input: Value,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    *_: Any,
-    **__: Any,
-) -> Value:
-    """Statistics of each channel on its own."""
     return batch_norm(w, input, running_mean, running_var, weight, bias)
 
 

@@ -22,12 +22,6 @@ def unwrapped_module(module: nn.Module) -> nn.Module:
     return inner
 
 
-def wrapper_prefix(module: nn.Module) -> str:
-    """What a module's wrappers put in front of every key of the network inside."""
-    wrappers = list(_layers(module))[:-1]
-    return "".join("_orig_mod." if _is_compiled(part) else "module." for part in wrappers)
-
-
 def unwrap_parts(module: nn.Module) -> None:
     """Puts networks in the place of their wrappers, anywhere inside a module."""
     for part in list(module.modules()):

@@ -9,3 +9,10 @@
 A shard counts when its record in `shards/` is there, which is written last and in one step. So
 a process that is killed leaves whole shards only.
 """
+
+from nfn_graph.converters.store.dataset import WeightDataset
+from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
+from nfn_graph.converters.store.writer import StoreWriter
+
+__all__ = ["Store", "StoreWriter", "WeightDataset", "find_damage"]

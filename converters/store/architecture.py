@@ -17,6 +17,7 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.files.graph import (
     DTYPES,
     layout_from_json,
@@ -183,11 +184,16 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     return Network(found, list(parts.tensors.values()), notes)
 
 
+def architecture_file(folder: Path, name: str) -> Path:
+    """Where a store keeps an architecture, whose name is its checksum."""
+    return folder / FOLDER / f"{name}.json"
+
+
 @functools.lru_cache(maxsize=1024)
 def read_architecture(path: Path) -> Architecture:
     """The architecture in a file, whose name is its checksum."""
     try:
-        found = Architecture(path.read_text("utf-8"), path)
+        found = Architecture(check_regular(path).read_text("utf-8"), path)
     except FileNotFoundError as error:
         raise damaged_architecture(path, "none") from error
     except Exception as error:  # whatever a damaged document leads to

@@ -122,7 +122,7 @@ class StoredGraphs(GraphList):
         found: dict[Key, Tensor] = {}
         for (key, of_each), part in zip(taps.items(), moved.split(sizes), strict=True):
             # Of neurons without a bias there are no entries that could be counted.
-            rows = -1 if len(part) else sum(a.layout.rows_of(key) for a in self.architectures)
+            rows = -1 if len(part) else sum(a.layout.num_rows(key) for a in self.architectures)
             found[key] = part.view(rows, of_each, channels)
         return found
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.progress import counting
-from nfn_graph.converters.reading import one_line
+from nfn_graph.converters.errors import one_line, printable
+from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 
 StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
 
@@ -19,8 +20,9 @@ StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
 def store(path: StorePath, /, *, verify: bool = False) -> int:
     """Show what a store holds, and check that it is as it was written.
 
-    Sizes of files and the checksums of the table are always compared, the checksums of all weights
-    with --verify. The exit code is 1 if a file is damaged.
+    Sizes of files and the checksums of the table are always compared; a store that is damaged
+    there is not opened. With --verify everything is read and compared, every damaged file is named
+    in a line, and the exit code is 1 if there is one.
 
     Examples:
       nfn-graph store graphs/
@@ -30,7 +32,19 @@ def store(path: StorePath, /, *, verify: bool = False) -> int:
         path: The folder of a store.
         verify: Read everything and compare it with its checksums.
     """
-    found = Store(path)
+    damage = list(find_damage(path)) if verify else []
+    for file, got in damage:
+        print(f"damaged: {one_line(str(file))} (got {got})")
+    if damage:
+        print(f"{path}: {len(damage)} files are damaged")
+        return 1
+    _print_contents(Store(path), path)
+    if verify:
+        print("  checksums: all right")
+    return 0
+
+
+def _print_contents(found: Store, path: Path) -> None:
     size = sum(sum(shard.sizes.values()) for shard in found.shards)
     counts = dict.fromkeys(found.architecture_names, 0)
     for number in found.places.architecture.tolist():
@@ -46,14 +60,7 @@ def store(path: StorePath, /, *, verify: bool = False) -> int:
             for neuron, layers in zip(layout.spec.neuron, layout.shape.sizes, strict=True)
         )
         print(f"  {count} x {name}: {sizes}")
-    print(f"  columns: {', '.join(found.table.column_names)}")
-    if not verify:
-        return 0
-    wrong = list(found.verify())
-    for file in wrong:
-        print(f"  damaged: {one_line(str(file))}")
-    print("  checksums: " + (f"{len(wrong)} files are damaged" if wrong else "all right"))
-    return 1 if wrong else 0
+    print(f"  columns: {printable(', '.join(found.table.column_names))}")
 
 
 def export(

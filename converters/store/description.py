@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.store import architecture, shards
+from nfn_graph.converters.store.architecture import FOLDER
+from nfn_graph.converters.store.shards import METADATA, SEAL, SHARDS, WEIGHTS, seal_of
 
 FILE = "store.json"
 VERSION = 2
 _FORMAT = "nfn-graph store"
 # What zoos had before version 2.
 _OLD = "zoo.json"
-_FOLDERS = (architecture.FOLDER, shards.WEIGHTS, shards.METADATA, shards.SHARDS)
+_FOLDERS = (FOLDER, WEIGHTS, METADATA, SHARDS)
 
 
 def is_store(folder: Path) -> bool:
@@ -41,7 +43,7 @@ def create(folder: Path, description: Mapping[str, Any]) -> None:
         (folder / part).mkdir(parents=True, exist_ok=True)
     document = {"format": _FORMAT, "version": VERSION, **description}
     with replacing(folder / FILE) as temporary:
-        sealed = {**document, shards.SEAL: shards.seal_of(document)}
+        sealed = {**document, SEAL: seal_of(document)}
         temporary.write_text(json.dumps(sealed, indent=2) + "\n", "utf-8")
 
 
@@ -63,8 +65,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         format_, version = found["format"], found["version"]
         if format_ == _FORMAT and version == VERSION:
             return _unsealed(found)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConversionError(
             f"Expected the description of a store in '{path}' (got {type(error).__name__}: "
             f"{error}). The file is damaged: restore it, or build or convert into a new folder."
         ) from error
@@ -76,8 +78,8 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 def _unsealed(found: dict[str, Any]) -> dict[str, Any]:
     """What a description says without its checksum, with which it agrees."""
-    seal = found.pop(shards.SEAL)
-    if seal != shards.seal_of(found):
+    seal = found.pop(SEAL)
+    if seal != seal_of(found):
         raise ValueError(f"the checksum {seal} of something else")
     if not isinstance(found.get("key", ""), str):
         raise TypeError(f"the key {found['key']}, which is no name of a column")

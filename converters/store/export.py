@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from nfn_graph.converters.files.atomic import replacing
@@ -67,7 +67,7 @@ def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
     else:
         found = [f"{position:06d}" for position in dataset.indices()]
     for name in found:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if Path(name).anchor or ".." in Path(name).parts:
             raise ValueError(f"Expected files below '{dataset.folder}' (got '{name}')")
     networks: dict[str, str] = {}
     for name in found:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +12,13 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
-from nfn_graph.converters.store.architecture import FOLDER, Architecture, read_architecture
+from nfn_graph.converters.store.architecture import (
+    Architecture,
+    architecture_file,
+    read_architecture,
+)
 from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.description import read_description
 from nfn_graph.converters.store.shards import (
@@ -23,9 +27,7 @@ from nfn_graph.converters.store.shards import (
     damaged,
     file_of,
     list_shards,
-    read_shard,
-    read_table,
-    wrong_files,
+    read_shards,
 )
 from nfn_graph.converters.store.writer import record_key
 
@@ -44,7 +46,7 @@ class Store:
     """The networks that are published in a store when it is opened.
 
     Opening reads the table of all networks and compares it with its checksum; of the weights, it
-    compares the sizes of files. :meth:`verify` compares all else. Nothing that is open is
+    compares the sizes of files; `find_damage` compares all else. Nothing that is open is
     pickled: another process maps the files itself.
 
     Args:
@@ -54,10 +56,11 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.description = read_description(self.folder)
-        self.shards = [read_shard(self.folder, name) for name in list_shards(self.folder)]
-        if not self.shards:
+        found = read_shards(self.folder)
+        if not found:
             raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
-        tables = [read_table(self.folder, shard) for shard in self.shards]
+        self.shards = [shard for shard, _ in found]
+        tables = [table for _, table in found]
         self.table = arrow().concat_tables(tables, promote_options="permissive")
         key = self.description.get("key")
         if key is not None:
@@ -95,7 +98,7 @@ class Store:
         found = self._architectures.get(number)
         if found is None:
             name = self.architecture_names[number]
-            found = read_architecture((self.folder / FOLDER / f"{name}.json").absolute())
+            found = read_architecture(architecture_file(self.folder.absolute(), name))
             self._architectures[number] = found
         return found
 
@@ -122,26 +125,20 @@ class Store:
         own = {dtype: record.clone() for dtype, (record,) in records.items()}
         return architecture.graph(own, self.notes(position))
 
-    def verify(self) -> Iterator[Path]:
-        """Reads everything; yields the files that are not as they were published."""
-        for shard in self.shards:
-            yield from wrong_files(self.folder, shard)
-        yield from self.wrong_architectures()
-
-    def wrong_architectures(self) -> Iterator[Path]:
-        """The files of architectures that are missing, or not as they were written."""
-        names = {name for shard in self.shards for name in shard.architectures}
-        for path in (self.folder / FOLDER / f"{name}.json" for name in sorted(names)):
-            content = path.read_bytes() if path.is_file() else b""
-            if not hashlib.sha256(content).hexdigest().startswith(path.stem):
-                yield path
-
     def _map(self, number: int) -> list[dict[torch.dtype, Tensor]]:
         """The records of a shard, by number of the architecture."""
         shard = self.shards[number]
         path = file_of(self.folder, WEIGHTS, shard.name)
         # Few files, so that even the small ones may be mapped.
-        tensors = safetensors.read_file(path, map_from=0).tensors
+        try:
+            tensors = safetensors.read_file(path, map_from=0).tensors
+        except FileNotFoundError as error:
+            if shard.name in list_shards(self.folder):
+                raise damaged(path, "none") from error
+            raise ConversionError(
+                f"Expected '{path}' as it was when the store was opened (got none: its networks "
+                f"were converted again). Open the store again."
+            ) from error
         found: list[dict[torch.dtype, Tensor]] = [{} for _ in self.architecture_names]
         is_here = self.places.shard == number
         for i in np.unique(self.places.architecture[is_here]).tolist():

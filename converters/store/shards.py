@@ -11,6 +11,7 @@ from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.store.arrow import arrow, parquet
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
@@ -62,27 +63,55 @@ def list_shards(folder: Path) -> list[str]:
     return sorted(path.stem for path in found if not path.name.startswith("."))
 
 
+def read_shards(folder: Path) -> list[tuple[Shard, Any]]:
+    """All published shards with their tables.
+
+    One that is deleted meanwhile, since all its networks were converted again, is no damage.
+    """
+    while True:
+        names = list_shards(folder)
+        try:
+            shards = [read_shard(folder, name) for name in names]
+            return [(shard, read_table(folder, shard)) for shard in shards]
+        except (ConversionError, FileNotFoundError):
+            if set(names) <= set(list_shards(folder)):
+                raise
+
+
 def read_shard(folder: Path, name: str) -> Shard:
-    """The record of a shard; its files are there, and as long as it says."""
+    """The record of a shard, whose files are there and as long as it says."""
+    shard = read_record(folder, name)
+    for part in (WEIGHTS, METADATA):
+        got = _wrong_size(folder, shard, part)
+        if got is not None:
+            raise damaged(file_of(folder, part, name), got)
+    return shard
+
+
+def read_record(folder: Path, name: str) -> Shard:
+    """The record of a shard."""
     path = file_of(folder, SHARDS, name)
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(check_regular(path).read_text("utf-8"))
         seal = record.pop(SEAL)
         if seal != seal_of(record):
             raise ValueError(f"the checksum {seal} of something else")
         record["architectures"] = tuple(record["architectures"])
-        shard = Shard(name, **record)
+        return Shard(name, **record)
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever a damaged record leads to
         raise damaged(path, f"{type(error).__name__}: {error}") from error
-    for part in (WEIGHTS, METADATA):
-        file = file_of(folder, part, name)
-        size = file.stat().st_size if file.is_file() else None
-        if size != shard.sizes[part]:
-            got = "none" if size is None else f"one of {size} bytes"
-            raise damaged(file, f"{got}, instead of {shard.sizes[part]} bytes")
-    return shard
+
+
+def _wrong_size(folder: Path, shard: Shard, part: str) -> str | None:
+    """What is there instead of a file of the size that was written; None if it is right."""
+    file = file_of(folder, part, shard.name)
+    size = file.stat().st_size if file.is_file() else None
+    if size == shard.sizes[part]:
+        return None
+    got = "none" if size is None else f"one of {size} bytes"
+    return f"{got}, instead of {shard.sizes[part]} bytes"
 
 
 def read_table(folder: Path, shard: Shard) -> Any:
@@ -97,12 +126,15 @@ def read_table(folder: Path, shard: Shard) -> Any:
     return table
 
 
-def wrong_files(folder: Path, shard: Shard) -> Iterator[Path]:
-    """The files of a shard whose content is not what was written."""
+def wrong_files(folder: Path, shard: Shard) -> Iterator[tuple[Path, str]]:
+    """The files of a shard that are not as they were written, and what is there instead."""
     for part in (WEIGHTS, METADATA):
         path = file_of(folder, part, shard.name)
-        if checksum(path) != shard.checksums[part]:
-            yield path
+        got = _wrong_size(folder, shard, part)
+        if got is None and checksum(path) != shard.checksums[part]:
+            got = "another content"
+        if got is not None:
+            yield path, got
 
 
 def remove_shard(folder: Path, name: str) -> None:

@@ -12,7 +12,12 @@ from torch import Tensor
 from nfn_graph import WeightGraph
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.store.architecture import FOLDER, Architecture, Network, describe
+from nfn_graph.converters.store.architecture import (
+    Architecture,
+    Network,
+    architecture_file,
+    describe,
+)
 from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.description import create, is_store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, Shard, file_of, publish
@@ -58,6 +63,12 @@ class StoreWriter:
         rows: list[Row] = []
         groups: dict[str, list[Network]] = {}
         for row, graph in networks:
+            taken = [column for column in PLACE if column in row]
+            if taken:
+                raise ValueError(
+                    f"Expected other columns than {', '.join(PLACE)}, which lead to a network (got "
+                    f"'{taken[0]}' in a row for shard '{name}'). Rename it"
+                )
             network = graph if isinstance(graph, Network) else self.describe(graph)
             group = groups.setdefault(network.architecture.name, [])
             place = (name, network.architecture.name, len(group), network.notes)
@@ -70,7 +81,9 @@ class StoreWriter:
             self._keep(group[0].architecture)
             tensors.update(_stack(group))
         safetensors.write(file_of(self.folder, WEIGHTS, name), tensors)
-        table = arrow().Table.from_pylist(rows)
+        # Of a list of rows, arrow takes the columns of the first.
+        columns = dict.fromkeys(column for row in rows for column in row)
+        table = arrow().Table.from_pylist([{**dict.fromkeys(columns), **row} for row in rows])
         # Without a note in any row, the column has no type of its own.
         notes = table.column("notes").cast(arrow().string())
         table = table.set_column(table.column_names.index("notes"), "notes", notes)
@@ -89,7 +102,7 @@ class StoreWriter:
                     left.unlink(missing_ok=True)
 
     def _keep(self, architecture: Architecture) -> None:
-        path = self.folder / FOLDER / f"{architecture.name}.json"
+        path = architecture_file(self.folder, architecture.name)
         content = architecture.text.encode()
         # One that was damaged is repaired.
         if not path.is_file() or path.read_bytes() != content:

@@ -88,7 +88,6 @@ def build_layout(
     uses: Mapping[str, Use],
     tensors: Mapping[str, Tensor],
     tied: Mapping[str, Sequence[str]],
-    carried: Mapping[str, Tensor] | None = None,
 ) -> Layout:
     """The spec, sizes and placements of a network whose tensors' axes are known."""
     for use in uses.values():
@@ -119,12 +118,11 @@ def build_layout(
     if not weights:
         raise ConversionError("Expected a network with a weight between two layers (got none)")
     used = {name for p in placements for name in p.keys}
-    rest = {key: tensor for key, tensor in tensors.items() if key not in used}
     return Layout(
         NetworkSpec(tuple(neurons), tuple(weights)),
         Shape(tuple(sizes), (((0, 0),),) * len(weights)),
         tuple(placements),
-        carried=rest if carried is None else carried,
+        carried={key: tensor for key, tensor in tensors.items() if key not in used},
         keys=tuple(tensors),
     )
 

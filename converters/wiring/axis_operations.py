@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import axis_size, layers_of, solve, take
+from nfn_graph.converters.wiring.axes import axis_size, layers_of, take
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
@@ -21,6 +21,7 @@ from nfn_graph.converters.wiring.values import (
     Value,
     Weight,
     position_of,
+    shown,
     with_axis,
 )
 
@@ -88,7 +89,10 @@ class AxisOperations(ValueSource):
         segments = self.neurons(x, at)
         size = axis_size(segments)
         if size is None:
-            self.refuse("Expected an axis of known size to slice. Give an example_input")
+            self.refuse(
+                f"Expected an axis of known size to slice (got axis {axis}, whose size is not "
+                f"known). Give an example_input"
+            )
         first, last, _ = slice(start, stop, step).indices(size)
         if (first, last, step) == (0, size, 1):
             return x
@@ -186,7 +190,10 @@ class AxisOperations(ValueSource):
         self.check_certain(x, axes)
         dropped = {i for i in given if x.shape[i] == 1}
         if not axes and None in x.shape[1:]:
-            self.refuse("Expected known sizes to squeeze all axes. Give an example_input")
+            self.refuse(
+                f"Expected known sizes to squeeze all axes (got {shown(x.shape)}). Give an "
+                f"example_input"
+            )
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
         if any(isinstance(axis, Neurons | Part) for axis in kept):
             return replace(x, stored=kept)
@@ -203,46 +210,6 @@ class AxisOperations(ValueSource):
         return Opaque(
             tuple(axis.size for axis in kept), next(self._origins), exposes=tuple(exposed)
         )
-
-    def annotate(self, x: Value, shape: Sizes) -> Value:
-        """The same value, whose shape the front-end knows; a contradiction is refused.
-
-        A guess of the number of axes ends here: had it been wrong, the shapes would differ.
-        """
-        known: Sizes = (None,) * len(shape) if x.shape is None else x.shape
-        if isinstance(x, Weight):
-            # A weight is not expanded: its axes of size 1 are broadcast where it is used.
-            known = [None if n == 1 else n for n in x.shape]
-        if len(shape) != len(known) or any(
-            None not in (a, b) and a != b for a, b in zip(known, shape, strict=True)
-        ):
-            self.refuse(
-                f"Expected a result of shape {list(known)} (got {list(shape)}). The operation "
-                f"does something else to its axes than is known of it"
-            )
-        if isinstance(x, Opaque):
-            return replace(x, shape=tuple(shape))
-        if isinstance(x, Weight):
-            return x
-        stored: list[Axis] = []
-        for axis, size in zip(x.stored, shape, strict=True):
-            if isinstance(axis, Positions):
-                stored.append(Positions(size))
-            elif isinstance(axis, Neurons) and size is not None:
-                stored.append(Neurons(solve(axis.segments, size)))
-            else:
-                stored.append(axis)
-        return Activation(tuple(stored))
-
-    def check_certain(self, x: Value, axes: Sequence[int]) -> None:
-        """Refuses axes counted from the front of a value that may have further ones."""
-        if isinstance(x, Activation) and x.guessed:
-            for axis in axes:
-                if axis > 0 or (axis == 0 and x.neuron_axis == 0):
-                    self.refuse(
-                        f"Expected to know whether axis {axis} holds neurons or positions (got "
-                        f"an input of unknown shape). Give an example_input"
-                    )
 
     def _unneeded(self, x: Value) -> Value:
         """The result of an operation without weights on a value without neurons."""
@@ -266,7 +233,10 @@ class AxisOperations(ValueSource):
         else:
             size = x.shape[at]
         if size is None:
-            self.refuse("Expected known shapes to concatenate. Give an example_input")
+            self.refuse(
+                "Expected known shapes to concatenate (got an input of unknown size). Give an "
+                "example_input"
+            )
         return self.claim(x, at, size)
 
 

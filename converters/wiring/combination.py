@@ -17,6 +17,7 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Value,
     Weight,
+    shown,
 )
 from nfn_graph.layout import PlacementAxis
 
@@ -72,7 +73,10 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
         return replace(x, shape=None if x.shape is None else (*(1,) * missing, *x.shape))
     if x.shape == ():
         if x.is_input:
-            raise ConversionError("Expected no scalar input times a tensor of the checkpoint")
+            raise ConversionError(
+                f"Expected no scalar input beside a tensor of the checkpoint (got one beside "
+                f"{list(weight.shape)})"
+            )
         return weight
     if not x.is_input and x.shape is not None and all(n == 1 for n in x.shape):
         return weight
@@ -135,7 +139,10 @@ def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) ->
         known = wiring.claimed(other, x)
         if known is not None:
             return _both_activations(wiring, x, known)
-        raise ConversionError(f"Expected known shapes where an activation meets an input. {_HINT}")
+        raise ConversionError(
+            f"Expected known shapes where an activation meets an input (got an input of unknown "
+            f"shape). {_HINT}"
+        )
     if len(other.shape) > x.rank:
         extra = (Positions(n) for n in other.shape[: len(other.shape) - x.rank])
         x = replace(x, stored=(*extra, *x.stored))
@@ -145,7 +152,9 @@ def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) ->
     if at is not None and shape[at] != 1:
         size = shape[at]
         if size is None:
-            raise ConversionError(f"Expected known shapes along neurons. {_HINT}")
+            raise ConversionError(
+                f"Expected known shapes along neurons (got {shown(other.shape)}). {_HINT}"
+            )
         padded = replace(other, shape=shape)
         return _both_activations(wiring, x, wiring.claim(padded, at, size))
     stored = [
@@ -191,14 +200,20 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
         if a.size == 1 or b.size == 1:
             return b if a.size == 1 else a
         if a.size is None or b.size is None:
-            raise ConversionError(f"Expected known shapes along neurons. {_HINT}")
+            raise ConversionError(
+                f"Expected known shapes along neurons (got {shown([a.size, b.size])} along axis "
+                f"{i}). {_HINT}"
+            )
         tie(a.segments, b.segments)
         return a
     if isinstance(a, Part) and isinstance(b, Part) and a.split.sizes == b.split.sizes:
         if a.index == b.index and a.split is not b.split:
             tie(a.split.segments, b.split.segments)
         return a
-    raise ConversionError("Expected operands that were reshaped in the same way")
+    raise ConversionError(
+        f"Expected operands that were reshaped in the same way (got {shown([a.size, b.size])} "
+        f"entries along axis {i}, of different reshapes)"
+    )
 
 
 def _choose(wiring: ValueSource, x: Activation, wanted: list[bool]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-
-from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
@@ -121,7 +119,10 @@ class Wiring(Reductions):
     def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""
         if matrix.shape is None or x.rank < 2:
-            self.refuse("Expected known shapes in a matmul of values. Give an example_input")
+            self.refuse(
+                "Expected known shapes in a matmul of values (got a value of unknown shape). Give "
+                "an example_input"
+            )
         self.mixes(x, [axis])
         at = position_of(axis, x.rank)
         if len(matrix.shape) == 1:
@@ -144,10 +145,15 @@ class Wiring(Reductions):
                     f"Expected a stored vector (got a computed value or shape {shape and [*shape]})"
                 )
             if shape[0] is None:
-                self.refuse("Expected a vector of known size. Give an example_input")
+                self.refuse(
+                    "Expected a vector of known size (got an unknown one). Give an example_input"
+                )
             x = self.claim(x, axis, shape[0])
             if x.guessed and axis >= 0 and axis != x.neuron_axis:
-                self.refuse("Expected to know how many axes the input has. Give an example_input")
+                self.refuse(
+                    f"Expected to know how many axes the input has (got {x.rank} or more). Give an "
+                    f"example_input"
+                )
             behind = x.rank - position_of(axis, x.rank) - 1
             vector = (
                 parameter.view([0, *[None] * behind])
@@ -190,12 +196,12 @@ class Wiring(Reductions):
         for layer in layers:
             layer.is_output = True
 
-    def layout(self, carried: Mapping[str, Tensor] | None = None) -> Layout:
+    def layout(self) -> Layout:
         """Where all tensors went. Those that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
         self._fix_shown()
-        return build_layout(self.uses, self.tensors, self.tied, carried)
+        return build_layout(self.uses, self.tensors, self.tied)
 
     def _fix_shown(self) -> None:
         """Weights that the network returns show the order of the neurons along their axes."""

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Sequence
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import Segments, resolve, solve, spread
-from nfn_graph.converters.wiring.values import Axis, Neurons, Part, Positions, Sizes, Split, settled
+from nfn_graph.converters.wiring.values import (
+    Axis,
+    Neurons,
+    Part,
+    Positions,
+    Sizes,
+    Split,
+    settled,
+    shown,
+)
 
 
 def merge_axes(axes: Sequence[Axis]) -> Axis:
@@ -70,8 +79,8 @@ def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
     if None not in old and None not in new:
         return (*found, *_regroup_known(axes, _inferred(old, new)))
     raise ConversionError(
-        f"Expected a reshape whose axes can be followed (got {_shown(stored)} to "
-        f"{['?' if n is None else n for n in sizes]} with unknown sizes). Give an example_input"
+        f"Expected a reshape whose axes can be followed (got {shown([a.size for a in stored])} "
+        f"to {shown(sizes)} with unknown sizes). Give an example_input"
     )
 
 
@@ -153,7 +162,3 @@ def _product(sizes: Iterable[int | None]) -> int | None:
             return None
         total *= size
     return total
-
-
-def _shown(axes: Sequence[Axis]) -> list[object]:
-    return ["?" if axis.size is None else axis.size for axis in axes]

@@ -20,6 +20,7 @@ from nfn_graph.converters.wiring.axes import (
     layers_of,
     plain,
     resolve,
+    solve,
 )
 from nfn_graph.converters.wiring.values import (
     Activation,
@@ -160,6 +161,46 @@ class ValueSource:
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
             )
         return resolve(found.segments)
+
+    def annotate(self, x: Value, shape: Sizes) -> Value:
+        """The same value, whose shape the front-end knows; a contradiction is refused.
+
+        A guess of the number of axes ends here: had it been wrong, the shapes would differ.
+        """
+        known: Sizes = (None,) * len(shape) if x.shape is None else x.shape
+        if isinstance(x, Weight):
+            # A weight is not expanded: its axes of size 1 are broadcast where it is used.
+            known = [None if n == 1 else n for n in x.shape]
+        if len(shape) != len(known) or any(
+            None not in (a, b) and a != b for a, b in zip(known, shape, strict=True)
+        ):
+            self.refuse(
+                f"Expected a result of shape {list(known)} (got {list(shape)}). The operation "
+                f"does something else to its axes than is known of it"
+            )
+        if isinstance(x, Opaque):
+            return replace(x, shape=tuple(shape))
+        if isinstance(x, Weight):
+            return x
+        stored: list[Axis] = []
+        for axis, size in zip(x.stored, shape, strict=True):
+            if isinstance(axis, Positions):
+                stored.append(Positions(size))
+            elif isinstance(axis, Neurons) and size is not None:
+                stored.append(Neurons(solve(axis.segments, size)))
+            else:
+                stored.append(axis)
+        return Activation(tuple(stored))
+
+    def check_certain(self, x: Value, axes: Sequence[int]) -> None:
+        """Refuses axes counted from the front of a value that may have further ones."""
+        if isinstance(x, Activation) and x.guessed:
+            for axis in axes:
+                if axis > 0 or (axis == 0 and x.neuron_axis == 0):
+                    self.refuse(
+                        f"Expected to know whether axis {axis} holds neurons or positions (got "
+                        f"an input of unknown shape). Give an example_input"
+                    )
 
     def use(self, weight: Weight, axes: Sequence[tuple[PlacementAxis, Segments] | None]) -> None:
         """Says which layers the axes of a weight belong to; None for axes of taps."""

@@ -185,6 +185,11 @@ def position_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
+def shown(sizes: Sizes) -> str:
+    """Sizes in an error, with a question mark where one is not known."""
+    return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
+
+
 def layers_in(x: Activation) -> list[Layer]:
     """The layers of a value's neurons, as far as they are known now."""
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,11 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
-from nfn_graph.converters.files.detect import detect_entries
+from nfn_graph.converters.files.checks import check_regular, repeated
+from nfn_graph.converters.files.detect import detect
+
+#: The folders in which runs of Ray Tune keep their checkpoints, by their number.
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
@@ -21,7 +26,7 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
     PyTorch writes a checksum for every tensor, but does not look at it when it reads.
     """
-    format_, entries = detect_entries(path)
+    format_, entries = detect(path)
     if format_ not in ("pytorch", "pytorch_legacy"):
         raise ConversionError(f"Expected a file of torch.save in '{path}' (got {format_})")
     if format_ == "pytorch":
@@ -78,9 +83,7 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [key for key, _ in pairs]
-            repeated = next(key for key in names if names.count(key) > 1)
-            raise ValueError(f"'{repeated}' twice")
+            raise ValueError(f"'{repeated([key for key, _ in pairs])[0]}' twice")
         return found
 
     try:
@@ -93,7 +96,7 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return check_regular(path).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ConversionError(
             f"Expected text in UTF-8 in '{path}' (got byte {error.object[error.start]:#04x} at "
@@ -119,6 +122,30 @@ def first_folders(path: Path, depth: int, most: int = 20) -> list[Path]:
     for _ in range(depth):
         found = [parent / name for parent in found for name in folders_in(parent)[:most]]
     return found
+
+
+def has_checkpoints(path: Path, file: str) -> bool:
+    """Whether a folder holds runs with `checkpoint_*/<file>`."""
+    return any(
+        CHECKPOINT.fullmatch(folder.name) and (folder / file).is_file()
+        for folder in first_folders(path, 2)
+    )
+
+
+def checkpoints_in(path: Path, file: str) -> Iterator[tuple[str, str]]:
+    """Every run in a folder with each of its folders `checkpoint_*`, which hold a file."""
+    for run in folders_in(path):
+        folders = [name for name in folders_in(path / run) if CHECKPOINT.fullmatch(name)]
+        if not folders:
+            raise ConversionError(
+                f"Expected folders checkpoint_* in every run (got none in '{path / run}')"
+            )
+        for folder in folders:
+            if not (path / run / folder / file).is_file():
+                raise FileNotFoundError(
+                    f"Expected '{file}' in '{path / run / folder}' (got no such file)"
+                )
+            yield run, folder
 
 
 def only_file(folder: Path, suffix: str) -> str:

@@ -17,13 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array
+from nfn_graph.converters.files.arrays import from_arrays
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.zoos.files import files_in, folders_in
 from nfn_graph.converters.zoos.networks import make_siren, siren_layers
-from nfn_graph.converters.zoos.splits import SPLIT_NAMES
+from nfn_graph.converters.zoos.splits import SPLIT_NAMES, refuse_split_file
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _FILE = re.compile(r"(\d+)\.h5")
@@ -53,8 +53,7 @@ class Inr2vecSource(ZooSource):
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
-        if split_file is not None:
-            raise ValueError(f"Expected no split file for '{path}' (got '{split_file}')")
+        refuse_split_file(path, split_file)
         self.path = path
         rows: list[Row] = []
         splits: dict[str, list[int]] = {}
@@ -87,10 +86,6 @@ class Inr2vecSource(ZooSource):
             ),
         )
 
-    def name(self, index: int) -> str:
-        """The file."""
-        return f"'{self.path / self.rows[index]['path']}'"
-
     def details(self, index: int) -> Row:
         """The class, for which the file is opened."""
         return {"class_id": self._arrays(index, "class_id")["class_id"].item()}
@@ -119,7 +114,7 @@ class Inr2vecSource(ZooSource):
         require("h5py", "to read .h5 files")
         path = check_path(self.path / self.rows[index]["path"])
         _, arrays = read_hdf5(path, keys)
-        found = {key: from_array(path, key, array) for key, array in arrays.items()}
+        found = from_arrays(path, arrays)
         label = found["class_id"]
         if label.numel() != 1 or label.is_floating_point():
             raise ConversionError(

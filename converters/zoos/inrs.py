@@ -18,7 +18,7 @@ from nfn_graph.converters.zoos.files import (
     state_dict_in,
 )
 from nfn_graph.converters.zoos.networks import make_siren, siren_layers
-from nfn_graph.converters.zoos.splits import Splits, find_split_file, read_splits
+from nfn_graph.converters.zoos.splits import find_split_file, read_splits, refuse_split_file
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _DWS_MNIST = re.compile(r"mnist_png_(.+)_(\d+)_(\d+)")
@@ -42,10 +42,6 @@ class _InrSource(ZooSource):
     def __init__(self, path: Path, layers: str) -> None:
         self.path = path
         self._layers = re.compile(rf"({layers})\.(?:weight|bias)")
-
-    def name(self, index: int) -> str:
-        """The file."""
-        return f"'{self.path / self.rows[index]['path']}'"
 
     def read(self, index: int) -> Checkpoint:
         """One file: tensors, and perhaps a label."""
@@ -76,20 +72,27 @@ class _InrSource(ZooSource):
 class _DwsSource(_InrSource):
     """The networks of DWSNets: layers `seq.{i}`, 0.5 added to the output."""
 
-    def __init__(self, path: Path, images: str, splits: str) -> None:
+    def __init__(self, path: Path, images: str, file: Path | None) -> None:
         super().__init__(path, r"seq\.(\d+)")
+        rule = f"'{file}'" if file else "by folder; 'train' holds the validation networks, too"
         self.description = ZooDescription(
             layout=f"DWSNets {images} INRs",
             kind="inr",
             label="label",
-            splits=splits,
+            splits=rule,
             w0=_W0,
             output_offset=0.5,
             coordinates=_PIXELS,
             outputs="brightness within [0, 1]",
         )
 
-    def _read_splits(self, file: Path) -> Splits:
+    def _split(self, file: Path | None) -> dict[str, list[int]]:
+        """The splits of a file, or the folders without one."""
+        if file is None:
+            return {
+                split: [i for i, row in enumerate(self.rows) if row["set"] == split]
+                for split in ("train", "test")
+            }
         splits = read_splits(file, [row["path"] for row in self.rows])
         for at, label in splits.columns.get("label", {}).items():
             known, row = _whole_number(label), self.rows[at]
@@ -98,7 +101,7 @@ class _DwsSource(_InrSource):
                     f"Expected label {row.get('label', 'as a whole number')} of '{row['path']}' "
                     f"in '{file}' (got {label!r})"
                 )
-        return splits
+        return splits.indices
 
 
 def is_dws_mnist(path: Path) -> bool:
@@ -118,8 +121,7 @@ class DwsMnistSource(_DwsSource):
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         file = find_split_file(path, ("mnist_splits.json",), split_file)
-        rule = f"'{file}'" if file else "by folder; 'train' holds the validation networks, too"
-        super().__init__(path, "MNIST", rule)
+        super().__init__(path, "MNIST", file)
         self.rows = []
         seen: dict[tuple[bool, int], str] = {}
         for folder in folders_in(path):
@@ -141,13 +143,7 @@ class DwsMnistSource(_DwsSource):
                     "set": "train" if trains else "test",
                 }
             )
-        if file is not None:
-            self.splits = self._read_splits(file).indices
-        else:
-            self.splits = {
-                split: [i for i, row in enumerate(self.rows) if row["set"] == split]
-                for split in ("train", "test")
-            }
+        self.splits = self._split(file)
 
 
 def is_dws_fashion(path: Path) -> bool:
@@ -168,8 +164,7 @@ class DwsFashionSource(_DwsSource):
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         file = find_split_file(path, ("splits.json", "fmnist_splits.json"), split_file)
-        rule = f"'{file}'" if file else "by folder; 'train' holds the validation networks, too"
-        super().__init__(path, "FashionMNIST", rule)
+        super().__init__(path, "FashionMNIST", file)
         self.rows = []
         for folder in ("train", "test"):
             names = files_in(path / folder, ".pth") if (path / folder).is_dir() else []
@@ -178,13 +173,7 @@ class DwsFashionSource(_DwsSource):
                 {"path": f"{folder}/{name}", "image": image, "set": folder}
                 for image, name in sorted(found)
             ]
-        if file is not None:
-            self.splits = self._read_splits(file).indices
-        else:
-            self.splits = {
-                split: [i for i, row in enumerate(self.rows) if row["set"] == split]
-                for split in ("train", "test")
-            }
+        self.splits = self._split(file)
 
     def details(self, index: int) -> Row:
         """The label, for which the file is opened."""
@@ -217,8 +206,7 @@ class NfnInrSource(_InrSource):
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
-        if split_file is not None:
-            raise ValueError(f"Expected no split file for '{path}' (got '{split_file}')")
+        refuse_split_file(path, split_file)
         super().__init__(path, r"net\.(\d+)(?:\.linear)?")
         validation, test = NFN_SPLIT_POINTS
         self.description = ZooDescription(

@@ -20,18 +20,18 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.files import (
-    first_folders,
-    folders_in,
+    checkpoints_in,
+    has_checkpoints,
     read_checkpoint,
     read_json,
     read_json_lines,
     state_dict_in,
 )
 from nfn_graph.converters.zoos.networks import Layer, make_plain_cnn, weight_layers
+from nfn_graph.converters.zoos.splits import refuse_split_file
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _FILE = "checkpoints"
-_FOLDER = re.compile(r"checkpoint_(\d+)")
 _KEY = re.compile(r"(module_list\.(\d+))\.(?:weight|bias)")
 _METRICS = ("test_acc", "train_acc", "test_loss", "train_loss")
 # By the kernels of its convolutions: the size of images, and which convolutions are pooled.
@@ -40,10 +40,7 @@ _SHAPES = {(5, 5, 2): (28, (True, True, False)), (3, 3, 3): (32, (True, True, Tr
 
 def is_model_zoo(path: Path) -> bool:
     """Whether a folder holds trials with `checkpoint_*/checkpoints`."""
-    return any(
-        _FOLDER.fullmatch(folder.name) and (folder / _FILE).is_file()
-        for folder in first_folders(path, 2)
-    )
+    return has_checkpoints(path, _FILE)
 
 
 class ModelZooSource(ZooSource):
@@ -55,8 +52,7 @@ class ModelZooSource(ZooSource):
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
-        if split_file is not None:
-            raise ValueError(f"Expected no split file for '{path}' (got '{split_file}')")
+        refuse_split_file(path, split_file)
         self.path = path
         self._trial: tuple[Path, dict[int, Row], Row] | None = None
         self.rows = self._find()
@@ -74,35 +70,19 @@ class ModelZooSource(ZooSource):
         )
 
     def _find(self) -> list[Row]:
-        rows = []
-        for trial in folders_in(self.path):
-            folders = [f for f in folders_in(self.path / trial) if _FOLDER.fullmatch(f)]
-            epochs: dict[int, str] = {}
-            for folder in folders:
-                epoch = int(folder.rsplit("_", 1)[1])
-                path = f"{trial}/{folder}/{_FILE}"
-                if not (self.path / path).is_file():
-                    raise FileNotFoundError(
-                        f"Expected '{_FILE}' in '{self.path / trial / folder}' (got no such file)"
-                    )
-                if epochs.setdefault(epoch, path) != path:
-                    raise ConversionError(
-                        f"Expected one checkpoint of epoch {epoch} in '{self.path / trial}' (got "
-                        f"'{epochs[epoch]}' and '{path}')"
-                    )
-            if not folders:
+        epochs: dict[tuple[str, int], str] = {}
+        for trial, folder in checkpoints_in(self.path, _FILE):
+            epoch, path = int(folder.rsplit("_", 1)[1]), f"{trial}/{folder}/{_FILE}"
+            first = epochs.setdefault((trial, epoch), path)
+            if first != path:
                 raise ConversionError(
-                    f"Expected folders checkpoint_* in every trial (got none in "
-                    f"'{self.path / trial}')"
+                    f"Expected one checkpoint of epoch {epoch} in '{self.path / trial}' (got "
+                    f"'{first}' and '{path}')"
                 )
-            rows += [
-                {"path": epochs[epoch], "trial": trial, "epoch": epoch} for epoch in sorted(epochs)
-            ]
-        return rows
-
-    def name(self, index: int) -> str:
-        """The file."""
-        return f"'{self.path / self.rows[index]['path']}'"
+        return [
+            {"path": epochs[trial, epoch], "trial": trial, "epoch": epoch}
+            for trial, epoch in sorted(epochs)
+        ]
 
     def details(self, index: int) -> Row:
         """Hyperparameters, and what was measured after the epoch."""

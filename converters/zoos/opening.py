@@ -68,12 +68,12 @@ def open_zoo(
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"Expected the folder of a zoo (got '{path}', which is none)")
-    layout = find_layout(path)
+    layout = recognised_layout(path)
     source = layout.source(path, None if split_file is None else Path(split_file))
     return Zoo(source, check_finite=check_finite)
 
 
-def find_layout(path: Path) -> KnownLayout:
+def recognised_layout(path: Path) -> KnownLayout:
     """The one layout that a folder is in."""
     found = [layout for layout in LAYOUTS if layout.recognise(path)]
     if len(found) == 1:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.keras import KERNEL_ORDER
 from nfn_graph.converters.zoos.networks import make_plain_cnn, weight_layers
 from nfn_graph.converters.zoos.tables import read_table
@@ -96,9 +97,9 @@ class SmallCnnSource(ZooSource):
     def weights(self) -> np.ndarray[Any, Any]:
         """The matrix, mapped into memory."""
         if self._weights is None:
-            file = self.path / "weights.npy"
+            file = check_regular(self.path / "weights.npy")
             try:
-                self._weights = np.load(file, mmap_mode="r", allow_pickle=False)
+                self._weights = np.lib.format.open_memmap(file, mode="r")
             except Exception as error:  # numpy raises many kinds on damaged files
                 raise ConversionError(
                     f"Expected a complete .npy file in '{file}' (got one that cannot be mapped: "
@@ -187,7 +188,8 @@ def read_order(path: Path, count: int) -> list[int]:
     number, so that row 0 comes twice. So do we: the splits are those of the published results.
     """
     order = []
-    for number, line in enumerate(path.read_text("utf-8", "replace").split(), start=1):
+    text = check_regular(path).read_text("utf-8", "replace")
+    for number, line in enumerate(text.split(), start=1):
         if not line.isdecimal() or int(line) >= count:
             raise ConversionError(
                 f"Expected the number of one of {count} rows in line {number} of '{path}' (got "

@@ -25,6 +25,12 @@ class Splits(NamedTuple):
     columns: dict[str, dict[int, Any]]
 
 
+def refuse_split_file(path: Path, given: Path | None) -> None:
+    """Raises where a layout has no file of splits, but one was given."""
+    if given is not None:
+        raise ValueError(f"Expected no split file for '{path}' (got '{given}')")
+
+
 def find_split_file(path: Path, names: Sequence[str], given: Path | None) -> Path | None:
     """The split file that was given, or one of these names in the zoo's folder or above it."""
     if given is not None:
@@ -57,7 +63,9 @@ def read_splits(file: Path, paths: Sequence[str]) -> Splits:
         found = splits.indices.setdefault(split, [])
         for number, path in enumerate(lists.pop("path")):
             record = f"entry {number} of '{split}'"
-            at = index.get("/".join(path.split("/")[-depth:])) if isinstance(path, str) else None
+            # The other machine may have joined folders with backslashes.
+            parts = path.replace("\\", "/").split("/") if isinstance(path, str) else []
+            at = index.get("/".join(parts[-depth:]))
             if at is None:
                 raise ConversionError(
                     f"Expected a network of the zoo as {record} in '{file}' (got {path!r}). The "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.zoos.zoo import Row
 
 # Rows that are turned into columns at once.
@@ -71,6 +72,7 @@ def read_table(path: Path, required: Sequence[str]) -> Table:
 def _lines(path: Path) -> Iterator[list[str]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
+    check_regular(path)
     try:
         with opener(path, "rt", encoding="utf-8", newline="") as file:
             for cells in csv.reader(file, strict=True):

@@ -10,7 +10,6 @@ are not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,14 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.zoos.files import first_folders, folders_in, state_dict_in
+from nfn_graph.converters.zoos.files import checkpoints_in, has_checkpoints, state_dict_in
 from nfn_graph.converters.zoos.networks import ACTIVATIONS, activation_of
 from nfn_graph.converters.zoos.splits import find_split_file, read_splits
 from nfn_graph.converters.zoos.stand_ins import CheckpointReader, plain
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _FILE = "checkpoint.pt"
-_FOLDER = re.compile(r"checkpoint_\d+")
 _SPLIT_FILE = "cnn_park_splits.json"
 # Only the positions of the last feature map depend on it, and they are averaged away.
 _IMAGE_SIZE = 32
@@ -127,10 +125,7 @@ def make_park_cnn(config: ParkConfig) -> Network:
 
 def is_wild_park(path: Path) -> bool:
     """Whether a folder holds runs with `checkpoint_*/checkpoint.pt`."""
-    return any(
-        _FOLDER.fullmatch(folder.name) and (folder / _FILE).is_file()
-        for folder in first_folders(path, 2)
-    )
+    return has_checkpoints(path, _FILE)
 
 
 class WildParkSource(ZooSource):
@@ -146,19 +141,10 @@ class WildParkSource(ZooSource):
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         self.path = path
         self._reader = CheckpointReader()
-        rows: list[Row] = []
-        for run in folders_in(path):
-            folders = [f for f in folders_in(path / run) if _FOLDER.fullmatch(f)]
-            if not folders:
-                raise ConversionError(
-                    f"Expected folders checkpoint_* in every run (got none in '{path / run}')"
-                )
-            for folder in folders:
-                if not (path / run / folder / _FILE).is_file():
-                    raise FileNotFoundError(
-                        f"Expected '{_FILE}' in '{path / run / folder}' (got no such file)"
-                    )
-                rows.append({"path": f"{run}/{folder}/{_FILE}", "run": run})
+        rows: list[Row] = [
+            {"path": f"{run}/{folder}/{_FILE}", "run": run}
+            for run, folder in checkpoints_in(path, _FILE)
+        ]
         self.rows = rows
         file = find_split_file(path, (_SPLIT_FILE,), split_file)
         self.splits = {}
@@ -174,10 +160,6 @@ class WildParkSource(ZooSource):
             label="test/acc",
             splits=f"'{file}'" if file else f"none without {_SPLIT_FILE}",
         )
-
-    def name(self, index: int) -> str:
-        """The file."""
-        return f"'{self.path / self.rows[index]['path']}'"
 
     def details(self, index: int) -> Row:
         """Architecture and accuracy, for which the file is opened."""

@@ -83,9 +83,9 @@ class ZooSource(ABC):
     splits: Mapping[str, Sequence[int]]
     unsplit: str = ""
 
-    @abstractmethod
     def name(self, index: int) -> str:
         """The file of a network, and where it has several, the record in it."""
+        return f"'{self.path / self.rows[index]['path']}'"
 
     @abstractmethod
     def read(self, index: int) -> Checkpoint:
@@ -177,8 +177,6 @@ class Zoo(Sequence[WeightGraph]):
             raise ValueError(
                 f"Expected a split of '{self.path}': {known} (got '{name}'). {self.source.unsplit}"
             )
-        if len(self) == len(self.source.rows):
-            return Zoo(self.source, self.splits[name], self.check_finite)
         chosen = set(self.indices)
         return self._at([at for at in self.splits[name] if at in chosen])
 

@@ -14,7 +14,7 @@ Why it is worth moving:
   make `HNPLinear` raise an `IndexError`, work.
 - *Mixed sizes.* The published package stacks networks, so all of a batch have the same
   widths. Here they need not.
-- *Speed.* See `benchmarks/README.md`: both passes of a layer took 0.29 to 0.53 of the time.
+- *Speed.* See `benchmarks/README.md`: both passes of a layer took 0.31 to 0.56 of the time.
 
 What comes over:
 
@@ -31,8 +31,9 @@ published                               here
                                         equal here, until they are trained
 `GaussianFourierFeatureTransform`       `FourierFeatures`
 `TupleOp`, `ResBlock`                   `Activation` or `Dropout`, `Residual`
-`SimpleLayerNorm`, `LearnedScale`,      `JointNorm`, `TypeScale`, `MatrixDropout` of
-`ChannelDropout`                        :mod:`nfn_graph.interop.nfn_modules`
+`SimpleLayerNorm`                       `JointNorm` of :mod:`nfn_graph.interop.nfn_modules`
+`LearnedScale`                          `TypeScale` of the same
+`ChannelDropout`                        `MatrixDropout` of the same
 `nn.Sequential`                         `nn.Sequential`, with copies of all that follows the
                                         pooling
 ======================================  ==================================================

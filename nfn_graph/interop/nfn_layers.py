@@ -14,7 +14,8 @@ from nfn_graph.interop.nfn_data import spec_from_nfn
 from nfn_graph.interop.nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
 from nfn_graph.interop.nfn_modules import Fold, JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.nn import Activation, Dropout, FourierFeatures, IOEncoding, Pool, Residual
-from nfn_graph.spec import NetworkSpec, Symmetry, WeightKey, module_name
+from nfn_graph.nn.encoding import position_name
+from nfn_graph.spec import Key, NetworkSpec, Symmetry, module_name
 
 View = Symmetry | Literal["any", "unknown"] | None
 
@@ -116,14 +117,13 @@ def _np_linear(module: Any, _: int | None) -> list[Step]:
         """`[1, (channels, taps), positions]` as `[positions, taps, channels]`."""
         return x.reshape(module.c_in, taps, -1).permute(2, 1, 0)
 
-    _fill(
-        encoding,
-        {
-            f"positions.{module_name(first.key)}__source": positions(module.in_embed, first.taps),
-            f"positions.{module_name(last.key)}__target": positions(module.out_embed, last.taps),
-            f"positions.{last.target}": positions(module.out_bias_embed, 1),
-        },
-    )
+    source, target = position_name(first.key, "source"), position_name(last.key, "target")
+    values = {
+        source: positions(module.in_embed, first.taps),
+        target: positions(module.out_embed, last.taps),
+        last.target: positions(module.out_bias_embed, 1),
+    }
+    _fill(encoding, {f"positions.{name}": x for name, x in values.items()})
     return [Step(None, encoding), linear]
 
 
@@ -167,8 +167,8 @@ def _learned_positions(module: Any, _: int | None) -> list[Step]:
         values[f"layers.{module_name(weight.key)}"] = module.weight_emb.weight[i]
         values[f"layers.{weight.target}"] = module.bias_emb.weight[i]
     first, last = spec.weights[0], spec.weights[-1]
-    values[f"positions.{module_name(first.key)}__source"] = inputs.unsqueeze(1)
-    values[f"positions.{module_name(last.key)}__target"] = outputs.unsqueeze(1)
+    values[f"positions.{position_name(first.key, 'source')}"] = inputs.unsqueeze(1)
+    values[f"positions.{position_name(last.key, 'target')}"] = outputs.unsqueeze(1)
     values[f"positions.{last.target}"] = outputs.unsqueeze(1)
     _fill(encoding, values)
     return [Step(None, encoding)]
@@ -233,7 +233,7 @@ def _scale(module: Any, _: int | None) -> list[Step]:
 
 def _by_type(
     spec: NetworkSpec, of_weights: Sequence[Any], of_biases: Sequence[Any]
-) -> Iterator[tuple[str | WeightKey, Any]]:
+) -> Iterator[tuple[Key, Any]]:
     for weight, first, second in zip(spec.weights, of_weights, of_biases, strict=True):
         yield weight.key, first
         yield weight.target, second

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nfn_graph.folded import NETWORK, FoldedSpec
 from nfn_graph.nn import NFLinear
-from nfn_graph.spec import NetworkSpec, WeightKey, module_name
+from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 
 
 class Slot(NamedTuple):
@@ -40,20 +40,20 @@ class Slot(NamedTuple):
 class Read(NamedTuple):
     """A tensor that a published map reads, averaged over its fixed positions or in full."""
 
-    store: str | WeightKey
+    store: Key
     averaged: bool = True
 
 
-Slots = dict[str | WeightKey, Slot]
+Slots = dict[Key, Slot]
 
 
 def find_slots(spec: FoldedSpec) -> dict[str, Slots]:
     """For every neuron type and the network, where its map has the tensors of a chain."""
     network = spec.network
     slots: dict[str, Slots] = {}
-    everywhere: list[tuple[str | WeightKey, int]] = [(b.key, b.taps) for b in spec.bundles]
+    everywhere: list[tuple[Key, int]] = [(b.key, b.taps) for b in spec.bundles]
     for neuron in spec.neurons:
-        own: list[tuple[str | WeightKey, int]] = [(p.store, p.taps) for p in neuron.pieces]
+        own: list[tuple[Key, int]] = [(p.store, p.taps) for p in neuron.pieces]
         everywhere += own
         means = [(bundle.key, bundle.taps) for bundle, _ in spec.incident[neuron.name]]
         slots[neuron.name] = _line_up([*own, *means], network)
@@ -164,7 +164,7 @@ class _Carrier:
         self._add_constant(block.bias, key)
 
     @torch.no_grad()
-    def add(self, at: str, block: Any, to: str | WeightKey, reads: Sequence[Read]) -> None:
+    def add(self, at: str, block: Any, to: Key, reads: Sequence[Read]) -> None:
         """A map at a neuron type or the network, to one tensor from several."""
         slots, channels = self.slots[at], self.layer.in_channels
         parameter = self.layer.network if at == NETWORK else self.layer.neurons[at]
@@ -189,7 +189,7 @@ class _Carrier:
             x = x.expand(*x.shape[:-1], read.positions) / read.positions
         return x.permute(2, 1, 0, 5, 4, 3).flatten(3).flatten(0, 2)
 
-    def _add_constant(self, bias: Tensor | None, to: str | WeightKey) -> None:
+    def _add_constant(self, bias: Tensor | None, to: Key) -> None:
         constant = self.layer.bias
         if bias is None or constant is None:
             return
@@ -203,7 +203,7 @@ def _means(spec: NetworkSpec) -> list[Read]:
     return [Read(w.key) for w in spec.weights] + [Read(w.target) for w in spec.weights]
 
 
-def _line_up(parts: Sequence[tuple[str | WeightKey, int]], network: NetworkSpec) -> Slots:
+def _line_up(parts: Sequence[tuple[Key, int]], network: NetworkSpec) -> Slots:
     slots: Slots = {}
     start = 0
     for store, count in parts:

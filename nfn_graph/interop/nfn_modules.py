@@ -11,7 +11,7 @@ from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn import Dropout, Pool
-from nfn_graph.spec import Symmetry, WeightKey, module_name
+from nfn_graph.spec import Key, Symmetry, module_name
 
 
 class Fold(nn.Module):
@@ -97,7 +97,7 @@ class JointNorm(nn.Module):
         _check_types(features, self.scale)
         return features.map_types(self._normalize)
 
-    def _normalize(self, key: str | WeightKey, x: Tensor) -> Tensor:
+    def _normalize(self, key: Key, x: Tensor) -> Tensor:
         mean = x.mean((1, 2), keepdim=True)
         y = (x - mean) / (x.std((1, 2), keepdim=True) + self.eps)
         scaled: Tensor = y * self.scale[module_name(key)] + self.shift[module_name(key)]

@@ -1,4 +1,9 @@
-"""Layers and models on weight-space features."""
+"""Layers and models on weight-space features.
+
+Each is an `nn.Module` that takes :class:`~nfn_graph.WeightFeatures` and commutes with the group:
+one file per layer, the NF-Layer in `linear` and its equations in `message_passing`, the model
+of all of them in `nfn`. All names are also those of :mod:`nfn_graph` itself.
+"""
 
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding

@@ -21,27 +21,31 @@ from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.kernels import bag_rows
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
+from nfn_graph.nn.message_passing import apply_maps
 from nfn_graph.nn.pool import Pool
-from nfn_graph.steps import collect, map_summaries, split_taps
+from nfn_graph.precision import autocast_dtype, sum_dtype
+from nfn_graph.steps import Maps, collect, map_summaries, split_taps
 from nfn_graph.summary import network_summary
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """An NF-Layer with what acts on every entry before and behind it.
 
     Attributes:
+        maps: The layer's parameters.
         said: For every bundle, what its edges hear: the messages of all target and then all
             source neurons; in a pointwise layer the constant.
     """
 
     before: Sequence[nn.Module]
     layer: NFLinear
+    maps: Maps
     behind: Sequence[nn.Module]
     residual: bool
     said: list[Tensor | None]
 
     @classmethod
-    def of(cls, module: nn.Module) -> Block:
+    def of(cls, module: nn.Module) -> LayerBlock:
         """Takes one block of a model apart."""
         residual = isinstance(module, Residual)
         inner = module.layer if isinstance(module, Residual) else module
@@ -52,7 +56,7 @@ class Block(NamedTuple):
         if len(layers) != 1:
             raise ValueError(f"Expected one NFLinear in a block (got {len(layers)})")
         place, layer = layers[0]
-        return cls(parts[:place], layer, parts[place + 1 :], residual, [])
+        return cls(parts[:place], layer, layer.maps(), parts[place + 1 :], residual, [])
 
 
 class ChunkedFeatures:
@@ -76,14 +80,14 @@ class ChunkedFeatures:
         self.input = features
         self.spec = features.spec
         self.max_edges = max_edges
-        self.blocks: list[Block] = []
+        self.blocks: list[LayerBlock] = []
         # Neurons and network are held as they are.
         self.small = features.replace(Levels({}, features.neurons, features.network))
 
     def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
         """Applies blocks of a model, one after the other."""
         for module in modules:
-            block = Block.of(module)
+            block = LayerBlock.of(module)
             read = _run(block.before, self.small).owned()
             step = self._pointwise if block.layer.pointwise else self._full
             new = _run(block.behind, step(block, read))
@@ -110,32 +114,34 @@ class ChunkedFeatures:
         for bundle in self.spec.bundles:
             edges, graph = incidence.edges(bundle), incidence.neurons[bundle.target].graph
             shape = (incidence.num_graphs, bundle.taps * self.small.channels)
-            total = like.new_full(shape, -torch.inf if reduce == "max" else 0.0)
+            lowest = -torch.inf if reduce == "max" else 0.0
+            total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
             for start, x in self._chunks(bundle, act):
+                x = x.flatten(1).to(total.dtype)
                 rows = graph.index_select(0, edges.targets.index.narrow(0, start, len(x)))
                 if reduce == "max":
                     where = rows.unsqueeze(1).expand(len(x), shape[1])
-                    total = total.scatter_reduce(0, where, x.flatten(1), "amax")
+                    total = total.scatter_reduce(0, where, x, "amax")
                 else:
-                    total = total.index_add(0, rows, x.flatten(1))
+                    total = total.index_add(0, rows, x)
             totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
         return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
 
-    def _full(self, block: Block, read: WeightFeatures) -> WeightFeatures:
-        layer = block.layer
+    def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
+        layer, values = block.layer, block.layer.values(read)
+        dtype = values.network.dtype
         sums: list[Tensor] = []
-        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
-        network = read.network[NETWORK].flatten(1)
-        batch = layer.batched(self.input.incidence, network.dtype, fused=True)
+        batch = layer.scaled_rows(self.input.incidence, dtype)
         for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
-            table = network.new_zeros(sum(edges.num_ends), bundle.taps * layer.in_channels)
+            shape = (sum(edges.num_ends), bundle.taps * layer.in_channels)
+            table = values.network.new_zeros(shape, dtype=sum_dtype(dtype))
             neurons_of = edges.ends.view(-1, 2)
             for start, x in self._chunks(bundle, block.before):
                 for rows in neurons_of.narrow(0, start, len(x)).unbind(1):
-                    table.index_add_(0, rows, x.flatten(1))
-            sums.append(table)
-        neurons, summary = collect(batch, sums, own, network)
-        mapped, message = map_summaries(batch, neurons, summary, layer.maps())
+                    table.index_add_(0, rows, x.flatten(1).to(table.dtype))
+            sums.append(table.to(dtype))
+        neurons, summary = collect(batch, sums, values.neurons, values.network)
+        mapped, message = map_summaries(batch, neurons, summary, block.maps)
         wires = batch.wiring
         split = [split_taps(x, n.taps) for x, n in zip(mapped, wires.neurons, strict=True)]
         for bundle_wires in wires.bundles:
@@ -144,20 +150,13 @@ class ChunkedFeatures:
         new = [*(parts[0] for parts in split), split_taps(message, wires.summary)[-1]]
         return self._levels(new, layer.out_channels)
 
-    def _pointwise(self, block: Block, read: WeightFeatures) -> WeightFeatures:
-        layer, maps, count = block.layer, block.layer.maps(), len(self.spec.bundles)
-        constants = layer.constants()
+    def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
+        layer, maps, count = block.layer, block.maps, len(self.spec.bundles)
+        values, constants = layer.values(read), layer.constants(maps)
         block.said.extend(constants[:count])
-        own = [read.neurons[neuron.name].flatten(1) for neuron in self.spec.neurons]
-        new = [
-            x if matrix is None else linear(x, matrix, constant)
-            for x, matrix, constant in zip(
-                [*own, read.network[NETWORK].flatten(1)],
-                [*maps.neurons, maps.network],
-                constants[count:],
-                strict=True,
-            )
-        ]
+        new = apply_maps(
+            [*values.neurons, values.network], [*maps.neurons, maps.network], constants[count:]
+        )
         return self._levels(new, layer.out_channels)
 
     def _levels(self, tensors: Sequence[Tensor], channels: int) -> WeightFeatures:
@@ -194,10 +193,11 @@ class ChunkedFeatures:
         return self._entries(before, bundle, x).narrow(0, 0, size)
 
     def _edge_step(
-        self, block: Block, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
+        self, block: LayerBlock, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
-        layer, said, matrix = block.layer, block.said[number], block.layer.maps().weights[number]
+        layer, said, matrix = block.layer, block.said[number], block.maps.weights[number]
         read = self._entries(block.before, bundle, x).flatten(1)
+        read = read.to(autocast_dtype(read.device) or read.dtype)
         if layer.pointwise or said is None:
             new = linear(read, matrix, said)
         else:

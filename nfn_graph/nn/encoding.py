@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
+from nfn_graph.folded import End
 from nfn_graph.nn.checks import check_choice, check_features
+from nfn_graph.precision import without_autocast
 from nfn_graph.rows import NeuronRows
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
+from nfn_graph.spec_checks import check_count
 
 
 class IOEncoding(nn.Module):
@@ -57,10 +60,10 @@ class IOEncoding(nn.Module):
                 f"(got {type(spec).__name__})"
             )
         self.spec = spec
-        self.in_channels = in_channels
+        self.in_channels = check_count(in_channels, 1, "in_channels")
         self.kind = check_choice(kind, ("learned", "sinusoidal"))
         self.max_frequency = max_frequency
-        self.num_bands = num_bands
+        self.num_bands = check_count(num_bands, 0, "num_bands")
         self.encode_layers = encode_layers
         self.out_channels = in_channels
         self.positions = nn.ParameterDict()
@@ -98,14 +101,15 @@ class IOEncoding(nn.Module):
                 shape = (neuron.size, neuron.taps, channels)
                 self.positions[neuron.name] = torch.empty(shape)
         for weight in self.spec.weights:
-            for end, name in (("source", weight.source), ("target", weight.target)):
+            ends: dict[End, str] = {"source": weight.source, "target": weight.target}
+            for end, name in ends.items():
                 size = self.spec.neuron[name].size
                 if size is not None:
                     shape = (size, weight.taps, channels)
-                    self.positions[_name(weight.key, end)] = torch.empty(shape)
+                    self.positions[position_name(weight.key, end)] = torch.empty(shape)
         if self.encode_layers:
             for weight in self.spec.weights:
-                self.layers[_name(weight.key)] = torch.empty(weight.taps, channels)
+                self.layers[module_name(weight.key)] = torch.empty(weight.taps, channels)
             for neuron in self.spec.neurons:
                 if neuron.taps:
                     self.layers[neuron.name] = torch.empty(neuron.taps, channels)
@@ -115,14 +119,15 @@ class IOEncoding(nn.Module):
         weights, neurons = dict(features.weights), dict(features.neurons)
         for key, x in weights.items():
             edges = incidence.weights[key]
-            for end, name, rows in (
-                ("source", key[0], edges.source),
-                ("target", key[2], edges.target),
-            ):
-                if _name(key, end) in self.positions:
+            ends: dict[End, tuple[str, Tensor]] = {
+                "source": (key[0], edges.source),
+                "target": (key[2], edges.target),
+            }
+            for end, (name, rows) in ends.items():
+                if position_name(key, end) in self.positions:
                     position = incidence.neurons[name].position.index_select(0, rows)
-                    x = x + self.positions[_name(key, end)].index_select(0, position)
-            weights[key] = x + self.layers[_name(key)] if self.encode_layers else x
+                    x = x + self.positions[position_name(key, end)].index_select(0, position)
+            weights[key] = x + self.layers[module_name(key)] if self.encode_layers else x
         for name, x in neurons.items():
             if name in self.positions:
                 x = x + self.positions[name].index_select(0, incidence.neurons[name].position)
@@ -133,13 +138,15 @@ class IOEncoding(nn.Module):
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         incidence, like = features.incidence, next(iter(features.weights.values()))
+        # A dtype of few digits could not tell hundreds of positions apart.
+        dtype = torch.promote_types(features.dtype, torch.float32)
         fixed = {
-            n.name: self._fourier(_places(incidence.neurons[n.name], like.dtype))
+            n.name: self._fourier(_places(incidence.neurons[n.name], dtype))
             for n in self.spec.neurons
             if n.fixed
         }
-        depth = self._depths(like)
-        zeros = like.new_zeros(1, self.out_channels - self.in_channels)
+        depth = self._depths(dtype, features.device)
+        zeros = like.new_zeros(1, self.out_channels - self.in_channels, dtype=dtype)
         weights: dict[WeightKey, Tensor] = {}
         for key, x in features.weights.items():
             edges = incidence.weights[key]
@@ -154,12 +161,12 @@ class IOEncoding(nn.Module):
             neurons[name] = _cat_channels(x, code + fixed[name] if name in fixed else code)
         return features.replace(Levels(weights, neurons, {}))
 
-    def _depths(self, like: Tensor) -> Mapping[Key, Tensor]:
+    def _depths(self, dtype: torch.dtype, device: torch.device) -> Mapping[Key, Tensor]:
         """The encoding of each tensor's depth; a neuron type has that of its first weight."""
         if not self.encode_layers:
             return {}
         count = len(self.spec.weights)
-        codes = self._fourier(torch.linspace(-1, 1, count, dtype=like.dtype, device=like.device))
+        codes = self._fourier(torch.linspace(-1, 1, count, dtype=dtype, device=device))
         depths: dict[Key, Tensor] = {}
         for weight, code in zip(self.spec.weights, codes.unsqueeze(1), strict=True):
             depths[weight.key] = code
@@ -188,8 +195,8 @@ class FourierFeatures(nn.Module):
 
     def __init__(self, in_channels: int, num_features: int = 256, scale: float = 10.0) -> None:
         super().__init__()
-        self.in_channels = in_channels
-        self.out_channels = 2 * num_features
+        self.in_channels = check_count(in_channels, 1, "in_channels")
+        self.out_channels = 2 * check_count(num_features, 1, "num_features")
         self.scale = scale
         self.register_buffer("frequencies", torch.randn(in_channels, num_features) * scale)
 
@@ -203,17 +210,20 @@ class FourierFeatures(nn.Module):
         return f"{self.in_channels} -> {self.out_channels}, scale={self.scale}"
 
     def _encode(self, x: Tensor) -> Tensor:
-        angles = 2 * math.pi * (x @ self.frequencies)
+        # Angles are large numbers: of few digits only noise would be left.
+        with without_autocast(x.device):
+            angles = 2 * math.pi * (x @ self.frequencies)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def _name(key: WeightKey, end: str | None = None) -> str:
-    return module_name(key) if end is None else f"{module_name(key)}__{end}"
+def position_name(key: WeightKey, end: End) -> str:
+    """The name in a module's parameters of the positions at one end of a weight type."""
+    return f"{module_name(key)}__{end}"
 
 
 def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
     """Appends a code `[count or 1, d]` to the channels of every tap."""
-    return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+    return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
 
 def _places(neurons: NeuronRows, dtype: torch.dtype) -> Tensor:

@@ -7,26 +7,28 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from nfn_graph.backends import current_backend
+from nfn_graph.batch_rows import BatchRows
 from nfn_graph.features import WeightFeatures
 from nfn_graph.fold import Levels
 from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
 from nfn_graph.fused import fused_layer
 from nfn_graph.incidence import Incidence
 from nfn_graph.nn.checks import check_choice, check_features, check_folded
-from nfn_graph.ops import Reduce, divide_by_count, expand, segment_sum, with_transposed
-from nfn_graph.scales import batched
+from nfn_graph.nn.message_passing import apply_maps, message_passing
+from nfn_graph.ops import Reduce
+from nfn_graph.precision import autocast_dtype
 from nfn_graph.spec import module_name
-from nfn_graph.steps import Batched, Maps, Values, cast_all
+from nfn_graph.spec_checks import check_count
+from nfn_graph.steps import Maps, Values
 from nfn_graph.wiring import Wiring
 
 
 class NFLinear(nn.Module):
     r"""The complete equivariant linear layer of `Permutation Equivariant Neural Functionals
-    <https://arxiv.org/abs/2302.14040>`_ (Eq. 3 and Eq. 8, Tables 6 to 10), as message passing
-    on three levels:
+    <https://arxiv.org/abs/2302.14040>`_ (section 2.2; appendix B for NP, C for HNP), as message
+    passing on three levels:
 
     .. math::
         \text{network} \quad g' &= N\,[\text{means of all weights}, \text{means of all
@@ -67,8 +69,8 @@ class NFLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = check_folded(spec)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        self.in_channels = check_count(in_channels, 1, "in_channels")
+        self.out_channels = check_count(out_channels, 1, "out_channels")
         self.pointwise = pointwise
         self.reduce: Reduce = check_choice(reduce, ("mean", "sum"))
         self._check_size(max_parameters)
@@ -128,22 +130,13 @@ class NFLinear(nn.Module):
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
         features = check_features(features, self.spec, self.in_channels)
-        values = Values(
-            [features.weights[b.key].flatten(1) for b in self.spec.bundles],
-            [features.neurons[n.name].flatten(1) for n in self.spec.neurons],
-            features.network[NETWORK].flatten(1),
-        )
-        maps = self.maps()
-        device = values.network.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            # Autocast does not look into the fused layer.
-            values, maps = cast_all(values, maps, torch.get_autocast_dtype(device))
+        values, maps = self.values(features), self.maps()
         if self.pointwise:
             return self._output(features, self._pointwise(values, maps))
-        fused = current_backend() == "torch"
-        batch = self.batched(features.incidence, values.network.dtype, fused)
-        if fused:
+        if current_backend() == "torch":
+            batch = self.scaled_rows(features.incidence, values.network.dtype)
             return self._output(features, fused_layer(message_passing, batch, values, maps))
+        batch = self.rows(features.incidence)
         return self._output(features, message_passing(batch, values, maps))
 
     def extra_repr(self) -> str:
@@ -151,34 +144,47 @@ class NFLinear(nn.Module):
         kind = "pointwise, " if self.pointwise else ""
         return f"{self.in_channels} -> {self.out_channels}, {kind}{self.spec}"
 
+    def values(self, features: WeightFeatures) -> Values:
+        """The input, in the order of the spec's types; of the edges what there is of them."""
+        values = Values(
+            [features.weights[b.key].flatten(1) for b in self.spec.bundles if features.weights],
+            [features.neurons[n.name].flatten(1) for n in self.spec.neurons],
+            features.network[NETWORK].flatten(1),
+        )
+        # Autocast does not look into the fused layer.
+        dtype = autocast_dtype(values.network.device)
+        return values if dtype is None else values.to(dtype)
+
     def maps(self) -> Maps:
         """The parameters, in the order of the spec's types."""
-        return Maps(
+        maps = Maps(
             [self.weights[name] for name in self._names],
             [self.neurons.get(n.name) for n in self.spec.neurons],
             self.network,
             self.bias,
         )
+        dtype = autocast_dtype(self.network.device)
+        return maps if dtype is None else maps.to(dtype)
 
-    def constants(self) -> Sequence[Tensor | None]:
+    def constants(self, maps: Maps) -> Sequence[Tensor | None]:
         """The constant term of every type, in the order of the spec's taps."""
         taps = self.spec.taps
-        if self.bias is None:
+        if maps.bias is None:
             return [None] * len(taps)
-        return self.bias.split([count * self.out_channels for count in taps.values()])
+        return maps.bias.split([count * self.out_channels for count in taps.values()])
 
-    def batched(self, incidence: Incidence, dtype: torch.dtype, fused: bool) -> Batched:
-        """What the layer reads of a batch; see :func:`nfn_graph.scales.batched`."""
-        return batched(incidence, self.spec, self._wiring, self.reduce, dtype, fused)
+    def rows(self, incidence: Incidence) -> BatchRows:
+        """Which rows of a batch belong together."""
+        return BatchRows.of(incidence, self.spec, self._wiring, self.reduce == "mean")
+
+    def scaled_rows(self, incidence: Incidence, dtype: torch.dtype) -> BatchRows:
+        """The same for the steps of :mod:`nfn_graph.steps`, which do not divide but scale."""
+        return self.rows(incidence).with_scales(incidence, self.spec, dtype)
 
     def _pointwise(self, values: Values, maps: Maps) -> Values:
         tensors = (*values.weights, *values.neurons, values.network)
         matrices = (*maps.weights, *maps.neurons, maps.network)
-        constants = [None if b is None else b.to(values.network.dtype) for b in self.constants()]
-        new = [
-            x if matrix is None else linear(x, matrix, constant)
-            for x, matrix, constant in zip(tensors, matrices, constants, strict=True)
-        ]
+        new = apply_maps(tensors, matrices, self.constants(maps))
         count = len(maps.weights)
         return Values(new[:count], new[count:-1], new[-1])
 
@@ -239,51 +245,3 @@ class NFLinear(nn.Module):
                 f"{sizes[largest]:,} at {largest}). HNP grows with the square of fixed sizes: "
                 f"use 'np' with IOEncoding, fewer channels, or raise max_parameters."
             )
-
-
-def message_passing(batch: Batched, values: Values, maps: Maps) -> Values:
-    """The equations of :class:`NFLinear`, in plain operations."""
-    wiring, edges, neurons = batch.wiring, batch.edges, batch.neurons
-    # W_{j,*} and W_{*,k}: the aggregates over the edges of a target and of a source neuron.
-    rows = [segment_sum(x, e.targets) for x, e in zip(values.weights, edges, strict=True)]
-    columns = [segment_sum(x, e.sources) for x, e in zip(values.weights, edges, strict=True)]
-    # W_{*,*} and v_*: the aggregates over all edges and all neurons of a type.
-    sums = [
-        segment_sum(x, neurons[wires.target.neuron].graphs)
-        for x, wires in zip(rows, wiring.bundles, strict=True)
-    ]
-    sums += [segment_sum(x, n.graphs) for x, n in zip(values.neurons, neurons, strict=True)]
-    if batch.mean:
-        rows = [divide_by_count(x, e.per_target) for x, e in zip(rows, edges, strict=True)]
-        columns = [divide_by_count(x, e.per_source) for x, e in zip(columns, edges, strict=True)]
-        counts = [e.per_graph for e in edges] + [n.per_graph for n in neurons]
-        sums = [divide_by_count(x, n) for x, n in zip(sums, counts, strict=True)]
-    # The network: one map of everything, split into what it says to each type.
-    message = linear(torch.cat([*sums, values.network], 1), maps.network, maps.bias)
-    channels = message.shape[1] // max(sum(wiring.summary), 1)
-    *said, network = message.split([taps * channels for taps in wiring.summary], 1)
-    # The neurons: one map of each, split into its own part and one message per end.
-    ends = {"target": rows, "source": columns}
-    new_neurons: list[Tensor] = []
-    messages: dict[tuple[int, str], Tensor] = {}
-    for i, (own, wires) in enumerate(zip(values.neurons, wiring.neurons, strict=True)):
-        matrix = maps.neurons[i]
-        read = torch.cat([own, *(ends[end][bundle] for bundle, end in wires.incident)], 1)
-        mapped = read.new_zeros(read.shape[0], 0) if matrix is None else linear(read, matrix)
-        new, *sent = mapped.split([taps * channels for taps in wires.taps], 1)
-        graphs = neurons[i].graphs
-        new_neurons.append(new + expand(said[len(edges) + i], graphs))
-        for (bundle, end), part in zip(wires.incident, sent, strict=True):
-            # Every edge has one target: what the network says goes along.
-            along = expand(said[bundle], graphs) if end == "target" else 0
-            messages[bundle, end] = part + along
-    # The weights: each one's own map, and the messages of its two neurons.
-    new_weights = []
-    for i, (x, rows_) in enumerate(zip(values.weights, edges, strict=True)):
-        read = with_transposed(x, rows_) if wiring.bundles[i].is_self else x
-        new_weights.append(
-            linear(read, maps.weights[i])
-            + expand(messages[i, "target"], rows_.targets)
-            + expand(messages[i, "source"], rows_.sources)
-        )
-    return Values(new_weights, new_neurons, network)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from nfn_graph.backends import current_backend, use_backend
 from nfn_graph.features import WeightFeatures
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn.checks import check_features
 from nfn_graph.nn.chunked import ChunkedFeatures
-from nfn_graph.nn.elementwise import Activation, Dropout, Residual, activation
+from nfn_graph.nn.elementwise import Dropout, Residual, activation
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.norm import ChannelNorm, Standardize
@@ -99,24 +101,13 @@ class NFN(nn.Module):
         max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, NetworkSpec):
-            raise TypeError(
-                f"Expected the networks' own NetworkSpec, such as batch.spec "
-                f"(got {type(spec).__name__})"
-            )
-        if not channels:
-            raise ValueError("Expected the channels of at least one NF-Layer (got none)")
-        if edit_scale is not None and (out_features is not None or channels[-1] != in_channels):
-            raise ValueError(
-                f"Expected an equivariant model with {in_channels} output channels to edit its "
-                f"input (got channels {tuple(channels)}, out_features={out_features})"
-            )
+        _check_options(spec, channels, in_channels, out_features, edit_scale)
         if symmetry == "np" and io_encoding != "learned":
             spec = spec.unsized  # Then any number of inputs and outputs will do.
         activation(act)  # Refuses an unknown name also where no layer uses it.
         self.spec = spec
         self.symmetry: Symmetry = symmetry
-        self.folded = folded = spec.fold(symmetry)
+        self.folded = spec.fold(symmetry)
         self.recompute = recompute
         self.standardize = Standardize(spec, in_channels) if standardize else None
         width = in_channels
@@ -129,35 +120,29 @@ class NFN(nn.Module):
             before.append(encoding)
             width = encoding.out_channels
         self.before = nn.Sequential(*before)
-        layers: list[nn.Module] = []
         options: dict[str, Any] = {
             "pointwise": pointwise,
             "reduce": reduce,
             "max_parameters": max_parameters,
         }
-        before_pool: Activation | None = None
-        for i, out in enumerate(channels):
-            block: list[nn.Module] = [ChannelNorm(folded, width)] if norm and i else []
-            block.append(NFLinear(folded, width, out, **options))
-            around, last = residual and width == out, i == len(channels) - 1
-            if not last or (out_features is not None and (around or dropout)):
-                block.append(activation(act))
-                block += [Dropout(dropout)] if dropout else []
-            elif out_features is not None:
-                # The pool keeps one tensor less than an activation before it.
-                before_pool = activation(act)
-            layer = nn.Sequential(*block)
-            layers.append(Residual(layer) if around else layer)
-            width = out
-        self.layers = nn.Sequential(*layers)
+        widths = pairwise([width, *channels])
+        layers = [NFLinear(self.folded, c_in, c_out, **options) for c_in, c_out in widths]
+        is_invariant = out_features is not None
+        # An activation in the pool keeps one tensor less than one before it.
+        in_pool = is_invariant and not dropout and not (residual and _keeps_channels(layers[-1]))
+        active = len(layers) - (in_pool or not is_invariant)
+        self.layers = nn.Sequential()
+        for i, layer in enumerate(layers):
+            behind = act if i < active else None
+            self.layers.append(_block(layer, norm and i > 0, behind, dropout, residual))
         self.edit_scale: nn.Parameter | None = None
         if edit_scale is not None:
             self.edit_scale = nn.Parameter(torch.tensor(edit_scale))
         self.pool: Pool | None = None
         self.head: nn.Sequential | None = None
         if out_features is not None:
-            self.pool = Pool(folded, pool, act=before_pool)
-            sizes = [self.pool.num_entries * width, *head]
+            self.pool = Pool(self.folded, pool, act=activation(act) if in_pool else None)
+            sizes = [self.pool.num_entries * channels[-1], *head]
             self.head = mlp(sizes, out_features, head_dropout)
 
     def forward(
@@ -174,10 +159,9 @@ class NFN(nn.Module):
             max_edges: Without gradients, how many edges of one type to hold at a time, for
                 networks whose features do not fit into memory; the result is the same.
         """
-        features = graph if isinstance(graph, WeightFeatures) else graph.features(spec=self.spec)
+        features = self._features(graph)
         if self.pool is not None and return_graph:
             raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
-        check_features(features, self.spec)
         given = features
         if self.standardize is not None:
             features = self.standardize(features)
@@ -196,10 +180,68 @@ class NFN(nn.Module):
             features = given.fold(self.folded) + features * self.edit_scale
         return features.to_graph() if return_graph else features
 
+    def _features(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
+        if isinstance(graph, WeightGraph):
+            return graph.features(spec=self.spec)
+        if not isinstance(graph, WeightFeatures):
+            raise TypeError(
+                f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
+                f"Several graphs become one batch by nfn_graph.Batch.from_data_list."
+            )
+        check_features(graph, self.spec)
+        return graph
+
     def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
-        if self.recompute and torch.is_grad_enabled():
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(features)
+        if torch.compiler.is_compiling():
             return checkpoint(layer, features, use_reentrant=False)
-        return layer(features)
+        # The backward pass may run after the block that chose the kernels, and elsewhere.
+        backend = current_backend()
+        return checkpoint(
+            layer,
+            features,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), use_backend(backend)),
+        )
+
+
+def _check_options(
+    spec: NetworkSpec,
+    channels: Sequence[int],
+    in_channels: int,
+    out_features: int | None,
+    edit_scale: float | None,
+) -> None:
+    if not isinstance(spec, NetworkSpec):
+        raise TypeError(
+            f"Expected the networks' own NetworkSpec, such as batch.spec "
+            f"(got {type(spec).__name__})"
+        )
+    if not channels:
+        raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+    if edit_scale is not None and (out_features is not None or channels[-1] != in_channels):
+        raise ValueError(
+            f"Expected an equivariant model with {in_channels} output channels to edit its "
+            f"input (got channels {tuple(channels)}, out_features={out_features})"
+        )
+
+
+def _block(
+    layer: NFLinear, norm: bool, act: str | None, dropout: float, residual: bool
+) -> nn.Module:
+    """An NF-Layer with what stands before and behind it."""
+    parts: list[nn.Module] = [ChannelNorm(layer.spec, layer.in_channels)] if norm else []
+    parts.append(layer)
+    if act is not None:
+        parts.append(activation(act))
+        parts += [Dropout(dropout)] if dropout else []
+    block = nn.Sequential(*parts)
+    return Residual(block) if residual and _keeps_channels(layer) else block
+
+
+def _keeps_channels(layer: NFLinear) -> bool:
+    return layer.in_channels == layer.out_channels
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:

@@ -12,6 +12,7 @@ from nfn_graph.folded import FoldedSpec
 from nfn_graph.graph import WeightGraph
 from nfn_graph.nn.checks import check_features
 from nfn_graph.spec import Key, NetworkSpec, module_name
+from nfn_graph.spec_checks import check_count
 
 
 class ChannelNorm(nn.Module):
@@ -31,7 +32,7 @@ class ChannelNorm(nn.Module):
     def __init__(self, spec: NetworkSpec | FoldedSpec, channels: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.spec = spec
-        self.channels = channels
+        self.channels = check_count(channels, 1, "channels")
         self.eps = eps
         taps = {module_name(key): count for key, count in spec.taps.items() if count}
         self.scale = nn.ParameterDict({k: torch.ones(n, channels) for k, n in taps.items()})
@@ -66,7 +67,7 @@ class Standardize(nn.Module):
     def __init__(self, spec: NetworkSpec, channels: int) -> None:
         super().__init__()
         self.spec = spec
-        self.channels = channels
+        self.channels = check_count(channels, 1, "channels")
         self.mean, self.std = nn.Module(), nn.Module()
         for key, taps in spec.taps.items():
             if taps:

@@ -16,8 +16,8 @@ from nfn_graph.summary import network_summary
 
 class Pool(nn.Module):
     r"""The invariant NF-Layer of `Permutation Equivariant Neural Functionals
-    <https://arxiv.org/abs/2302.14040>`_ (section 2.3, Eq. 20): one aggregate per orbit of
-    entries, for every channel.
+    <https://arxiv.org/abs/2302.14040>`_ (section 2.3, appendix C.2): one aggregate per orbit
+    of entries, for every channel.
 
     .. math::
         P(U) &= (W^{(1)}_{\star,\star}, \ldots, W^{(L)}_{\star,\star},

@@ -29,6 +29,9 @@ def random_graph(
         dtype: Of the features.
         generator: For reproducible values.
     """
+    unknown = [name for name in sizes or {} if name not in spec.neuron]
+    if unknown:
+        raise ValueError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
     shape = _shape(spec, sizes or {})
     graph = WeightGraph()
     graph.layout = layout = Layout(spec, shape)

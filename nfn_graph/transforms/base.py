@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
-from nfn_graph.graph import WeightGraph
+from nfn_graph.graph import WeightGraph, stored_tensors
 from nfn_graph.layout import Layout
 from nfn_graph.spec import Key
 
@@ -25,7 +25,7 @@ class ReversibleTransform(BaseTransform):
             raise ValueError(
                 f"Expected a network without role types (got {data.spec}). RoleTypes comes last."
             )
-        layout, stores = self._forward(data.layout, _stores(data))
+        layout, stores = self._forward(data.layout, stored_tensors(data, data.layout.spec))
         return data.rebuilt(replace(layout, before=(self._name, data.layout)), stores)
 
     def inverse(self, graph: WeightGraph) -> WeightGraph:
@@ -37,7 +37,8 @@ class ReversibleTransform(BaseTransform):
                 f"Expected a graph made by {self._name} (got one whose last transform is "
                 f"{name}). Undo transforms last first."
             )
-        return graph.rebuilt(before, self._inverse(graph.layout, before, _stores(graph)))
+        stores = stored_tensors(graph, graph.layout.spec)
+        return graph.rebuilt(before, self._inverse(graph.layout, before, stores))
 
     @property
     def _name(self) -> str:
@@ -58,10 +59,3 @@ def _check_single(graph: WeightGraph) -> None:
             f"Expected one WeightGraph (got {type(graph).__name__}). Transform networks before "
             f"they are batched, and take them out as batch[i] to undo it."
         )
-
-
-def _stores(graph: WeightGraph) -> Stores:
-    spec = graph.layout.spec
-    stores: Stores = {name: graph[name].x for name in spec.neuron}
-    stores.update({key: graph[key].edge_attr for key in spec.weight})
-    return stores

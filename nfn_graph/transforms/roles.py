@@ -82,6 +82,11 @@ class _Plan:
 
     def __post_init__(self) -> None:
         for neuron in self.spec.neurons:
+            if neuron.fixed and neuron.name == self.name:
+                raise ValueError(
+                    f"Expected a name for the hidden layers that no fixed layer has "
+                    f"(got {self.name!r})"
+                )
             self._join(neuron.name, neuron.name if neuron.fixed else self.name)
         for weight in self.spec.weights:
             if self.spec.is_self(weight):

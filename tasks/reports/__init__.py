@@ -1,8 +1,10 @@
 """Reports of runs: figures, one HTML page per run, and tables over runs and seeds.
 
-scatter(run / "figures" / "scatter-test.png", true, predicted, title="test", tau=0.81)
-run_report(run)                                  # writes run/report.html
-print_table(compare([Path("runs")], out=Path("runs/compared")))
+.. code-block:: python
+
+    scatter(run / "figures" / "scatter-test.png", true, predicted, title="test", tau=0.81)
+    run_report(run)                                  # writes run/report.html
+    print_table(compare([Path("runs")], out=Path("runs/compared")))
 """
 
 from nfn_graph.tasks.reports.compare import compare, find_runs, print_table

@@ -45,10 +45,22 @@ def read_run(folder: Path) -> Run:
             raise FileNotFoundError(f"Expected a finished run in '{folder}' (got no {name})")
         found[name] = read_json(folder / name)
     config, metrics = found["config.json"], found["metrics.json"]
-    for name, parts in (("config.json", ("task", "options")), ("metrics.json", ("test",))):
-        missing = [part for part in parts if part not in found[name]]
-        if missing:
-            raise ValueError(f"Expected '{missing[0]}' in '{folder / name}' (got none)")
+    for name, part, kind in (
+        ("config.json", "task", str),
+        ("config.json", "options", dict),
+        ("metrics.json", "test", dict),
+    ):
+        if not isinstance(found[name].get(part), kind):
+            got = type(found[name][part]).__name__ if part in found[name] else "none"
+            raise ValueError(f"Expected '{part}' in '{folder / name}' (got {got})")
+    evaluations = metrics.get("evaluations") or {}
+    described = [config.get("zoo") or {}, evaluations]
+    if isinstance(evaluations, dict):
+        described += evaluations.values()
+    if not all(isinstance(value, dict) for value in described):
+        raise ValueError(
+            f"Expected the zoo and the evaluations of a run in '{folder}' (got others)"
+        )
     return Run(folder, config["task"], config["options"], config, metrics)
 
 

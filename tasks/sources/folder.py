@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.optional import require
 from nfn_graph.tasks.sources.images import Images
 from nfn_graph.tasks.sources.labelled import SourceError, every_fifth
@@ -95,6 +96,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 def _read(path: Path, size: int | None) -> Tensor:
     pillow = require("PIL.Image", "to read pictures", "tasks")
+    check_regular(path)
     try:
         with pillow.open(path) as image:
             if image.mode.startswith(("I", "F")):
@@ -106,7 +108,9 @@ def _read(path: Path, size: int | None) -> Tensor:
             if size is not None:
                 converted = converted.resize((size, size), pillow.Resampling.BILINEAR)
             array = np.array(converted)
-    except (OSError, pillow.DecompressionBombError) as error:
+    except SourceError:
+        raise
+    except Exception as error:  # Pillow raises many kinds on damaged pictures, SyntaxError too
         raise SourceError(f"Expected a picture in '{path}' (got: {error})") from error
     return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
 

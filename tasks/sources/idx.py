@@ -70,7 +70,8 @@ def read_idx(path: Path) -> Tensor:
                     f"Expected an idx file of uint8 values in '{path}' (got the first bytes "
                     f"{head.hex() or 'none'})"
                 )
-            sizes = np.frombuffer(stream.read(4 * axes), ">u4").tolist()
+            head = stream.read(4 * axes)
+            sizes = np.frombuffer(head[: len(head) // 4 * 4], ">u4").tolist()
             count = math.prod(sizes)
             # One byte more than declared, so that neither too few nor too many go unnoticed.
             values = _read_up_to(stream, count + 1)

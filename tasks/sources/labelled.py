@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 _TEST_EVERY = 5
+_MOST_CLASSES = 100_000
 
 
 class SourceError(ValueError):
@@ -79,5 +80,8 @@ def every_fifth(order: Tensor) -> Tensor:
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    """Names of classes that have none: their numbers."""
-    return tuple(str(i) for i in range(int(labels.max()) + 1 if len(labels) else 0))
+    """Names of classes that have none: their numbers, from 0 to the largest label."""
+    last = int(labels.max()) if len(labels) else -1
+    if last >= _MOST_CLASSES:
+        raise SourceError(f"Expected labels below {_MOST_CLASSES:,} (got {last})")
+    return tuple(str(i) for i in range(last + 1))

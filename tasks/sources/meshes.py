@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.tasks.sources.labelled import SourceError
 
 _PLY_TYPES = {
@@ -31,7 +32,7 @@ Mesh = tuple[np.ndarray, np.ndarray]
 
 def read_off(path: Path) -> Mesh:
     """Vertices `[n, 3]` and triangles `[m, 3]` of an OFF file; polygons are cut into fans."""
-    text = path.read_text("latin-1")
+    text = check_regular(path).read_text("latin-1")
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     tokens = [token for line in lines for token in line]
     if not tokens or not tokens[0].upper().startswith("OFF"):
@@ -56,7 +57,7 @@ def read_off(path: Path) -> Mesh:
 
 def read_ply(path: Path) -> Mesh:
     """Vertices and triangles of a PLY file, ascii or binary little endian."""
-    data = path.read_bytes()
+    data = check_regular(path).read_bytes()
     head, found, body = data.partition(b"end_header")
     lines = [line.split() for line in head.decode("latin-1").splitlines()]
     if not data.startswith(b"ply") or not found:

@@ -8,13 +8,16 @@ with one or three channels as the second or the last axis; uint8, or floating po
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files import npz
+from nfn_graph.converters.files.arrays import to_array
+from nfn_graph.converters.files.checks import check_path
 from nfn_graph.tasks.sources.images import Images
 from nfn_graph.tasks.sources.labelled import SourceError, numbered_classes
 
@@ -22,9 +25,8 @@ from nfn_graph.tasks.sources.labelled import SourceError, numbered_classes
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an archive; objects, which would be unpickled, are refused."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, EOFError, ValueError, AttributeError) as error:
+        return {key: to_array(key, x) for key, x in npz.read(check_path(path)).items()}
+    except ConversionError as error:
         raise SourceError(
             f"Expected a NumPy archive of plain arrays in '{path}' (got: {error})"
         ) from error

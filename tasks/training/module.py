@@ -59,9 +59,8 @@ class TaskModule(pl.LightningModule):
         options = self.task.options
         rate = options.learning_rate or 1e-3
         # AdamW without decay is Adam.
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), rate, weight_decay=options.weight_decay
-        )
+        groups = self.task.parameter_groups(self.model, rate)
+        optimizer = torch.optim.AdamW(groups, rate, weight_decay=options.weight_decay)
         if options.schedule != "cosine":
             return optimizer
         steps = int(self.trainer.estimated_stepping_batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import platform
 import time
 import warnings
@@ -21,14 +22,16 @@ from torch import nn
 
 import nfn_graph
 from nfn_graph import NetworkSpec
-from nfn_graph.converters.files.graph import spec_from_json, spec_to_json
+from nfn_graph.converters.files.graph import spec_to_json
 from nfn_graph.tasks.models.build import count_parameters
 from nfn_graph.tasks.training.batches import RunBatches, eval_loader
+from nfn_graph.tasks.training.checkpoint import load_model as load_model
+from nfn_graph.tasks.training.checkpoint import model_state, read_run_checkpoint
 from nfn_graph.tasks.training.data import load_data, load_graphs, open_for
 from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.history import History
 from nfn_graph.tasks.training.module import TaskModule
-from nfn_graph.tasks.training.options import from_plain, to_plain
+from nfn_graph.tasks.training.options import to_plain
 from nfn_graph.tasks.training.stopping import Patience
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder
@@ -60,6 +63,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         return folder.read("metrics.json")
     started = time.perf_counter()
     is_begun = folder.last.is_file()
+    if is_begun:
+        read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
     with quiet():
         trainer = _trainer(task, folder, progress)
         trainer.fit(
@@ -71,13 +76,13 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     if not trainer.is_global_zero:
         return {}
     seconds = time.perf_counter() - started
-    state = _load(folder.best)
-    model.load_state_dict(_model_state(state))
+    best = read_run_checkpoint(folder.best)
+    model.load_state_dict(model_state(folder.best, best))
     measured = _test(task, model, data, folder)
     measured |= {
         "evaluations": {},
         "epochs": trainer.current_epoch,
-        "best_epoch": int(state["epoch"]),
+        "best_epoch": int(best["epoch"]),
         "seconds": round(seconds, 1),
         "parameters": count_parameters(model),
     }
@@ -141,9 +146,9 @@ def evaluate(
         where: Further conditions, such as `width=16`.
     """
     folder = RunFolder(run)
+    name = _evaluation_name(name or Path(os.path.abspath(zoo)).name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
-    name = _evaluation_name(name or Path(zoo).resolve().name)
     conditions = [*where, f"split={split}"] if split else where
     chosen = open_for(task, Path(zoo), conditions)
     task.check_facts(chosen, facts)
@@ -161,31 +166,13 @@ def evaluate(
 
 def _evaluation_name(name: str) -> str:
     """A name that tells an evaluation from the run's own, in files, reports and comparisons."""
-    if name in ("test", "validation", "run", "") or any(c in name for c in "/\\\0"):
+    is_plain = name.isprintable() and len(name) <= 100 and not any(c in name for c in "/\\")
+    if name in ("test", "validation", "run", "") or not is_plain:
         raise ValueError(
-            f"Expected a --name for this evaluation without slashes, and none of test, validation "
-            f"and run (got '{name}')"
+            f"Expected a --name for this evaluation of at most 100 letters without slashes, and "
+            f"none of test, validation and run (got {name!r})"
         )
     return name
-
-
-def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
-    """The task of a run, its best model, and the facts about the zoo that it was trained on."""
-    from nfn_graph.tasks.registry import TASKS
-
-    folder = RunFolder(run)
-    config = folder.read("config.json")
-    if config.get("task") not in TASKS:
-        raise ValueError(
-            f"Expected a run of {', '.join(TASKS)} in '{run}' (got '{config.get('task')}')"
-        )
-    kind = TASKS[config["task"]]
-    task = kind(from_plain(kind.OPTIONS, config["options"]))
-    made_for = config["made_for"]
-    facts: Metrics = made_for["facts"]
-    model = task.build(spec_from_json(made_for["spec"]), made_for["sizes"], facts)
-    model.load_state_dict(_model_state(_load(folder.best)))
-    return task, model.eval(), facts
 
 
 @torch.no_grad()
@@ -243,18 +230,6 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
             f"Expected --accelerator, --devices and --precision that this machine has (got "
             f"{options.accelerator}, {options.devices} and {options.precision}: {error})"
         ) from error
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """A checkpoint; nothing in it is executed."""
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a checkpoint of a run (got no '{path}')")
-    return dict(torch.load(path, map_location="cpu", weights_only=True))
-
-
-def _model_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    state = checkpoint["state_dict"]
-    return {key.removeprefix("model."): x for key, x in state.items() if key.startswith("model.")}
 
 
 def _measured(task: Task[Options], predictions: Predictions, facts: Any) -> Metrics:

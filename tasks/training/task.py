@@ -74,6 +74,10 @@ class Task(ABC, Generic[Options]):
     ) -> nn.Module:
         """An untrained model for networks of these types and sizes."""
 
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """The parameters of a model with their learning rates, as optimisers take them."""
+        return [{"params": list(model.parameters()), "lr": lr}]
+
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """The mean loss of a batch, of what the model returned for it."""

@@ -1,9 +1,11 @@
 """Zoos: many small networks, trained at once and written as checkpoints with a table.
 
-path = build_cnn_zoo(CnnZooOptions(out=Path("zoo"), networks=500, widths=(8, 16, 32)))
-zoo = open_zoo_folder(path)
-zoo.table            # a pyarrow table, one row per checkpoint
-zoo[0]               # a WeightGraph
+.. code-block:: python
+
+    path = build_cnn_zoo(CnnZooOptions(out=Path("zoo"), networks=500, widths=(8, 16, 32)))
+    zoo = open_zoo_folder(path)
+    zoo.table            # a pyarrow table, one row per checkpoint
+    zoo[0]               # a WeightGraph
 """
 
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo

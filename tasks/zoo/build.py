@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.engines import run_jobs
+from nfn_graph.converters.jobs.engines import run_jobs
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 

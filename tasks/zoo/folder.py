@@ -22,8 +22,8 @@ def open_zoo_folder(path: str | Path) -> ZooFolder:
     zoo = ZooFolder(path)
     if "kind" not in zoo.description:
         raise ValueError(
-            f"Expected a zoo (got '{path}', a store of converted files). Build one with: "
-            f"nfn-graph zoo"
+            f"Expected a zoo (got '{path}', a store of converted files). See it with: nfn-graph "
+            f"store {path}; build a zoo with: nfn-graph zoo"
         )
     return zoo
 

@@ -24,6 +24,11 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
         split_file: The published splits of a zoo that keeps them elsewhere.
     """
     if is_store(path):
+        if split_file is not None:
+            raise ValueError(
+                f"Expected no --split-file for '{path}', whose table has its splits (got "
+                f"'{split_file}')"
+            )
         return _own_facts(path)
     zoo = open_zoo(path, split_file=split_file)
     about = asdict(zoo.description)

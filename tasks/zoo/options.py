@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from nfn_graph.converters.engines import Engine
-from nfn_graph.converters.parts import Part
+from nfn_graph.converters.jobs.engines import Engine
+from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.tasks.option_checks import (
     check_above,
     check_at_least,
     check_interval,
+    check_networks,
     check_part,
     check_several,
     check_share,
@@ -131,7 +132,7 @@ class CnnZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        check_at_least("networks", self.networks, 1)
+        check_networks("networks", self.networks)
         check_at_least("batch_size", self.batch_size, 1)
         for name in ("activations", "inits", "optimisers", "train_fractions", "checkpoints"):
             if not getattr(self, name):
@@ -193,7 +194,9 @@ class InrZooOptions(BuildOptions):
         super().check()
         for name in ("images", "test_images", "points"):
             check_at_least(name, getattr(self, name), 0)
-        for name in ("fits", "test_fits", "steps", "samples"):
+        for name in ("fits", "test_fits"):
+            check_networks(name, getattr(self, name))
+        for name in ("steps", "samples"):
             check_at_least(name, getattr(self, name), 1)
         for name in ("widths", "depths"):
             if getattr(self, name):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nfn_graph.tasks.masks import Scope, check_sparsity
+from nfn_graph.tasks.option_checks import check_networks
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 from nfn_graph.tasks.zoo.options import BuildOptions
@@ -56,7 +57,8 @@ class TicketZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        for name in ("networks", "epochs", "batch_size"):
+        check_networks("networks", self.networks)
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(
                     f"Expected --{name.replace('_', '-')} of at least 1 (got {getattr(self, name)})"

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph, symmetry
 from nfn_graph.converters import to_module
+from nfn_graph.converters.pytorch import tracing
 
 
 def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
@@ -32,6 +34,15 @@ def outputs_of(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
 def distance(x: Tensor, y: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     return float((x - y).abs().max() / max(1.0, float(y.abs().max())))
+
+
+def only_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks are followed as torch.export sees them, as if torch.fx could not."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(tracing, "_symbolic_trace", fail)
 
 
 def free_sizes(graph: WeightGraph) -> tuple[int, ...]:

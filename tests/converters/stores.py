@@ -1,11 +1,9 @@
-"""Graphs for stores, and what it means that two are the same."""
+"""Graphs for stores."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import checkpoints
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from nfn_graph import WeightGraph
 from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.converters.store.writer import StoreWriter
-from nfn_graph.layout import Layout
 from nfn_graph.transforms import GrowKernels
 
 
@@ -81,40 +78,3 @@ def write_store(folder: Path, networks: Sequence[WeightGraph], shard_size: int =
         rows = ({"number": begin + i, "half": (begin + i) / 2} for i in range(len(part)))
         writer.publish(f"{begin:05d}", zip(rows, part, strict=True))
     return folder
-
-
-def assert_same(got: Any, expected: Any, where: str = "") -> None:
-    """The same types, keys in the same order, and tensors bit for bit."""
-    if isinstance(expected, Tensor):
-        assert isinstance(got, Tensor) and got.dtype == expected.dtype, where
-        assert got.shape == expected.shape, where
-        assert checksum(got) == checksum(expected), where
-    elif isinstance(expected, Layout):
-        assert got == expected, where
-        for name in ("within", "carried", "keys", "channels", "before"):
-            assert_same(getattr(got, name), getattr(expected, name), f"{where}.{name}")
-    elif isinstance(expected, Mapping):
-        assert list(got) == list(expected), where
-        for key, value in expected.items():
-            assert_same(got[key], value, f"{where}/{key}")
-    elif isinstance(expected, (list, tuple)):
-        assert type(got) is type(expected) and len(got) == len(expected), where
-        for i, (one, other) in enumerate(zip(got, expected, strict=True)):
-            assert_same(one, other, f"{where}[{i}]")
-    else:
-        assert got == expected, where
-
-
-def assert_same_graph(got: WeightGraph, expected: WeightGraph) -> None:
-    """The same stores with the same content, also what a batch keeps beside them."""
-    assert type(got) is type(expected)
-    assert got.node_types == expected.node_types and got.edge_types == expected.edge_types
-    for one, other in zip(got.stores, expected.stores, strict=True):
-        assert_same(one.to_dict(), other.to_dict(), str(other._key))
-    for name in ("_num_graphs", "_slice_dict", "_inc_dict"):
-        assert_same(got.__dict__.get(name), expected.__dict__.get(name), name)
-
-
-def checksum(tensor: Tensor) -> int:
-    """Of the bytes of a tensor."""
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from architectures import One
 from operations import Case
-from permuting import assert_symmetric, free_sizes
+from permuting import assert_symmetric, free_sizes, only_export
 from torch import Tensor, nn
 
 from nfn_graph.converters import ConversionError, from_module, to_state_dict
@@ -106,11 +106,7 @@ def test_buffers_are_followed_alike_in_both_ways(
         assert_symmetric(graph, module, inputs)
     else:
         assert torch.equal(to_state_dict(graph).get("mask", module.mask), module.mask)
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(tracing, "_symbolic_trace", fail)
+    only_export(monkeypatch)
     assert from_module(module, inputs).layout == graph.layout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from nfn_graph import cli
-from nfn_graph.converters import conversion_jobs, to_state_dict
+from nfn_graph.converters import to_state_dict
+from nfn_graph.converters.conversion import jobs
 from nfn_graph.converters.store.reader import Store
 
 
@@ -43,7 +45,7 @@ def test_the_graph_of_another_file_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(conversion_jobs, "_PARALLEL_FROM", parallel_from)
+    monkeypatch.setattr(jobs, "_PARALLEL_FROM", parallel_from)
     first, second, out = tmp_path / "A" / "model.pt", tmp_path / "B" / "model.pt", tmp_path / "out"
     weights, others = write(first), write(second)
     assert cli.main(["convert", str(first), "--out", str(out), "--workers", "2"]) == 0
@@ -108,6 +110,22 @@ def test_two_files_of_a_run_never_get_one_name(tmp_path: Path) -> None:
         assert cli.main(["convert", str(zoo), "--out", str(out), *options]) == 1
         assert list(report(out)["failed"]) == [str(zoo / "model.pt")]
         assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs names of any bytes")
+def test_a_name_that_is_no_text_costs_no_other_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a terminal obey the name of a file that failed."""
+    write(tmp_path / "in" / "a.pt")
+    (tmp_path / "in" / os.fsdecode(b"\xff.pt")).write_bytes((tmp_path / "in" / "a.pt").read_bytes())
+    (tmp_path / "in" / "\x1b[2J.pt").write_bytes(b"nonsense" * 9)
+    assert cli.main(["convert", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 1
+    assert names(tmp_path / "out") == ["a.pt"]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.isprintable() and "UTF-8" in first and "\\udcff.pt" in first
+    assert second.isprintable() and "\\x1b[2J.pt" in second
+    assert len(report(tmp_path / "out")["failed"]) == 2
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])

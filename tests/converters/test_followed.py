@@ -9,11 +9,10 @@ import pytest
 import torch
 from architectures import One
 from operations import FOLLOWED, UNCLEAR, Case
-from permuting import assert_symmetric, free_sizes
+from permuting import assert_symmetric, free_sizes, only_export
 from torch import Tensor, nn
 
 from nfn_graph.converters import ConversionError, from_module
-from nfn_graph.converters.pytorch import tracing
 
 ALL = pytest.mark.parametrize("case", FOLLOWED.values(), ids=FOLLOWED.keys())
 
@@ -31,11 +30,7 @@ def test_free_layers_are_free_and_no_others(case: Case) -> None:
 def test_the_exported_network_is_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = case.module(), case.tensors()
     expected = from_module(module, inputs).layout
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(tracing, "_symbolic_trace", fail)
+    only_export(monkeypatch)
     assert from_module(module, inputs).layout == expected
 
 

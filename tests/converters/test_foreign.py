@@ -7,7 +7,9 @@ from typing import Any
 import foreign
 import pytest
 import torch
-from test_symmetry_is_real import distance, moving, outputs_of
+from comparing import assert_same
+from permuting import distance, moving, outputs_of
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nfn_graph.converters import ConversionError, from_module, from_state_dict, to_state_dict
@@ -76,12 +78,11 @@ def test_torchani(atom: str) -> None:
     check(module, renamed, x, free, needs_example=False)
     by_keys = from_state_dict(state_dict)
     assert by_keys.spec == from_state_dict(renamed, arch=module).spec
-    same(to_state_dict(by_keys), state_dict)
+    assert_same(to_state_dict(by_keys), state_dict)
 
 
 def test_silero_vad_is_refused() -> None:
-    safetensors = pytest.importorskip("safetensors.torch")
-    tensors = safetensors.load_file(foreign.path_of("silero_vad/data/silero_vad_16k.safetensors"))
+    tensors = load_file(foreign.path_of("silero_vad/data/silero_vad_16k.safetensors"))
     with pytest.raises(ConversionError, match=r"lstm_cell\.weight_.h.*recurrence over time"):
         from_state_dict(tensors)
 
@@ -103,7 +104,7 @@ def check(
     """A network's checkpoint converts, comes back, and has the symmetry it is said to have."""
     example: Any = x.float() if needs_example else None
     graph = from_state_dict(state_dict, arch=module, example_input=example)
-    same(to_state_dict(graph), state_dict)
+    assert_same(to_state_dict(graph), state_dict)
     sizes = dict(zip(graph.spec.neuron, graph.layout.shape.sizes, strict=True))
     assert [sizes[n.name][0] for n in graph.spec.neurons if not n.fixed] == free
     module.load_state_dict(state_dict)
@@ -112,11 +113,3 @@ def check(
     graph = from_module(module, x)
     module.load_state_dict(to_state_dict(moving(graph).apply(graph)))
     assert distance(outputs_of(module, (x,)), expected) <= 1e-9
-
-
-def same(actual: dict[str, Any], expected: dict[str, Tensor]) -> None:
-    """Keys, order, dtypes and bits."""
-    assert list(actual) == list(expected)
-    for key, tensor in expected.items():
-        assert actual[key].dtype == tensor.dtype
-        assert torch.equal(actual[key], tensor)

@@ -10,6 +10,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
+from comparing import assert_same
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,11 +25,7 @@ from nfn_graph.converters import (
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph import MARK, write_graph
 from nfn_graph.converters.io import read_tensors
-
-
-def check_same(got: Any, expected: dict[str, Any]) -> None:
-    assert list(got) == list(expected)
-    assert [key for key in expected if not torch.equal(got[key], expected[key])] == []
+from nfn_graph.transforms import FillBiases
 
 
 def documents(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -160,6 +157,25 @@ def test_parts_of_a_tensor_must_not_overlap(tmp_path: Path) -> None:
         load(tmp_path / "g.safetensors")
 
 
+def test_the_sizes_before_a_transform_are_bounded(tmp_path: Path) -> None:
+    """Those of the graph are as large as its tensors; these are as large as somebody says."""
+    network = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 1))
+    write_graph(tmp_path / "g.safetensors", FillBiases()(from_state_dict(network.state_dict())))
+    assert FillBiases().inverse(load(tmp_path / "g.safetensors")).layout.placements
+    tensors, metadata = safetensors.read_file(tmp_path / "g.safetensors")
+    document = json.loads(metadata[MARK])
+    before, huge = document["layout"]["before"][1], 10**13
+    before["sizes"][-1] = [huge]
+    before["spec"]["neurons"][-1]["size"] = huge
+    for placement in before["placements"][1:]:
+        assert placement["keys"][0].startswith("1.")
+        for name in ("shape", "view", "stop"):
+            placement[name][0] = huge
+    safetensors.write(tmp_path / "x.safetensors", tensors, {MARK: json.dumps(document)})
+    with pytest.raises(ConversionError, match=r"at most 13 entries before .*FillBiases"):
+        load(tmp_path / "x.safetensors")
+
+
 def test_a_graph_of_several_channels_is_saved_whole_or_by_name(tmp_path: Path) -> None:
     state_dict = checkpoints.mlp().state_dict()
     twin = {key: tensor + 1 for key, tensor in state_dict.items()}
@@ -170,11 +186,11 @@ def test_a_graph_of_several_channels_is_saved_whole_or_by_name(tmp_path: Path) -
     for name, expected in (("weights", state_dict), ("twin", twin)):
         for suffix in (".pt", ".safetensors", ".npz"):
             save(graph, tmp_path / f"x{suffix}", channel=name)
-            check_same(read_tensors(tmp_path / f"x{suffix}"), expected)
+            assert_same(read_tensors(tmp_path / f"x{suffix}"), expected)
     save(graph, tmp_path / "g.safetensors", as_graph=True)
     again = load(tmp_path / "g.safetensors")
-    check_same(to_state_dict(again, "twin"), twin)
-    check_same(to_state_dict(again), state_dict)
+    assert_same(to_state_dict(again, "twin"), twin)
+    assert_same(to_state_dict(again), state_dict)
     with pytest.raises(ConversionError, match=r"'\.safetensors' file for a graph"):
         save(graph, tmp_path / "g.pt", as_graph=True)
     with pytest.raises(ValueError, match="another name"):

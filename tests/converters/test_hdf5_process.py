@@ -105,10 +105,8 @@ def test_a_reading_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(hdf5, "SECONDS", 0.5)
     reader = hdf5.reader()
     os.kill(reader.pid, signal.SIGSTOP)
-    before = time.monotonic()
     with pytest.raises(ConversionError, match=r"x\.h5.*more than"):
         load(tmp_path / "x.h5")
-    assert time.monotonic() - before < 20
     monkeypatch.undo()
     assert load(tmp_path / "x.h5").spec.neurons
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import assert_same
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -25,12 +26,6 @@ def network() -> nn.Sequential:
     return S(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
 
-def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert list(actual) == list(expected)
-    for key, value in expected.items():
-        assert torch.equal(actual[key], value) if isinstance(value, Tensor) else value is not None
-
-
 def compiled(module: nn.Module) -> Any:
     return torch.compile(module, backend="eager")  # which needs no compiler
 
@@ -47,9 +42,9 @@ def test_an_averaged_model() -> None:
     assert "n_averaged" in state_dict
     graph = from_state_dict(state_dict, arch=module)
     assert graph.spec == from_module(module).spec
-    same(to_state_dict(graph), dict(state_dict))
-    same(to_module(graph, network()).state_dict(), module.state_dict())
-    same(to_module(graph, AveragedModel(network())).state_dict(), dict(state_dict))
+    assert_same(to_state_dict(graph), dict(state_dict))
+    assert_same(to_module(graph, network()).state_dict(), module.state_dict())
+    assert_same(to_module(graph, AveragedModel(network())).state_dict(), dict(state_dict))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +57,8 @@ def test_what_lies_beside_the_network_is_carried(prefix: str, beside: dict[str, 
     state_dict = {**beside, **below(prefix, module)}
     graph = from_state_dict({"state_dict": state_dict, "epoch": 1}, arch=module)
     assert graph.spec == from_module(module).spec
-    same(to_state_dict(graph), state_dict)
-    same(to_module(graph, network()).state_dict(), module.state_dict())
+    assert_same(to_state_dict(graph), state_dict)
+    assert_same(to_module(graph, network()).state_dict(), module.state_dict())
 
 
 def test_wrapped_networks_are_architectures() -> None:
@@ -80,8 +75,8 @@ def test_wrapped_networks_are_architectures() -> None:
             state_dict = below(prefix, module)
             graph = from_state_dict(state_dict, arch=wrap(module))
             assert graph.spec == from_module(module).spec
-            same(to_state_dict(graph), state_dict)
-            same(to_module(graph, wrap(network())).state_dict(), wrap(module).state_dict())
+            assert_same(to_state_dict(graph), state_dict)
+            assert_same(to_module(graph, wrap(network())).state_dict(), wrap(module).state_dict())
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -93,8 +88,8 @@ def test_a_network_with_a_compiled_part(is_compiled: bool) -> None:
         state_dict = arch.state_dict()
     for other in (arch, module):
         graph = from_state_dict(state_dict, arch=other)
-        same(to_state_dict(graph), dict(state_dict))
-        same(to_module(graph, other).state_dict(), other.state_dict())
+        assert_same(to_state_dict(graph), dict(state_dict))
+        assert_same(to_module(graph, other).state_dict(), other.state_dict())
 
 
 def test_two_networks_are_not_chosen_from() -> None:
@@ -131,7 +126,7 @@ def test_a_state_dict_inside_a_checkpoint_inside(places: list[str]) -> None:
     checkpoint: dict[str, Any] = module.state_dict()
     for place in reversed(places):
         checkpoint = {"epoch": 3, place: checkpoint, "optimizer": {"state": {0: torch.ones(2)}}}
-    same(to_state_dict(from_state_dict(checkpoint)), module.state_dict())
+    assert_same(to_state_dict(from_state_dict(checkpoint)), module.state_dict())
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -142,7 +137,7 @@ def test_arrays_are_tensors(inside: bool) -> None:
     arrays["0.bias"] = arrays["0.bias"].astype(">f4")
     arrays["3.bias"] = arrays["3.bias"][::-1].copy()[::-1]
     graph = from_state_dict({"params": arrays, "rng": np.arange(3)} if inside else arrays)
-    same(to_state_dict(graph), module.state_dict())
+    assert_same(to_state_dict(graph), module.state_dict())
     assert from_state_dict(arrays, arch=module).spec == graph.spec
     for wrong in (np.array(["a"]), np.array([object()]), np.zeros(6, np.longdouble)):
         with pytest.raises(ConversionError, match=r"'1\.bias'.*type"):
@@ -194,7 +189,7 @@ def test_values_of_channels() -> None:
     )
     assert not graph["input", "weight", "hidden1"].edge_attr[..., 1].any()
     back = to_state_dict(graph, channel="grad")
-    same(back, {key: value for key, value in gradients.items() if value is not None})
+    assert_same(back, {key: value for key, value in gradients.items() if value is not None})
     assert torch.equal(to_state_dict(graph, channel="mask")["0.weight"], torch.ones(6, 3).bool())
     nothing = from_state_dict(module.state_dict(), channels={"grad": dict.fromkeys(gradients)})
     assert to_state_dict(nothing, channel="grad") == {}

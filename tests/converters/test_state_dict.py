@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ResNet18
+from comparing import assert_same, equal_bits
 from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph
@@ -74,7 +75,7 @@ def test_a_chain_is_read_in_any_order_of_its_keys(module: nn.Module, order: int)
     expected = from_module(module)
     assert graph.spec == expected.spec
     same_features(graph, expected)
-    same(to_state_dict(graph), dict(items))
+    assert_same(to_state_dict(graph), dict(items))
 
 
 def test_the_order_of_equal_layers_is_that_of_their_numbers() -> None:
@@ -119,7 +120,7 @@ def test_flatten_is_never_guessed() -> None:
     assert not torch.equal(last[key].edge_attr, first[key].edge_attr)
     entries = last[key].edge_attr.view(5, 4, 9).mT.reshape(5, 36)
     assert torch.equal(entries, state_dict["4.weight"])
-    same(to_state_dict(last), state_dict)
+    assert_same(to_state_dict(last), state_dict)
     with pytest.raises(ValueError, match="'channels_first' or 'channels_last'"):
         from_state_dict(state_dict, flatten="rows")  # type: ignore[arg-type]
 
@@ -207,7 +208,7 @@ def test_shared_memory_needs_the_network() -> None:
     with pytest.raises(ConversionError, match=r"'1\.weight' and '3\.weight'.*arch"):
         from_state_dict(module.state_dict())
     graph = from_state_dict(module.state_dict(), arch=module)
-    same(to_state_dict(graph), module.state_dict())
+    assert_same(to_state_dict(graph), module.state_dict())
     other = {**module.state_dict(), "3.weight": torch.randn(4, 4)}
     with pytest.raises(ConversionError, match=r"'3\.weight' to be the same tensor as '1\.weight'"):
         from_state_dict(other, arch=module)
@@ -223,9 +224,11 @@ def test_wrappers(prefix: str, with_arch: bool, inside: bool) -> None:
     graph = from_state_dict(
         checkpoint if inside else state_dict, arch=module.to("meta") if with_arch else None
     )
-    same(to_state_dict(graph), state_dict)
+    assert_same(to_state_dict(graph), state_dict)
     loaded = to_module(graph, Named())
-    same(loaded.state_dict(), dict(zip(module.state_dict(), state_dict.values(), strict=True)))
+    assert_same(
+        loaded.state_dict(), dict(zip(module.state_dict(), state_dict.values(), strict=True))
+    )
 
 
 @pytest.mark.parametrize("place", ["state_dict", "model_state_dict", "model", "anything"])
@@ -234,7 +237,7 @@ def test_a_state_dict_inside_is_found_beside_other_things(place: str) -> None:
     beside: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}, "loss": 0.5}
     if place != "anything":
         beside |= {"epoch": torch.tensor(3), "ema": zeros((4, 2), (1, 4))}
-    same(to_state_dict(from_state_dict({**beside, place: state_dict})), state_dict)
+    assert_same(to_state_dict(from_state_dict({**beside, place: state_dict})), state_dict)
 
 
 def test_keys_that_collide_without_their_prefix_are_refused() -> None:
@@ -266,7 +269,7 @@ def test_every_bit_comes_back(dtype: torch.dtype) -> None:
         for key, tensor in state_dict.items():
             assert back[key].dtype == tensor.dtype
             assert back[key].shape == tensor.shape
-            assert torch.equal(bits(back[key]), bits(tensor)), key
+            assert equal_bits(back[key], tensor), key
 
 
 SIGNALLING = {
@@ -292,7 +295,7 @@ def test_signalling_nans_come_back_from_mixed_types(dtype: torch.dtype) -> None:
     for back in (to_state_dict(graph), to_state_dict(graph, channel="twin")):
         for key, tensor in state_dict.items():
             assert back[key].dtype == tensor.dtype
-            assert torch.equal(bits(back[key]), bits(tensor)), key
+            assert equal_bits(back[key], tensor), key
 
 
 def test_a_nan_stays_a_nan_in_a_narrower_type() -> None:
@@ -316,8 +319,8 @@ def test_equal_shapes_are_not_mixed_up() -> None:
         state_dict = CHAINS["cnn"].state_dict()
         for key in state_dict:
             state_dict[key] = (torch.randn(state_dict[key].shape) * 9).to(state_dict[key].dtype)
-        same(to_state_dict(from_state_dict(state_dict)), state_dict)
-        same(to_state_dict(from_state_dict(state_dict, arch=CHAINS["cnn"])), state_dict)
+        assert_same(to_state_dict(from_state_dict(state_dict)), state_dict)
+        assert_same(to_state_dict(from_state_dict(state_dict, arch=CHAINS["cnn"])), state_dict)
 
 
 def test_an_architecture_must_fit() -> None:
@@ -342,9 +345,9 @@ def test_channels_come_back_by_name() -> None:
     graph = from_state_dict(state_dict, channels=channels)
     assert graph["hidden1"].x.shape == (8, 4, 4)
     assert float(graph["hidden1"].x[..., 2].abs().max()) == 0.0
-    same(to_state_dict(graph), state_dict)
+    assert_same(to_state_dict(graph), state_dict)
     for name, values in channels.items():
-        same(to_state_dict(graph, channel=name), values)
+        assert_same(to_state_dict(graph, channel=name), values)
     with pytest.raises(ValueError, match=r"\['weights', 'grad', 'mask', 'other'\].*'moment'"):
         to_state_dict(graph, channel="moment")
 
@@ -377,7 +380,7 @@ def test_networks_come_back_from_a_batch() -> None:
     with pytest.raises(ValueError, match="batch"):
         to_state_dict(batch)
     for i, state_dict in enumerate(state_dicts):
-        same(to_state_dict(batch[i]), state_dict)
+        assert_same(to_state_dict(batch[i]), state_dict)
 
 
 def test_to_module_refuses_another_network() -> None:
@@ -386,7 +389,7 @@ def test_to_module_refuses_another_network() -> None:
         to_module(graph, Named())
     with torch.device("meta"):
         empty = S(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-    same(to_module(graph, empty).state_dict(), CHAINS["mlp"].state_dict())
+    assert_same(to_module(graph, empty).state_dict(), CHAINS["mlp"].state_dict())
 
 
 def test_a_graph_without_tensors_has_no_state_dict() -> None:
@@ -404,23 +407,9 @@ def test_gradients_flow_through_the_way_back() -> None:
     assert graph["hidden1"].x.grad is not None
 
 
-def same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Keys, order, dtypes, shapes and values."""
-    assert list(actual) == list(expected)
-    for key, tensor in expected.items():
-        assert actual[key].dtype == tensor.dtype
-        assert actual[key].shape == tensor.shape
-        assert torch.equal(actual[key], tensor), key
-
-
 def same_features(actual: WeightGraph, expected: WeightGraph) -> None:
     """The same values at the same places."""
     pairs = zip(actual.features().tensors(), expected.features().tensors(), strict=True)
     for (key, x), (other, y) in pairs:
         assert key == other
         assert torch.equal(x, y), key
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor."""
-    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -10,15 +10,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from stores import assert_same, assert_same_graph, graphs, write_store
+from comparing import assert_same, assert_same_graph
+from stores import graphs, write_store
 
+from nfn_graph import cli
 from nfn_graph.converters import ConversionError, from_state_dict, load, save, to_state_dict
+from nfn_graph.converters.store import shards
 from nfn_graph.converters.store.description import read_description
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.store.writer import StoreWriter
 
 GRAPHS = graphs()
@@ -93,12 +98,7 @@ def test_damage_is_noticed(stored: Store, tmp_path: Path, part: str, kind: str) 
     if part == "shards" and kind == "missing":
         assert len(Store(folder)) == len(GRAPHS) - 4  # as if it were not there yet
         return
-    found = []
-    try:
-        found = list(Store(folder).verify())
-    except (ConversionError, OSError) as error:
-        found = [victim] if str(victim) in str(error) else [error]
-    assert found == [victim]
+    assert [damage.path for damage in find_damage(folder)] == [victim]
     if part in ("shards", "metadata") or (part == "weights" and kind != "flipped"):
         with pytest.raises((ConversionError, OSError), match=victim.name):
             Store(folder)
@@ -114,7 +114,62 @@ def test_another_layout_under_a_name_is_noticed(stored: Store, tmp_path: Path) -
     path.write_text(path.read_text().replace("0.weight", "9.weight"))
     with pytest.raises(ConversionError, match=path.name):
         Store(folder).graph(0)
-    assert list(Store(folder).verify()) == [path]
+    assert list(find_damage(folder)) == [(path, "another content")]
+
+
+def test_all_damage_is_named(
+    stored: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file of every kind, each in a line; what is damaged hides nothing else."""
+    folder = damaged_copy(stored, tmp_path)
+    victims = {
+        "shards": "00000.json",
+        "metadata": "00004.parquet",
+        "weights": "00008.safetensors",
+        "architectures": f"{stored.architecture_names[1]}.json",
+    }
+    paths = [folder / part / name for part, name in victims.items()] + [folder / "store.json"]
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    missing = folder / "weights" / "00012.safetensors"
+    missing.unlink()
+    assert {damage.path for damage in find_damage(folder)} == {*paths, missing}
+    assert cli.main(["store", str(folder), "--verify"]) == 1
+    captured = capsys.readouterr()
+    assert not captured.err
+    lines = captured.out.splitlines()
+    for path in (*paths, missing):
+        assert len([line for line in lines if line.startswith(f"damaged: {path} (got ")]) == 1
+    assert len(lines) == 1 + 6 and "6 files are damaged" in lines[-1]
+    assert cli.main(["store", str(folder)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert cli.main(["store", str(tmp_path), "--verify"]) == 2
+
+
+def test_a_shard_may_be_deleted_while_a_store_is_opened(
+    stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another process does that has converted all of its networks again."""
+    folder = damaged_copy(stored, tmp_path)
+    read_table = shards.read_table
+
+    def interrupted(folder: Path, shard: shards.Shard) -> Any:
+        shards.remove_shard(folder, "00004")
+        return read_table(folder, shard)
+
+    monkeypatch.setattr(shards, "read_table", interrupted)
+    opened = Store(folder)
+    assert [shard.name for shard in opened.shards] == ["00000", "00008", "00012"]
+    monkeypatch.undo()
+    # One that is open says what to do, and does not call the store damaged.
+    shards.remove_shard(folder, "00008")
+    with pytest.raises(ConversionError, match=r"00008.*Open the store again"):
+        opened.graph(4)
+    (folder / "weights" / "00012.safetensors").unlink()
+    with pytest.raises(ConversionError, match=r"00012.*The store is damaged"):
+        opened.graph(len(opened) - 1)
 
 
 def test_a_shard_counts_when_its_record_is_there(stored: Store, tmp_path: Path) -> None:
@@ -123,13 +178,29 @@ def test_a_shard_counts_when_its_record_is_there(stored: Store, tmp_path: Path) 
     (folder / "weights" / ".00004.0123.safetensors").write_bytes(b"half")
     store = Store(folder)
     assert store.table.column("number").to_pylist() == [*range(4), *range(8, len(GRAPHS))]
-    assert list(store.verify()) == []
+    assert list(find_damage(folder)) == []
     writer = StoreWriter(folder, {})
     with pytest.raises(ValueError, match="published before"):
         writer.publish("00000", [({}, GRAPHS["mlp"])])
     writer.publish("00004", [({"number": 99, "half": 0.0}, GRAPHS["mlp"])])
     assert not list(folder.rglob(".*"))
     assert 99 in Store(folder).table.column("number").to_pylist()
+
+
+def test_rows_need_not_have_the_same_columns(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", {})
+    rows = [{"a": 1}, {"b": "x"}, {"a": 2, "c": {"d": [3]}}]
+    writer.publish("00000", [(row, GRAPHS["mlp"]) for row in rows])
+    found = Store(tmp_path / "s").rows
+    assert [{k: row[k] for k in "abc" if row[k] is not None} for row in found] == rows
+
+
+@pytest.mark.parametrize("column", ["shard", "architecture", "row", "notes"])
+def test_a_column_that_leads_to_networks_is_not_replaced(column: str, tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "s", {})
+    with pytest.raises(ValueError, match=f"other columns.*got '{column}'.*Rename"):
+        writer.publish("00000", [({column: "mine"}, GRAPHS["mlp"])])
+    assert not [p for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != "store.json"]
 
 
 KILLED = """
@@ -170,7 +241,7 @@ def test_a_killed_writer_leaves_the_last_good_state(tmp_path: Path) -> None:
         done = 2 * ((step - 2) // 3) if step >= 2 else 0
         if done:
             assert len(Store(folder)) == done
-            assert list(Store(folder).verify()) == []
+            assert list(find_damage(folder)) == []
         elif step:
             with pytest.raises(ValueError, match="finished shard"):
                 Store(folder)
@@ -178,7 +249,7 @@ def test_a_killed_writer_leaves_the_last_good_state(tmp_path: Path) -> None:
         for name in ("00000", "00001"):
             if not writer.is_done(name):
                 writer.publish(name, [({}, GRAPHS["mlp"])] * 2)
-        assert len(Store(folder)) == 4 and list(Store(folder).verify()) == []
+        assert len(Store(folder)) == 4 and list(find_damage(folder)) == []
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

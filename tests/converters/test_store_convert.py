@@ -12,8 +12,8 @@ import torch
 from killing import check, kill_and_resume, write_files
 
 from nfn_graph import cli
-from nfn_graph.converters import conversion, conversion_jobs, from_module, load, to_state_dict
-from nfn_graph.converters.reading import Options
+from nfn_graph.converters import from_module, load, to_state_dict
+from nfn_graph.converters.conversion import Options, convert_files, jobs
 from nfn_graph.converters.store.lock import only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.writer import StoreWriter
@@ -43,9 +43,9 @@ def test_machines_divide_the_files(parts: int, tmp_path: Path) -> None:
 def test_slow_files_are_published_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversion_jobs, "_MOST_SECONDS", 0)
+    monkeypatch.setattr(jobs, "_MOST_SECONDS", 0)
     paths = write_files(tmp_path / "in", 4)
-    conversion.convert_files(paths, tmp_path / "out", Options())
+    convert_files(paths, tmp_path / "out", Options())
     assert len(Store(tmp_path / "out").shards) == 4
     check(paths, tmp_path / "out")
 
@@ -65,9 +65,7 @@ def test_what_cannot_be_stored_fails_alone(tmp_path: Path) -> None:
     paths = write_files(tmp_path / "in", 2)
     strange = {**checkpoints.mlp().state_dict(), "extra": torch.zeros(2, dtype=torch.complex128)}
     torch.save(strange, tmp_path / "in" / "strange.pt")
-    report = conversion.convert_files(
-        [*paths, tmp_path / "in" / "strange.pt"], tmp_path / "out", Options()
-    )
+    report = convert_files([*paths, tmp_path / "in" / "strange.pt"], tmp_path / "out", Options())
     assert report.converted == 2
     ((path, reason),) = report.failed.items()
     assert path.endswith("strange.pt") and "complex128" in reason

@@ -9,7 +9,8 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from stores import assert_same_graph, graphs, write_store
+from comparing import assert_same_graph
+from stores import graphs, write_store
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from nfn_graph import Batch, DataLoader, EdgeBatchSampler, WeightGraph

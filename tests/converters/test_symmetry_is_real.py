@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
-from permuting import assert_symmetric, distance, free_sizes, moving, outputs_of
+from permuting import assert_symmetric, distance, free_sizes, moving, only_export, outputs_of
 from torch import nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters import ConversionError, from_module, to_state_dict
-from nfn_graph.converters.pytorch import tracing
 
 ALL = pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
 
@@ -84,11 +81,7 @@ def test_both_ways_of_following_a_module_agree(
     """torch.fx and torch.export see the same network in different words."""
     module, inputs = architecture.module(), architecture.inputs()
     expected = from_module(module, inputs).layout
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr(tracing, "_symbolic_trace", fail)
+    only_export(monkeypatch)
     assert from_module(module, inputs).layout == expected
 
 

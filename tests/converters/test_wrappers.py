@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from nfn_graph.converters import ConversionError, from_module, to_module, to_state_dict
-from nfn_graph.converters.pytorch import unwrapped_module, wrapper_prefix
+from nfn_graph.converters.pytorch import unwrapped_module
 
 S = nn.Sequential
 
@@ -42,7 +42,6 @@ def test_a_wrapped_network_is_the_network(
     module = network()
     wrapped = wrap(module)
     inner = unwrapped_module(wrapped)
-    assert wrapper_prefix(wrapped) == prefix
     graph = from_module(wrapped, example, verify=example is not None)
     assert graph.spec == from_module(module).spec
     state_dict = wrapped.state_dict()
@@ -93,7 +92,6 @@ class Doubled(nn.DataParallel):
 def test_only_known_wrappers_are_taken_off() -> None:
     module, doubled = network(), Doubled(network())
     assert unwrapped_module(module) is module
-    assert wrapper_prefix(module) == ""
     assert unwrapped_module(doubled) is doubled
 
 

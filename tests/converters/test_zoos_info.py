@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import checkpoints
 import pytest
+import torch
 from imitations_cnn import wild_park
 from imitations_inr import dws_fashion
 
@@ -43,6 +45,14 @@ def test_a_zoo_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert facts["layout"] == "nfn-graph" and facts["kind"] == "cnn"
     assert facts["networks"] == sum(facts["splits"].values()) > 0
     assert facts["options"]["networks"] == 4
+
+
+def test_a_store_that_is_no_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(checkpoints.mlp().state_dict(), tmp_path / "x.pt")
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "x.pt"), "--out", str(out)]) == 0
+    assert main(["zoo", "info", str(out)]) == 2
+    assert f"nfn-graph store {out}" in capsys.readouterr().err
 
 
 def test_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ class TestDwsMnist:
         assert zoo.split("test").labels == [7]
         with pytest.raises(ValueError, match=r"train, test \(got 'val'\).*mnist_splits\.json"):
             zoo.split("val")
+
+    def test_splits_of_another_system(self, tmp_path: Path) -> None:
+        dws_mnist(tmp_path / "mnist-inrs")
+        file = tmp_path / "mnist_splits.json"
+        expected = open_zoo(tmp_path / "mnist-inrs").splits
+        content = json.loads(file.read_text())
+        for split in content.values():
+            split["path"] = ["D:\\zoos\\" + path.replace("/", "\\") for path in split["path"]]
+        file.write_text(json.dumps(content))
+        assert open_zoo(tmp_path / "mnist-inrs").splits == expected
 
 
 class TestDwsFashion:
@@ -118,4 +129,8 @@ def test_a_part_of_a_zoo_splits_too(tmp_path: Path) -> None:
     part = open_zoo(tmp_path / "siren_mnist_wts").where(label=3)
     assert part.split("train").column("image") == [0, 44999]
     assert len(part.split("test")) == 0
+    zoo = open_zoo(tmp_path / "siren_mnist_wts")
+    last = zoo.select([len(zoo) - 1] * len(zoo))  # as many as all, but one network only
+    assert set(last.split("train").indices) <= {len(zoo) - 1}
+    assert len(last.split("test")) == 0 or set(last.split("test").indices) == {len(zoo) - 1}
     assert [row["fit"] for row in (part[-1].row, part[-2:][0].row)] == [13, 1]

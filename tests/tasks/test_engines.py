@@ -20,8 +20,9 @@ from test_zoo_build import IMAGES, same_networks, small
 from torch import nn
 
 from nfn_graph.cli import main
-from nfn_graph.converters import WeightDataset, engines, to_state_dict
-from nfn_graph.converters.engines import run_jobs
+from nfn_graph.converters import WeightDataset, to_state_dict
+from nfn_graph.converters.jobs import engines
+from nfn_graph.converters.jobs.engines import run_jobs
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
 

@@ -156,6 +156,7 @@ def test_npz_with_flags(tmp_path: Path) -> None:
         ({"images": np.zeros((2, 3, 3), np.int64), "labels": [0, 1]}, "uint8"),
         ({"images": np.zeros((2, 3, 3)), "labels": [0.5, 1]}, "integers"),
         ({"images": np.array([None, 1]), "labels": [0, 1]}, "plain arrays"),
+        ({"images": np.zeros((2, 3, 3)), "labels": [0, 10**12]}, "labels below 100,000"),
     ],
 )
 def test_npz_refused(tmp_path: Path, arrays: dict[str, np.ndarray], match: str) -> None:
@@ -225,3 +226,18 @@ def test_fingerprint_tells_data_apart(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", images=pixels, labels=[0, 1, 1, 1])
     prints = [open_images(tmp_path / f"{n}.npz").fingerprint for n in "aab"]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
+    """Pillow calls a broken part of a PNG a SyntaxError."""
+    (tmp_path / "cats").mkdir()
+    path = tmp_path / "cats" / "a.png"
+    Image.new("L", (5, 5)).save(path)
+    data = path.read_bytes()
+    size = data.index(b"IDAT") - 4
+    (length,) = struct.unpack(">I", data[size : size + 4])
+    # The pixels end too soon, and what follows them has no name.
+    short = struct.pack(">I", 3) + data[size + 4 : size + 11] + bytes(4)
+    path.write_bytes(data[:size] + short + data[size + 12 + length :].replace(b"IEND", b"\xffEND"))
+    with pytest.raises(SourceError, match=r"a picture in .*a\.png"):
+        open_images(tmp_path)

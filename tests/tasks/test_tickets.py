@@ -13,11 +13,13 @@ from ticket_data import COLOURS, IMAGES, build_cnns, build_mlps
 from torch import Tensor
 from zoo_data import tiny_images
 
-from nfn_graph import Batch, WeightGraph
+from nfn_graph import Batch, NFLinear, WeightGraph
 from nfn_graph.cli import main
 from nfn_graph.converters import from_state_dict
 from nfn_graph.symmetry import sample
+from nfn_graph.tasks.masks import TicketScope
 from nfn_graph.tasks.models import fit_inputs
+from nfn_graph.tasks.models.rates import slow_aggregates
 from nfn_graph.tasks.models.tickets import TicketAutoencoder
 from nfn_graph.tasks.prune import mask_network
 from nfn_graph.tasks.retraining import compare_masks, options_of
@@ -29,6 +31,8 @@ from nfn_graph.tasks.zoo.tickets import ticket_architecture
 from nfn_graph.testing import assert_equivariant
 
 MODELS = ("nfn-np", "nfn-pointwise")
+SCOPES: tuple[TicketScope, ...] = ("expected", "global", "layer")
+BASELINES = ["Dense", "IMP", "Random", "Magnitude", "Random, on paths", "Magnitude, on paths"]
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +85,12 @@ def test_masks_follow_the_neurons(
     single.layout = single.layout.noting(channels={})
     move = sample(single, "hnp")
     assert not move.is_identity
-    expected = move.apply(mask_network(model, single, 0.8, "global"))
-    found = mask_network(model, move.apply(single), 0.8, "global")
-    for key, x in found.features().tensors():
-        assert torch.equal(x, dict(expected.features().tensors())[key])
-    assert sum(int((x == 0).sum()) for _, x in found.features().tensors()) > 0
+    for scope in SCOPES:
+        expected = move.apply(mask_network(model, single, 0.8, scope))
+        found = mask_network(model, move.apply(single), 0.8, scope)
+        for key, x in found.features().tensors():
+            assert torch.equal(x, dict(expected.features().tensors())[key])
+        assert sum(int((x == 0).sum()) for _, x in found.features().tensors()) > 0
 
 
 def test_inputs_are_told_apart(zoo: Path) -> None:
@@ -145,6 +150,29 @@ def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
     assert float(model(graph).divergence) == 0
 
 
+@pytest.mark.parametrize("kind", ["zoo", "cnns"])
+def test_a_step_moves_constants_alike(kind: str, request: pytest.FixtureRequest) -> None:
+    """One step of Adam moves the sum over all taps of an aggregate by the learning rate, however
+    many taps a kernel has; and every parameter learns."""
+    graph = open_zoo_folder(request.getfixturevalue(kind))[0]
+    model = TicketAutoencoder(graph.spec, (4,), 2)
+    groups = slow_aggregates(model, 0.01)
+    assert {p for group in groups for p in group["params"]} == set(model.parameters())
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    layers = [layer for layer in model.modules() if isinstance(layer, NFLinear)]
+    assert len(layers) == 4
+    before = [layer.network.detach().clone() for layer in layers]
+    own = [x.detach().clone() for layer in layers for x in layer.weights.values()]
+    optimizer = torch.optim.Adam(groups)
+    sum(x.sum() for x in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    for layer, x in zip(layers, before, strict=True):
+        moved = (layer.network - x).view(len(x), -1, layer.in_channels).sum(1)
+        torch.testing.assert_close(moved, torch.full_like(moved, -0.01), atol=1e-6, rtol=1e-4)
+    for x, y in zip(own, (x for layer in layers for x in layer.weights.values()), strict=True):
+        torch.testing.assert_close(y - x, torch.full_like(x, -0.01), atol=1e-6, rtol=1e-4)
+
+
 def test_training_finds_tickets(runs: dict[str, Path], zoo: Path) -> None:
     for model, run in runs.items():
         rows = rows_of(run / "logs" / "metrics.csv")
@@ -183,14 +211,15 @@ def test_convolutional_tickets(cnns: Path, tmp_path: Path) -> None:
     assert 0 <= metrics["test"]["overlap"] <= 1
     zoo = open_zoo_folder(cnns)[:2]
     results = compare_masks([tmp_path / "run"], zoo, images=COLOURS)
-    assert [r.name for r in results] == ["Dense", "IMP", "Random", "Magnitude", "nfn-np"]
+    assert [r.name for r in results] == [*BASELINES, "nfn-np", "nfn-np, scores alone"]
 
 
 def test_retraining(runs: dict[str, Path], zoo: Path) -> None:
     chosen = open_zoo_folder(zoo).where(split="test")[:4]
     results = compare_masks(list(runs.values()), chosen, images=IMAGES)
     found = {result.name: result for result in results}
-    assert list(found) == ["Dense", "IMP", "Random", "Magnitude", *MODELS]
+    both = [name for model in MODELS for name in (model, f"{model}, scores alone")]
+    assert list(found) == [*BASELINES, *both]
     # Without a mask, training repeats what the zoo did.
     assert found["Dense"].accuracies == pytest.approx([r["dense_accuracy"] for r in chosen.rows])
     mean = torch.tensor(found["IMP"].accuracies, dtype=torch.float64)
@@ -285,4 +314,4 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for name in ("Dense", "IMP", "Random", "Magnitude", "nfn-np"):
         assert name in shown
-    assert len(rows_of(table)) == 10
+    assert len(rows_of(table)) == 16

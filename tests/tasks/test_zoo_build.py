@@ -23,6 +23,7 @@ from nfn_graph.cli import main
 from nfn_graph.converters import to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.architecture import Architecture, build_module
 from nfn_graph.tasks.zoo.store import ZooWriter
@@ -211,7 +212,7 @@ def test_two_builders_of_a_shard_do_not_mix(
     build(1)
     second.join()
     store = Store(tmp_path)
-    assert list(store.verify()) == [] and len(store) == 1
+    assert list(find_damage(store.folder)) == [] and len(store) == 1
     (number,) = store.table.column("number").to_pylist()
     assert to_state_dict(store.graph(0))["0.weight"].unique().tolist() == [number]
 

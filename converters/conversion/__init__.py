@@ -1,0 +1,19 @@
+"""Many checkpoint files at once: found, read with the options of a command, put into a store."""
+
+from nfn_graph.converters.conversion.converting import (
+    Report,
+    convert_files,
+    convert_in_parts,
+    report_file,
+)
+from nfn_graph.converters.conversion.reading import Options, find_files, load_file
+
+__all__ = [
+    "Options",
+    "Report",
+    "convert_files",
+    "convert_in_parts",
+    "find_files",
+    "load_file",
+    "report_file",
+]

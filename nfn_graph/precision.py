@@ -1,0 +1,27 @@
+"""In which dtype things are computed."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast asks for on a device; None where it is off."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which autocast is off on a device."""
+    if autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over a whole network: float16 ends at 65,504, which few edges reach."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,56 @@
+"""A small world for commands: a checkpoint, a store, zoos of every kind, runs of every use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from siren_data import blobs
+from zoo_data import tiny_images
+
+from nfn_graph.converters.conversion import Options, convert_files
+from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
+from nfn_graph.tasks.training import train
+from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
+from nfn_graph.tasks.zoo import (
+    CnnZooOptions,
+    InrZooOptions,
+    TicketZooOptions,
+    build_cnn_zoo,
+    build_inr_zoo,
+    build_ticket_zoo,
+    open_zoo_folder,
+)
+
+
+def make_world(folder: Path) -> None:
+    """Writes all of it, in some seconds.
+
+    net.pt, store/        an MLP, and a store with it
+    siren.pt, initial.pt  an INR and an initialisation, of the zoos inr/ and tickets/
+    cnn/, inr/, tickets/  zoos
+    edits/, masks/        finished runs on the last two
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    torch.save(model.state_dict(), folder / "net.pt")
+    convert_files([folder / "net.pt"], folder / "store", Options())
+    images = tiny_images()
+    shares = {"validation_share": 0.3, "test_share": 0.3}
+    build_cnn_zoo(
+        CnnZooOptions(
+            folder / "cnn", networks=10, widths=(3,), depths=(1,), epochs=(1, 1), **shares
+        ),
+        images=images,
+    )
+    build_inr_zoo(InrZooOptions(folder / "inr", widths=(4,), steps=2), source=blobs(16))
+    build_ticket_zoo(
+        TicketZooOptions(folder / "tickets", networks=10, widths=(4,), epochs=1, **shares),
+        images=images,
+    )
+    editing = EditInrOptions(folder / "inr", folder / "edits", preset="tiny", epochs=1)
+    train(EditInr(editing.resolved()))
+    tickets = WinningTicketsOptions(folder / "tickets", folder / "masks", preset="tiny", epochs=1)
+    train(WinningTickets(tickets.resolved()))
+    for zoo, name in (("inr", "siren.pt"), ("tickets", "initial.pt")):
+        torch.save(open_zoo_folder(folder / zoo).state_dict(0), folder / name)
