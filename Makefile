@@ -65,7 +65,7 @@ coverage: $(READY) ## Run pytest and count the lines that it reaches: at least 9
 
 # What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
 BACKEND ?= plain
-EXACT := completeness paper equivariance batch nfn transforms layers models
+EXACT := completeness paper equivariance batch nfn transforms layers whole_models
 exactness: $(READY) ## Run the exactness suite on BACKEND
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -12,6 +13,9 @@ from nfn_graph import WeightGraph
 from nfn_graph.layout import Layout
 from nfn_graph.tasks.option_checks import check_part
 from nfn_graph.tasks.paths import on_paths
+
+# Each leaves some weights out; most masks need a dozen.
+_MOST_ROUNDS = 100
 
 Scope = Literal["global", "layer"]
 TicketScope = Literal["expected", "global", "layer"]
@@ -54,8 +58,11 @@ def ticket_from_scores(
 
     The scores say how likely each weight is kept, one by one. The largest ones alone make a poor
     mask: a layer whose weights the model cannot tell apart would lose them all, and weights are
-    kept that no signal passes through. So each layer keeps as many as its probabilities add up
-    to, and weights on no path from an input to an output leave their places to the next ones.
+    kept that carry no data. So each layer keeps as many as its probabilities add up to, and
+    weights on no path from an input to an output leave their places to the next ones.
+
+    Weights that were left out do not come back, so a few may stay on no path: where very few are
+    kept, or all scores are alike. Of all rounds the one with the fewest of them is taken.
 
     Args:
         scores: By key, the logit of every weight that may be pruned to be kept.
@@ -63,26 +70,42 @@ def ticket_from_scores(
         sparsity: The share of the weights to prune, exactly.
         scope: `"expected"`: each tensor keeps as many as its probabilities add up to; or see
             :func:`masks_from_scores`.
-        paths: Whether to keep weights on paths only. Where too few weights are left for any
-            path, they are kept by their scores alone.
+        paths: Whether to prefer weights on paths.
 
     Returns:
         Masks of the same shapes, True where a weight is kept.
     """
     _check(scores, sparsity)
     pools = _pools(scores, sparsity, scope)
-    # Those on no path come after all others, in their order.
     left_out = {key: torch.zeros_like(x, dtype=torch.bool) for key, x in scores.items()}
-    behind = 1 + 2 * max(float(x.abs().max()) for x in scores.values() if x.numel())
-    while True:
+    # What is taken off the score of a weight on no path: it comes after all others.
+    penalty = 1 + 2 * max(float(x.abs().max()) for x in scores.values() if x.numel())
+    best: dict[str, Tensor] = {}
+    fewest = math.inf
+    for _ in range(_MOST_ROUNDS if paths else 1):
+        lowered = {key: x - penalty * left_out[key].to(x) for key, x in scores.items()}
         masks: dict[str, Tensor] = {}
         for keys, count in pools:
-            late = {key: scores[key] - behind * left_out[key].to(scores[key]) for key in keys}
-            masks.update({k: x[0] for k, x in _largest(_stacked(late), count).items()})
-        dead = _on_no_path(masks, network) if paths else {}
+            found = _largest({key: lowered[key].unsqueeze(0) for key in keys}, count)
+            masks.update({key: x[0] for key, x in found.items()})
+        dead = on_no_path(masks, network) if paths else {}
+        number = sum(int(x.sum()) for x in dead.values())
+        if number < fewest:
+            best, fewest = {key: masks[key] for key in scores}, number
         if not any(bool((x & ~left_out[key]).any()) for key, x in dead.items()):
-            return {key: masks[key] for key in scores}
+            break
         left_out = {key: x | dead[key] for key, x in left_out.items()}
+    return best
+
+
+def on_no_path(masks: Mapping[str, Tensor], network: WeightGraph) -> dict[str, Tensor]:
+    """The weights among those kept that no path from an input to an output goes through."""
+    own = network.to_tensors()
+    ones = {key: torch.ones_like(x) for key, x in own.items()}
+    given = {key: x.to(own[key].dtype) for key, x in masks.items()}
+    kept = WeightGraph.from_placements(network.layout, {**ones, **given}).features()
+    left = on_paths(kept).to_graph().to_tensors()
+    return {key: x & (left[key] == 0) for key, x in masks.items()}
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -91,13 +114,24 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def prunable(layout: Layout, biases: bool = False) -> list[str]:
-    """The keys of a network's weights; if asked for, of its biases and norm parameters too."""
-    chosen = [p for p in layout.placements if biases or not isinstance(p.store, str)]
-    return list(dict.fromkeys(p.keys[0] for p in chosen))
+    """The keys of a network's weights; if asked for, of its biases too.
+
+    Depthwise kernels belong to single neurons, as biases and norms do, and are kept. A bias is a
+    tensor of neurons whose name ends in `bias`, so that the statistics of norms are none.
+    """
+    chosen = [
+        placement.keys[0]
+        for placement in layout.placements
+        if not isinstance(placement.store, str)
+        or (biases and placement.keys[0].rpartition(".")[2] == "bias")
+    ]
+    return list(dict.fromkeys(chosen))
 
 
 def _check(scores: Mapping[str, Tensor], sparsity: float) -> None:
     check_sparsity(sparsity)
+    if not any(x.numel() for x in scores.values()):
+        raise ValueError("Expected weights that may be pruned (got none)")
     for key, x in scores.items():
         if not x.isfinite().all():
             raise ValueError(f"Expected finite scores of '{key}' (got infinity or NaN)")
@@ -156,17 +190,3 @@ def _largest(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     kept = torch.zeros_like(joined, dtype=torch.bool).scatter_(1, order, True)
     parts = kept.split([x.shape[1] for x in flat], 1)
     return {key: part.view_as(x) for (key, x), part in zip(scores.items(), parts, strict=True)}
-
-
-def _on_no_path(masks: Mapping[str, Tensor], network: WeightGraph) -> dict[str, Tensor]:
-    """The weights among those kept that no path goes through."""
-    own = network.to_tensors()
-    ones = {key: torch.ones_like(x) for key, x in own.items()}
-    given = {key: x.to(own[key].dtype) for key, x in masks.items()}
-    kept = WeightGraph.from_placements(network.layout, {**ones, **given}).features()
-    left = on_paths(kept).to_graph().to_tensors()
-    return {key: x & (left[key] == 0) for key, x in masks.items()}
-
-
-def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: x.unsqueeze(0) for key, x in tensors.items()}

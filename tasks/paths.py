@@ -15,9 +15,10 @@ _Edges = dict[WeightKey, tuple[Tensor, Tensor, Tensor]]
 def on_paths(kept: WeightFeatures) -> WeightFeatures:
     """What is left of kept weights without those that no path goes through.
 
-    A path leads from a neuron whose type nothing leads to, an input, to one whose type leads
-    nowhere, an output. A weight on no path is never trained: either its input does not depend on
-    the data, or nothing depends on its output.
+    A path leads from an input, whose type nothing leads to, to an output, whose type leads
+    nowhere. Where inputs are added to, or outputs are read on, they are the types that keep their
+    order. A weight on no path carries no data: its input is a constant, or nothing depends on its
+    output.
 
     Args:
         kept: One channel before the fold, zero where a weight is pruned; of one network or many.
@@ -35,7 +36,8 @@ def on_paths(kept: WeightFeatures) -> WeightFeatures:
         for (source, name, target), (x, first, last) in ahead.items()
     }
     counts = {name: neurons.count for name, neurons in rows.neurons.items()}
-    reached, leading = _reached(ahead, counts), _reached(back, counts)
+    fixed = {neuron.name for neuron in rows.spec.neurons if neuron.fixed}
+    reached, leading = _reached(ahead, counts, fixed), _reached(back, counts, fixed)
 
     def cut(key: object, x: Tensor) -> Tensor:
         if not isinstance(key, tuple):
@@ -47,13 +49,13 @@ def on_paths(kept: WeightFeatures) -> WeightFeatures:
     return kept.map_types(cut)
 
 
-def _reached(edges: _Edges, counts: dict[str, int]) -> dict[str, Tensor]:
-    """The neurons that kept edges lead to, beginning at the types that no weights end at."""
-    ends = {target for _, _, target in edges}
+def _reached(edges: _Edges, counts: dict[str, int], fixed: set[str]) -> dict[str, Tensor]:
+    """The neurons that kept edges lead to from the inputs; or to the outputs, if turned round."""
+    sources, targets = {source for source, _, _ in edges}, {target for _, _, target in edges}
+    starts = (sources - targets) or (sources & fixed)
     device = next(iter(edges.values()))[0].device
     reached = {
-        name: torch.full((count,), name not in ends, device=device)
-        for name, count in counts.items()
+        name: torch.full((count,), name in starts, device=device) for name, count in counts.items()
     }
     while True:
         before = sum(int(x.sum()) for x in reached.values())

@@ -14,7 +14,13 @@ from tyro.conf import OmitArgPrefixes, Positional
 from nfn_graph import WeightGraph
 from nfn_graph.converters import load
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.tasks.masks import TicketScope, prunable, ticket_from_scores
+from nfn_graph.tasks.masks import (
+    TicketScope,
+    masks_from_scores,
+    on_no_path,
+    prunable,
+    ticket_from_scores,
+)
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.reports.page import Table
 from nfn_graph.tasks.reports.tables import print_rows
@@ -39,9 +45,10 @@ class PruneOptions:
         sparsity: The share of the weights to prune; that of the run's zoo if not given.
         scope: Whether each layer keeps as many weights as the model expects, or weights compete
             within the network, or within their layer.
-        paths: Whether to keep only weights on a path from an input to an output; the others
-            could not be trained.
-        biases: Whether biases and norm parameters may be pruned too.
+        paths: Whether to keep weights on a path from an input to an output only, as far as
+            possible: others carry no data.
+        biases: Whether to prune the same share of every bias too: the smallest ones, because
+            models learn to choose weights only.
         flatten: The order of the entries between a convolution and a dense layer, where the
             file does not say it.
     """
@@ -79,9 +86,13 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
     save_like(masked, options.out, options.checkpoint)
     save_like(mask, mask_path, options.checkpoint)
     tensors = mask.to_tensors()
-    counts = [tensors[key] for key in prunable(mask.layout, options.biases)]
-    kept, count = sum(int(x.sum()) for x in counts), sum(x.numel() for x in counts)
-    print(f"{options.out}: {kept:,} of {count:,} weights are kept\n{mask_path}: the mask")
+    kept = {key: tensors[key] != 0 for key in prunable(mask.layout)}
+    number, count = sum(int(x.sum()) for x in kept.values()), sum(x.numel() for x in kept.values())
+    dead = sum(int(x.sum()) for x in on_no_path(kept, graph).values())
+    print(
+        f"{options.out}: {number:,} of {count:,} weights are kept, {dead:,} of them on no path "
+        f"from an input to an output\n{mask_path}: the mask"
+    )
     return 0
 
 
@@ -103,13 +114,21 @@ def mask_network(
         sparsity: The share of the weights to prune, exactly.
         scope: See `ticket_from_scores`.
         paths: See there.
-        biases: Whether biases and norm parameters may be pruned too.
+        biases: Whether to prune the same share of every bias too, by magnitude.
     """
     raw = check_single(graph)
     scores = mask_scores(model.to(raw.dtype), raw.to_graph())[0]
-    chosen = {key: scores[key] for key in prunable(graph.layout, biases)}
+    weights, own = prunable(graph.layout), graph.to_tensors()
+    chosen = {key: scores[key] for key in weights}
     masks = ticket_from_scores(chosen, graph, sparsity, scope, paths=paths)
-    own = graph.to_tensors()
+    # No ticket says which biases to keep, so no model has learned it.
+    sizes = {
+        key: own[key].abs().unsqueeze(0)
+        for key in prunable(graph.layout, biases)
+        if key not in weights
+    }
+    if sizes:
+        masks |= {k: x[0] for k, x in masks_from_scores(sizes, sparsity, "layer").items()}
     ones = {key: torch.ones_like(x) for key, x in own.items()}
     kept = {key: x.to(own[key].dtype) for key, x in masks.items()}
     return WeightGraph.from_placements(graph.layout, {**ones, **kept})

@@ -105,7 +105,7 @@ def compare_masks(
         if not isinstance(task, WinningTickets):
             raise ValueError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
         model_name = task.options.model
-        name = f"{model_name} ({Path(run).name})" if model_name in kinds else model_name
+        name = f"{model_name} ({run})" if model_name in kinds else model_name
         scores = _scores(task, model, zoo)
         kinds[name] = cut(scores)
         kinds[f"{name}, scores alone"] = cut(scores, scope=scope, paths=False)

@@ -8,7 +8,7 @@ autoencoder learns from pairs of an initialisation and its mask.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.layout import Layout
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.rates import slow_aggregates
@@ -40,7 +41,7 @@ class WinningTicketsOptions(TrainOptions):
     Attributes:
         preset: The paper's model and training (encoder and decoder of 4 NF-Layers each, 64
             channels between them), or smaller ones. The last NF-Layers are not among
-            --channels.
+            --channels. Maps of aggregates learn at the rate divided by the taps they read.
         latent: Latent channels per weight.
         divergence_weight: Of the divergence from the prior in the loss; 1 for the evidence
             lower bound.
@@ -62,6 +63,10 @@ class WinningTicketsOptions(TrainOptions):
     preset: Literal["paper", "small", "tiny"] = "small"
     latent: int = 5
     divergence_weight: float = 1.0
+
+    def parts(self) -> tuple[str, ...]:
+        """The autoencoder has NF-Layers only."""
+        return ("channels",)
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -184,11 +189,22 @@ class WinningTickets(Task[WinningTicketsOptions]):
 
 
 def by_network(features: WeightFeatures) -> list[Tensors]:
-    """The tensors of every network of features with one channel, by the keys of checkpoints."""
+    """The tensors of every network of features with one channel, by the keys of checkpoints, in
+    the precision of the features."""
     graph = features.to_graph()
-    if not isinstance(graph, Batch):
-        return [graph.to_tensors()]
-    return [graph.get_example(i).to_tensors() for i in range(features.num_graphs)]
+    is_batch = isinstance(graph, Batch)
+    networks = [graph.get_example(i) for i in range(features.num_graphs)] if is_batch else [graph]
+    for network in networks:
+        network.layout = _in_precision(network.layout, features.dtype)
+    return [network.to_tensors() for network in networks]
+
+
+def _in_precision(layout: Layout, dtype: torch.dtype) -> Layout:
+    """The same for tensors of another type than those of the checkpoint."""
+    if all(placement.dtype == dtype for placement in layout.placements):
+        return layout
+    placements = tuple(replace(placement, dtype=dtype) for placement in layout.placements)
+    return replace(layout, placements=placements)
 
 
 @torch.no_grad()

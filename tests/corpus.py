@@ -20,7 +20,7 @@ from test_sources import write_idx
 
 from nfn_graph.converters import WeightDataset, load, open_zoo, save
 from nfn_graph.converters.files.graph import write_graph
-from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store import Store, find_damage
 from nfn_graph.converters.summary import summary
 from nfn_graph.tasks.reports.compare import compare
 from nfn_graph.tasks.sources import open_images
@@ -105,7 +105,7 @@ def _write_store(path: Path) -> None:
 
 def _read_store(path: Path) -> object:
     store, dataset = Store(path), WeightDataset(path)
-    return [store.graph(i) for i in range(len(store))], list(store.verify()), dataset[0]
+    return [store.graph(i) for i in range(len(store))], list(find_damage(path)), dataset[0]
 
 
 def _read_zoo(path: Path) -> object:

@@ -52,7 +52,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
     for key, tensor in tensors.items():
         if key not in known:
             raise ConversionError(f"Expected a tensor '{key}' in '{template}' (got none)")
-        _overwrite(onnx, template, key, known[key], tensor)
+        with _complete(template):
+            _overwrite(onnx, template, key, known[key], tensor)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
 

@@ -142,8 +142,8 @@ def _fans(path: Path, values: list[float], count: int, vertices: int) -> np.ndar
     triangles: list[tuple[int, int, int]] = []
     at = 0
     for face in range(count):
-        size = int(values[at]) if at < len(values) else -1
-        index = [int(v) for v in values[at + 1 : at + 1 + max(size, 0)]]
+        size = _whole(values[at]) if at < len(values) else -1
+        index = [_whole(v) for v in values[at + 1 : at + 1 + max(size, 0)]]
         if size < 0 or len(index) != size or any(not 0 <= i < vertices for i in index):
             raise SourceError(
                 f"Expected {count} faces over {vertices} vertices in '{path}' (got a bad face "
@@ -152,3 +152,8 @@ def _fans(path: Path, values: list[float], count: int, vertices: int) -> np.ndar
         triangles += [(index[0], index[k], index[k + 1]) for k in range(1, size - 1)]
         at += 1 + size
     return np.array(triangles, dtype=np.int64).reshape(-1, 3)
+
+
+def _whole(value: float) -> int:
+    """A whole number; -1, which counts nothing, for any other."""
+    return int(value) if float(value).is_integer() else -1

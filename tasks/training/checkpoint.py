@@ -63,10 +63,12 @@ def model_state(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 def _task(config: Mapping[str, Any]) -> Task[Any]:
     from nfn_graph.tasks.registry import TASKS
 
+    if config["task"] not in TASKS:
+        raise ConversionError(
+            f"Expected a run of {', '.join(TASKS)} (got '{config['task']}' in its config.json)"
+        )
     kind = TASKS[config["task"]]
-    options = from_plain(kind.OPTIONS, config["options"])
-    options.check()
-    return kind(options)
+    return kind(from_plain(kind.OPTIONS, config["options"]))
 
 
 def _build(task: Task[Any], made_for: Mapping[str, Any]) -> nn.Module:

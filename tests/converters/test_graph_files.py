@@ -103,7 +103,7 @@ def test_a_doctored_graph_is_refused_or_whole(tmp_path: Path, change: Any) -> No
         (("placements", 0, "keys"), ["0.weight", "1.weight"], "named once"),
         (("placements", 0, "dtype"), "torch.int64", "floating-point"),
         (("placements", 0, "view"), [6], "axes"),
-        (("placements", 0, "block"), -1, "each once"),
+        (("placements", 0, "block"), -1, "below 1"),
         (("placements", 0, "axes"), ["target", "target"], "axes"),
         (("keys",), ["0.weight", "missing"], "missing"),
         (("keys",), ["0.weight", "0.weight"], "named once"),

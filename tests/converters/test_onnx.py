@@ -208,6 +208,19 @@ def test_permuting_neurons_keeps_the_outputs(name: str, tmp_path: Path) -> None:
     assert onnx.load(path) == onnx.load(tmp_path / "same.onnx")
 
 
+def test_a_template_without_types_is_refused(tmp_path: Path) -> None:
+    nodes, tensors, shape, outputs = next(iter(cases().values()))
+    path = write(tmp_path / "x.onnx", nodes, tensors, shape, outputs)
+    graph = load(path)
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.data_type = onnx.TensorProto.UNDEFINED
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ConversionError, match=r"complete ONNX model in .*x\.onnx"):
+        save(graph, tmp_path / "out.onnx", template=path)
+    assert not (tmp_path / "out.onnx").exists()
+
+
 @pytest.mark.parametrize("name", cases())
 def test_all_free_layers_are_free(name: str, tmp_path: Path) -> None:
     """Permuting one tensor without its ties changes the outputs."""

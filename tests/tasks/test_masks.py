@@ -34,6 +34,29 @@ class Skips(nn.Module):
         return self.last(hidden) + self.past(x)
 
 
+class OnInput(nn.Module):
+    """What comes in is added to, and read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.back, self.last = nn.Linear(4, 9), nn.Linear(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + self.back(torch.relu(self.out(x))))
+
+
+class OnOutput(nn.Module):
+    """What goes out is read and added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out, self.back = nn.Linear(5, 4), nn.Linear(4, 9), nn.Linear(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return y + self.back(torch.relu(self.out(y)))
+
+
 def networks() -> dict[str, WeightGraph]:
     torch.manual_seed(0)
     cnn = nn.Sequential(
@@ -51,7 +74,12 @@ def networks() -> dict[str, WeightGraph]:
         "mlp": from_module(mlp, example_input=torch.randn(1, 16)),
         "cnn": from_module(cnn, example_input=torch.randn(1, 2, 6, 6)),
         "skips": from_module(Skips(), example_input=torch.randn(1, 4)),
+        "on input": from_module(OnInput(), example_input=torch.randn(1, 4)),
+        "on output": from_module(OnOutput(), example_input=torch.randn(1, 5)),
     }
+
+
+NAMES = ["mlp", "cnn", "skips", "on input", "on output"]
 
 
 def sparse(graph: WeightGraph, share: float, seed: int) -> WeightGraph:
@@ -73,8 +101,8 @@ def by_search(mask: WeightGraph) -> list[Tensor]:
         kept = plain[kind].edge_attr.flatten(1).any(1)
         for i, j in plain[kind].edge_index[:, kept].T.tolist():
             drawn.add_edge((kind[0], i), (kind[2], j))
-    starts = {kind[0] for kind in kinds} - {kind[2] for kind in kinds}
-    ends = {kind[2] for kind in kinds} - {kind[0] for kind in kinds}
+    # The networks here have one type of inputs and one of outputs.
+    starts, ends = {"input"}, {"output"}
 
     def all_from(types: set[str], search: networkx.DiGraph) -> set[tuple[str, int]]:
         first = {node for node in search if node[0] in types}
@@ -94,7 +122,7 @@ def by_search(mask: WeightGraph) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "skips"])
+@pytest.mark.parametrize("name", NAMES)
 def test_paths_are_those_of_a_search(name: str) -> None:
     graph = networks()[name]
     masks = [sparse(graph, share, seed) for seed, share in enumerate((0.05, 0.1, 0.2, 0.4, 1.0))]
@@ -185,6 +213,8 @@ def test_too_few_for_a_path() -> None:
     assert all(torch.equal(x, plain[key]) for key, x in found.items())
     one = ticket_from_scores(scores, graph, 1 - 3 / 840)
     assert [int(x.sum()) for x in one.values()] == [1, 1, 1]
+    alike = {key: torch.zeros_like(x) for key, x in scores.items()}
+    assert sum(int(x.sum()) for x in ticket_from_scores(alike, graph, 0.9).values()) == 84
     everything = ticket_from_scores(scores, graph, 0.0)
     assert all(bool(x.all()) for x in everything.values())
 
@@ -215,3 +245,5 @@ def test_bad_scores() -> None:
         ticket_from_scores({k: x * math.inf for k, x in scores.items()}, graph, 0.5)
     with pytest.raises(ValueError, match="--sparsity"):
         ticket_from_scores(scores, graph, 1.0)
+    with pytest.raises(ValueError, match="weights that may be pruned"):
+        ticket_from_scores({}, graph, 0.5)
