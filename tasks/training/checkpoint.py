@@ -68,9 +68,7 @@ def _task(config: Mapping[str, Any]) -> Task[Any]:
             f"Expected a run of {', '.join(TASKS)} (got '{config['task']}' in its config.json)"
         )
     kind = TASKS[config["task"]]
-    options = from_plain(kind.OPTIONS, config["options"])
-    options.check()
-    return kind(options)
+    return kind(from_plain(kind.OPTIONS, config["options"]))
 
 
 def _build(task: Task[Any], made_for: Mapping[str, Any]) -> nn.Module:
