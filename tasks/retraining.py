@@ -20,6 +20,7 @@ from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.build import device_of, dtype_of
 from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.metrics import TrainingData
+from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.tickets import ticket_run, weights_of
@@ -143,7 +144,7 @@ def retrain(
             ones = {key: torch.ones_like(x) for key, x in weights_of(initial[-1]).items()}
             masks.append(ones if mask is None else {k: mask[k].to(x) for k, x in ones.items()})
         for done in train_classifiers(
-            runs, data, options.batch_size, initial=_stack(initial), masks=_stack(masks)
+            runs, data, options.batch_size, initial=stack(initial), masks=stack(masks)
         ):
             found[done.run.network] = done.metrics.test_accuracy
     return found
@@ -170,7 +171,3 @@ def _scores(task: WinningTickets, model: nn.Module, zoo: ZooFolder) -> list[dict
 def _random(state: Mapping[str, Tensor], row: Mapping[str, Any]) -> dict[str, Tensor]:
     generator = generator_of(row["seed"], "random ticket")
     return {key: torch.rand(x.shape, generator=generator) for key, x in state.items()}
-
-
-def _stack(networks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: torch.stack([network[key] for network in networks]) for key in networks[0]}

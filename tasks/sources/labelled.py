@@ -57,6 +57,11 @@ class Labelled(ABC):
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def check_both_splits(self) -> None:
+        """Raises unless there is something to train on and something to test on."""
+        if not len(self.test_index) or not len(self.train_index):
+            raise SourceError(f"Expected training and test data in '{self.name}' (got one kind)")
+
     def check_labels(self) -> None:
         """Raises unless each has a label of a class, and a split."""
         count = len(self)

@@ -44,8 +44,7 @@ def build_cnn_zoo(
     options.check()
     device, dtype = device_of(options), dtype_of(options)
     images = open_images(options.data) if images is None else images
-    if not len(images.test_index) or not len(images.train_index):
-        raise ValueError(f"Expected training and test images in '{images.name}' (got one kind)")
+    images.check_both_splits()
     runs = [draw_run(options, images, network) for network in range(options.networks)]
     writer = ZooWriter(
         Path(options.out),

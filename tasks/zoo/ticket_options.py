@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nfn_graph.tasks.masks import Scope, check_sparsity
-from nfn_graph.tasks.option_checks import check_networks
+from nfn_graph.tasks.option_checks import (
+    check_above,
+    check_at_least,
+    check_networks,
+    check_several,
+    check_split,
+)
 from nfn_graph.tasks.zoo.architecture import Activation, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser
 from nfn_graph.tasks.zoo.options import BuildOptions
@@ -59,19 +65,9 @@ class TicketZooOptions(BuildOptions):
         super().check()
         check_networks("networks", self.networks)
         for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"Expected --{name.replace('_', '-')} of at least 1 (got {getattr(self, name)})"
-                )
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"Expected --widths of at least 1 each (got {self.widths})")
-        if not self.learning_rate > 0:
-            raise ValueError(f"Expected --learning-rate above 0 (got {self.learning_rate})")
-        if not self.l2 >= 0:
-            raise ValueError(f"Expected --l2 of at least 0 (got {self.l2})")
-        if not 0 <= self.validation_share + self.test_share <= 1:
-            raise ValueError(
-                f"Expected --validation-share and --test-share within 0 and 1 (got "
-                f"{self.validation_share} and {self.test_share})"
-            )
+            check_at_least(name, getattr(self, name), 1)
+        check_several("widths", self.widths, 1)
+        check_above("learning_rate", self.learning_rate, 0)
+        check_at_least("l2", self.l2, 0)
+        check_split(self.validation_share, self.test_share)
         check_sparsity(self.sparsity)

@@ -53,6 +53,7 @@ def build_ticket_zoo(
     options.check()
     device, dtype = device_of(options), dtype_of(options)
     images = open_images(options.data) if images is None else images
+    images.check_both_splits()
     runs = [ticket_run(options, images, network) for network in range(options.networks)]
     writer = ZooWriter(
         Path(options.out),

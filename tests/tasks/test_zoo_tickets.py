@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,10 @@ def test_a_stopped_zoo_goes_on(zoo: Path, tmp_path: Path) -> None:
     for i in (0, 29):
         for a, b in ((first.state_dict(i), again.state_dict(i)), (first.masks(i), again.masks(i))):
             assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_images_of_one_split_are_refused(tmp_path: Path) -> None:
+    images = replace(IMAGES, is_test=torch.zeros_like(IMAGES.is_test))
+    with pytest.raises(ValueError, match="training and test data"):
+        build_ticket_zoo(small(tmp_path / "zoo"), images=images)
+    assert not (tmp_path / "zoo").exists()
