@@ -131,8 +131,7 @@ def test_the_checker_rejects_a_layer_that_is_not_equivariant():
         def forward(self, features: WeightFeatures) -> WeightFeatures:
             ramp = torch.arange(len(features.neurons["hidden1"])).reshape(-1, 1, 1)
             out = super().forward(features)
-            neurons = {**out.neurons, "hidden1": out.neurons["hidden1"] * ramp}
-            return out.replace(out._levels._replace(neurons=neurons))
+            return out.replace({"hidden1": out["hidden1"] * ramp})
 
     spec = mlp((2, 3, 2)).fold("np")
     with pytest.raises(AssertionError, match="to be equivariant"):

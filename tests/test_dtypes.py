@@ -10,7 +10,7 @@ from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, FourierFeatures, IOEncoding, NFLinear, Pool, use_backend
 
 SYMMETRIES = ["np", "hnp"]
-BACKENDS = ["torch", "plain"]
+BACKENDS = ["fused", "plain"]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}
 
@@ -109,5 +109,8 @@ def test_encodings_keep_their_digits():
 def test_features_of_another_dtype_than_the_layer_are_refused(backend):
     features = batch_of(NAMED_SPECS["mlp"]).features("np")
     layer = NFLinear(features.spec, 3, 4)
-    with use_backend(backend), pytest.raises(RuntimeError, match="dtype"):
+    wrong = r"torch.float32, as the parameters of the layer \(got torch.float64\)"
+    with use_backend(backend), pytest.raises(ValueError, match=wrong):
         layer(features)
+    with use_backend(backend), pytest.raises(ValueError, match=r"features on meta, .* \(got cpu\)"):
+        layer.double().to("meta")(features)

@@ -168,10 +168,7 @@ def permute_only(graph: WeightGraph, name: str, stores: list) -> WeightGraph:
     moved = Permutation({name: full.index[name]}).apply(graph).features()
     raw = graph.features()
     pick = {key: (moved if key in stores else raw) for key, _ in raw.tensors()}
-    return graph.with_features(
-        {key: pick[key].weights[key] for key in raw.weights},
-        {key: pick[key].neurons[key] for key in raw.neurons},
-    )
+    return graph.with_features({key: pick[key][key] for key, _ in raw.tensors()})
 
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)

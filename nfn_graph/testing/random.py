@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.data._layout import Layout
-from nfn_graph.spec._types import NetworkSpec, Shape
+from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.data._layout_checks import shared_neurons
+from nfn_graph.spec import NetworkSpec, Shape
 
 
 def random_graph(
@@ -54,6 +54,12 @@ def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Sha
             default = (2, 3)
         size = sizes.get(neuron.name, default)
         layers[neuron.name] = size if isinstance(size, tuple) else (size,)
+        if len(neuron.parents) == 1 and neuron.name not in sizes:
+            layers[neuron.name] = (sum(layers[neuron.name]) * sum(layers[neuron.parents[0]]),)
+        elif len(neuron.parents) == 2:
+            first, second = neuron.parents
+            pairs = sum(layers[first]) * sum(layers[second])
+            layers[neuron.name] = (pairs // shared_neurons(spec, layers, first, second),)
     blocks = []
     for weight in spec.weights:
         targets, sources = len(layers[weight.target]), len(layers[weight.source])
