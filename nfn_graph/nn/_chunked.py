@@ -163,8 +163,9 @@ class ChunkedFeatures:
     def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, constants = block.layer, block.layer.constants()
         block.said.update({key: constants.get(key) for key in self.leaves})
+        values = layer.values(read)
         with without_autocast(read.device):
-            new = layer.entries(layer._pointwise(layer.values(read), layer.site_maps()))
+            new = layer.entries(layer._pointwise(values, layer.site_maps()))
         return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:

@@ -67,7 +67,7 @@ class Pool(nn.Module):
         if self.act is not None:
             # The sums over the weights take the ReLU themselves.
             left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
-            features = self.act(features.replace({k: x[:0] for k, x in left.items()}))
+            features = self.act(features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()}))
             features = features.replace(left)
         features = features.owned()
         entries = self._summary(features, self.spec, relu)
