@@ -1,0 +1,264 @@
+"""The tensors of a Keras file under the names of a PyTorch network, and in its axis orders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.keys import (
+    DEPTHWISE_ORDER,
+    KERNEL_ORDER,
+    by_layer,
+    is_keras_1,
+    is_numbered,
+    natural,
+    shown_layer,
+    split_key,
+)
+
+# PyTorch's names for what is no kernel.
+_LEAVES = {
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "alpha": "weight",
+    "embeddings": "weight",
+    "scale": "weight",
+}
+
+
+@dataclass(frozen=True)
+class TorchName:
+    """A Keras tensor's name in a state dict, and its axes in PyTorch's order.
+
+    Args:
+        name: The name.
+        order: The axes; those that are left out have size 1.
+    """
+
+    name: str
+    order: tuple[int, ...]
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """The tensor as PyTorch has it."""
+        dropped = [axis for axis in range(tensor.dim()) if axis not in self.order]
+        return (
+            tensor.permute(*self.order, *dropped).flatten(len(self.order) - 1)
+            if dropped
+            else (tensor.permute(self.order))
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The tensors of a Keras layer that make one layer in PyTorch."""
+
+    layer: str
+    keys: Sequence[str]
+    leaves: Sequence[str | None]
+
+
+def arch_names(
+    arch: nn.Module, keys: Iterable[str], tensors: Mapping[str, Tensor], is_ordered: bool
+) -> dict[str, TorchName]:
+    """The names of a network for the tensors of a file: layer by layer, in the order of both.
+
+    Args:
+        arch: The network.
+        keys: The keys in the order of the file's layers.
+        tensors: The tensors by key.
+        is_ordered: Whether the layers have an order; otherwise only those of one class have.
+    """
+    mine = [
+        part
+        for found in by_layer(key for key in keys if tensors[key].is_floating_point()).values()
+        for part in _parts(found, tensors)
+    ]
+    theirs: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, tensor in arch.state_dict().items():
+        layer, _, leaf = name.rpartition(".")
+        if tensor.is_floating_point():
+            theirs.setdefault(layer, {})[leaf] = tuple(tensor.shape)
+    if len(mine) != len(theirs):
+        raise ConversionError(
+            f"Expected the {len(theirs)} layers of arch with weights (got {len(mine)} layers)"
+        )
+    if not is_ordered:
+        mine = _in_order(mine, list(theirs.values()), tensors)
+    names: dict[str, TorchName] = {}
+    for part, (target, shapes) in zip(mine, theirs.items(), strict=True):
+        names.update(_matched(part, target, shapes, tensors))
+    return names
+
+
+def _parts(keys: Sequence[str], tensors: Mapping[str, Tensor]) -> list[_Part]:
+    """The layers that PyTorch needs for one of Keras: two for a separable convolution."""
+    layer = shown_layer(split_key(keys[0])[0])
+    roles = [split_key(key)[1] for key in keys]
+    if is_numbered(keys[0]):
+        keys = sorted(keys, key=natural)
+        large = [key for key in keys if tensors[key].dim() > 2]
+        if len(large) == 2:
+            return [_Part(layer, keys[:1], [None]), _Part(layer, keys[1:], [None] * len(keys[1:]))]
+        return [_Part(layer, keys, [None] * len(keys))]
+    if "pointwise_kernel" in roles:
+        at = roles.index("depthwise_kernel") if "depthwise_kernel" in roles else 0
+        rest = [key for i, key in enumerate(keys) if i != at]
+        second = _Part(layer, rest, [_leaf(split_key(key)[1]) for key in rest])
+        return [_Part(layer, [keys[at]], ["weight"]), second]
+    return [_Part(layer, keys, [_leaf(role) for role in roles])]
+
+
+def _leaf(role: str) -> str:
+    return "weight" if role.endswith("kernel") else _LEAVES.get(role, role)
+
+
+def _in_order(
+    parts: Sequence[_Part],
+    theirs: Sequence[Mapping[str, tuple[int, ...]]],
+    tensors: Mapping[str, Tensor],
+) -> list[_Part]:
+    """The layers of a file without an order, which those of every class have, in arch's order."""
+    found: dict[tuple[int, ...], list[_Part]] = {}
+    for part in sorted(parts, key=lambda part: natural(part.layer)):
+        found.setdefault(tuple(tensors[key].dim() for key in part.keys), []).append(part)
+    for same in found.values():
+        classes = {re.sub(r"_\d+$", "", part.layer): part.layer for part in same}
+        if len(classes) > 1:
+            first, second, *_ = classes.values()
+            raise ConversionError(
+                f"Expected a file that says the order of its layers (got '{first}' and '{second}', "
+                f"which are counted apart). Save the model with model.save('name.keras')"
+            )
+    ordered = []
+    for shapes in theirs:
+        ranks = tuple(len(shape) for shape in shapes.values())
+        if not found.get(ranks):
+            raise ConversionError(
+                f"Expected as many layers of every kind as in arch (got too few with tensors of "
+                f"{ranks} axes)"
+            )
+        ordered.append(found[ranks].pop(0))
+    return ordered
+
+
+def _matched(
+    part: _Part, target: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]
+) -> dict[str, TorchName]:
+    """The names of one layer; shapes decide between the orders of axes."""
+    leaves = [
+        leaf or (list(shapes)[i] if i < len(shapes) else "") for i, leaf in enumerate(part.leaves)
+    ]
+    names = {}
+    for key, leaf in zip(part.keys, leaves, strict=True):
+        shape = tuple(tensors[key].shape)
+        fitting = {
+            order
+            for order in _orders(key, shape)
+            if leaf in shapes and tuple(shape[i] for i in order) == shapes[leaf]
+        }
+        if len(fitting) > 1:
+            raise ConversionError(
+                f"Expected to know the order of the axes of '{key}' (got shape {list(shape)}, which "
+                f"Keras 1 may have stored in either order)"
+            )
+        if fitting:
+            prefix = f"{target}." if target else ""
+            names[key] = TorchName(f"{prefix}{leaf}", fitting.pop())
+    if len(names) != len(part.keys) or sorted(leaves) != sorted(shapes):
+        got = {leaf: tuple(tensors[key].shape) for leaf, key in zip(leaves, part.keys, strict=True)}
+        raise ConversionError(
+            f"Expected layer '{part.layer}' to be '{target}' of arch with {dict(shapes)} (got "
+            f"{got} in the axis order of Keras)"
+        )
+    return names
+
+
+def _orders(key: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The orders that the axes of a tensor may have in PyTorch."""
+    rank, role = len(shape), split_key(key)[1]
+    if rank < 2:
+        return [tuple(range(rank))]
+    if role == "embeddings":
+        return [(0, 1)]
+    if role == "alpha":
+        # Shared axes have size 1, and are left out.
+        return [tuple(i for i in range(rank) if shape[i] != 1 or i == rank - 1)]
+    orders = [orders[rank] for orders in (KERNEL_ORDER, DEPTHWISE_ORDER) if rank in orders]
+    if role == "depthwise_kernel":
+        orders = orders[1:]
+    if is_keras_1(key) and rank > 2:
+        orders.append(tuple(range(rank)))
+    return orders
+
+
+def plain_names(
+    keys: Iterable[str], tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, TorchName], list[str]]:
+    """Names for a file without a configuration and an order, by the shapes of its tensors.
+
+    Returns:
+        The names, and those of depthwise kernels.
+    """
+    names: dict[str, TorchName] = {}
+    depthwise: list[str] = []
+    for layer, found in by_layer(keys).items():
+        shown = shown_layer(layer)
+        numbered = [key for key in found if tensors[key].is_floating_point()]
+        leaves = _numbered_leaves(numbered, tensors)
+        for key in found:
+            tensor = tensors[key]
+            if key not in numbered:
+                names[key] = TorchName(f"{shown}.{split_key(key)[1]}", tuple(range(tensor.dim())))
+                continue
+            name = f"{shown}.{leaves[key]}"
+            order = tuple(range(tensor.dim()))
+            if tensor.dim() > 1:
+                is_depthwise = _is_depthwise(key, numbered, tensors)
+                order = (DEPTHWISE_ORDER if is_depthwise else KERNEL_ORDER)[tensor.dim()]
+                depthwise += [name] * is_depthwise
+            names[key] = TorchName(name, order)
+    taken: dict[str, str] = {}
+    for key, torch_name in names.items():
+        if taken.setdefault(torch_name.name, key) != key:
+            raise ConversionError(
+                f"Expected one tensor for '{torch_name.name}' (got '{taken[torch_name.name]}' and "
+                f"'{key}')"
+            )
+    return names, depthwise
+
+
+def _numbered_leaves(keys: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    sizes = [tuple(tensors[key].shape) for key in keys]
+    if len(sizes) == 4 and len(set(sizes)) == 1 and len(sizes[0]) == 1:
+        return dict(zip(keys, ("weight", "bias", "running_mean", "running_var"), strict=True))
+    is_kernel = len(sizes) in (1, 2) and len(sizes[0]) in KERNEL_ORDER
+    if not sizes or (is_kernel and all(len(size) == 1 for size in sizes[1:])):
+        return dict(zip(keys, ("weight", "bias"), strict=False))
+    raise ConversionError(
+        f"Expected the numbered weights '{keys[0]}', ... to be a kernel and a bias, or the four "
+        f"vectors of a batch norm (got shapes {sizes}). Save the model with "
+        f"model.save('name.keras'), which keeps the configuration"
+    )
+
+
+def _is_depthwise(key: str, keys: Sequence[str], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a kernel convolves each channel on its own: its class or its bias says it."""
+    layer, shape = shown_layer(split_key(key)[0]), tensors[key].shape
+    if len(shape) not in DEPTHWISE_ORDER or not shape[-1] == 1 < shape[-2]:
+        return False
+    if re.search(r"(^|/)(depthwise_)?conv\dd(_\d+)?$", layer):
+        return "depthwise" in layer
+    if len(keys) == 1:
+        raise ConversionError(
+            f"Expected to know whether '{key}' is a convolution or a depthwise convolution (got "
+            f"shape {list(shape)}, which fits both). Save the model with model.save('name.keras'), "
+            f"which keeps the configuration"
+        )
+    return tensors[keys[1]].numel() == shape[-2]
