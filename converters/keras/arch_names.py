@@ -165,8 +165,8 @@ def _matched(
         }
         if len(fitting) > 1:
             raise ConversionError(
-                f"Expected to know the order of the axes of '{key}' (got shape {list(shape)}, which "
-                f"Keras 1 may have stored in either order)"
+                f"Expected to know the order of the axes of '{key}' (got shape {list(shape)}, "
+                f"which Keras 1 may have stored in either order)"
             )
         if fitting:
             prefix = f"{target}." if target else ""

@@ -104,5 +104,5 @@ def _apply(wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Value
             return _follow(wiring, layer.model, values)
         operation = None if layer.is_custom else LAYERS.get(layer.class_name)
         if operation is None:
-            raise refusal(layer)
+            raise refusal(layer.class_name, layer.is_custom)
         return [operation(Applied(wiring, layer, values, call.others))]

@@ -20,35 +20,36 @@ from nfn_graph.converters.wiring import Activation, Opaque, Part, Positions, Val
 
 Sizes = Sequence[int | None]
 
+# Functions of single entries, without the underscores of their names.
 _POINTWISE = frozenset(
     [
         "celu",
         "elu",
         "exponential",
         "gelu",
-        "hard_shrink",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_swish",
-        "hard_tanh",
-        "leaky_relu",
+        "hardshrink",
+        "hardsigmoid",
+        "hardsilu",
+        "hardswish",
+        "hardtanh",
+        "leakyrelu",
         "linear",
-        "log_sigmoid",
+        "logsigmoid",
         "mish",
         "relu",
         "relu6",
         "selu",
         "sigmoid",
         "silu",
-        "soft_shrink",
+        "softshrink",
         "softplus",
         "softsign",
-        "sparse_plus",
-        "sparse_sigmoid",
+        "sparseplus",
+        "sparsesigmoid",
         "squareplus",
         "swish",
         "tanh",
-        "tanh_shrink",
+        "tanhshrink",
         "threshold",
     ]
 )
@@ -152,8 +153,7 @@ def activated(layer: Applied, x: Value) -> Value:
     else:
         name = "linear" if function is None else str(function)
     # Keras 3 may write an activation as a layer: LeakyReLU.
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    if plain in {known.replace("_", "") for known in _POINTWISE}:
+    if name.lower().replace("_", "") in _POINTWISE:
         return x
     if name.lower() in _ALONG_THE_LAST:
         return layer.wiring.statistics(x, [-1]) if isinstance(x, Activation) else x
@@ -494,24 +494,24 @@ for _n in (1, 2, 3):
     for _kind in ("ZeroPadding", "Cropping", "UpSampling"):
         LAYERS[f"{_kind}{_n}D"] = _moved(_n)
 
-# Why other layers have no graph, and none with their network as a module either.
-_REASONS = {
-    r".*(LSTM|GRU|RNN|Bidirectional).*": "a recurrence over time has no graph of weights",
-    r".*Attention.*": "attention has no graph of weights",
+# Layers without a graph, which their network as a module does not have either.
+_WITHOUT_GRAPH = {
+    r".*(LSTM|GRU|RNN|Bidirectional).*": "a recurrence over time",
+    r".*Attention.*": "attention",
 }
 
 
-def refusal(layer: KerasLayer) -> ConversionError:
-    """Why a layer cannot be followed."""
-    for pattern, reason in _REASONS.items():
-        if re.fullmatch(pattern, layer.class_name):
+def refusal(class_name: str, is_custom: bool = False) -> ConversionError:
+    """Why the layers of a class cannot be followed."""
+    for pattern, what in _WITHOUT_GRAPH.items():
+        if re.fullmatch(pattern, class_name):
             return ConversionError(
-                f"Expected layers whose symmetry is known (got one where {reason})"
+                f"Expected a layer with a graph of weights (got {what}, which has none)"
             )
-    what = f"the class {layer.class_name}, which is not known" + " to Keras" * layer.is_custom
-    if layer.class_name == "Lambda":
+    what = f"the class {class_name}, which is {'none of Keras' if is_custom else 'not known'}"
+    if class_name == "Lambda":
         what = "code of the author's, which is never run"
     return ConversionError(
-        f"Expected layers whose symmetry is known (got {what}). Give the network as a PyTorch "
+        f"Expected a layer whose symmetry is known (got {what}). Give the network as a PyTorch "
         f"module: arch=..."
     )

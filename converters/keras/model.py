@@ -128,6 +128,8 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     if _is_keras(graph, tensors):
         return dict(tensors)
     placements = {key: p for p in graph.layout.placements for key in p.keys}
+    # Keras lists layers in the order of the computation, which placements have.
+    tensors = {key: tensors[key] for key in dict.fromkeys([*placements, *tensors])}
     found: dict[str, Tensor] = {}
     origins: dict[str, str] = {}
     for key, tensor in tensors.items():

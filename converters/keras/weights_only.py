@@ -19,26 +19,17 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.keras import KerasFile
 from nfn_graph.converters.keras.config import KerasLayer, KerasModel
 from nfn_graph.converters.keras.keys import by_layer, is_keras_1, shown_layer, snake_case
-from nfn_graph.converters.keras.layers import LAYERS
+from nfn_graph.converters.keras.layers import LAYERS, refusal
 from nfn_graph.converters.keras.roles import keys_by_role
 
 _ASK = "Give the network as a PyTorch module: arch=..."
 _BY_NAME = {snake_case(name): name for name in [*LAYERS, "InputLayer"]}
 # Layers that join others, or whose effect depends on options that the file does not hold.
 _UNCLEAR = frozenset(
-    [
-        "Add",
-        "Subtract",
-        "Multiply",
-        "Average",
-        "Maximum",
-        "Minimum",
-        "Concatenate",
-        "Reshape",
-        "Permute",
-        "RepeatVector",
-        "GroupNormalization",
-    ]
+    (
+        *("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate"),
+        *("Reshape", "Permute", "RepeatVector", "GroupNormalization"),
+    )
 )
 # Words in the names of layers without weights that act on every entry, or along positions.
 _HARMLESS = re.compile(
@@ -108,17 +99,14 @@ def _class_of(layer: KerasLayer, roles: Mapping[str, str], tensors: Mapping[str,
         if named in _UNCLEAR or (named is None and not _is_harmless(layer.name)):
             raise _refusal(f"layer '{layer.name}', which may join others or move their neurons")
         return named or ("Flatten" if "flat" in layer.name.lower() else "Identity")
-    if any(is_keras_1(key) for key in layer.keys) and "kernel" in roles:
-        if tensors[roles["kernel"]].dim() > 2:
-            raise _refusal(f"'{roles['kernel']}', a kernel of Keras 1, whose axes have two orders")
+    kernel = roles.get("kernel")
+    if kernel is not None and is_keras_1(kernel) and tensors[kernel].dim() > 2:
+        raise _refusal(f"'{kernel}', a kernel of Keras 1, whose axes may have two orders")
     if named is not None and named not in _UNCLEAR:
         return named
     words = set(roles)
     if "recurrent_kernel" in words or re.search(r"lstm|gru|rnn", layer.name):
-        raise ConversionError(
-            f"Expected layers whose symmetry is known (got layer '{layer.name}', where a recurrence "
-            f"over time has no graph of weights)"
-        )
+        raise ConversionError(f"layer '{layer.name}': {refusal('RNN')}")
     if "kernel" in words and words <= {"kernel", "bias"}:
         return _kernel_class(layer, roles, tensors)
     if "moving_mean" in words:
@@ -148,8 +136,8 @@ def _kernel_class(
     if last == 1 < first and spatial < 3:
         if results is None:
             raise _refusal(
-                f"'{roles['kernel']}' of shape {list(kernel.shape)}, the kernel of a convolution or "
-                f"of a depthwise convolution"
+                f"'{roles['kernel']}' of shape {list(kernel.shape)}, the kernel of a convolution "
+                f"or of a depthwise convolution"
             )
         if results == first:
             return f"DepthwiseConv{spatial}D"
