@@ -105,7 +105,7 @@ class OpenFile:
                 child = self.child(group, name)
                 if name == "vars":
                     numbers = sorted(child, key=lambda key: (len(key), key))
-                    if numbers:
+                    if numbers or path:
                         layers[path] = [f"{inner}/{number}" for number in numbers]
                 elif isinstance(child, self.h5py.Group):
                     self._find_variables(child, inner, layers)

@@ -8,6 +8,7 @@ settled in `nfn_graph.converters.keras`.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import tempfile
@@ -205,7 +206,8 @@ def _write_archive(h5py: Any, path: Path, tensors: Mapping[str, Tensor], templat
     ):
         _overwrite_all(h5py, weights, tensors, template)
         for entry in archive.infolist():
-            with new.open(entry, "w", force_zip64=True) as target:
+            # A copy, since it notes where in the new archive it lies.
+            with new.open(copy.copy(entry), "w", force_zip64=True) as target:
                 if entry.filename == _WEIGHTS:
                     with open(weights, "rb") as source:
                         shutil.copyfileobj(source, target)

@@ -53,7 +53,7 @@ def _bind_numbered(model: KerasModel, groups: Mapping[str, Sequence[str]]) -> No
     for path, keys in groups.items():
         # Of 'layers/dense' and of 'layers/model/layers/dense' the first two parts.
         parts = re.split(r"[/\\]", path)
-        if len(parts) > 1:
+        if len(parts) > 1 and keys:
             children.setdefault(parts[1], {})["/".join(parts[2:])] = keys
     by_class: dict[str, list[KerasLayer]] = {}
     for layer in model.layers:

@@ -21,37 +21,10 @@ from nfn_graph.converters.wiring import Activation, Opaque, Part, Positions, Val
 Sizes = Sequence[int | None]
 
 # Functions of single entries, without the underscores of their names.
-_POINTWISE = frozenset(
-    [
-        "celu",
-        "elu",
-        "exponential",
-        "gelu",
-        "hardshrink",
-        "hardsigmoid",
-        "hardsilu",
-        "hardswish",
-        "hardtanh",
-        "leakyrelu",
-        "linear",
-        "logsigmoid",
-        "mish",
-        "relu",
-        "relu6",
-        "selu",
-        "sigmoid",
-        "silu",
-        "softshrink",
-        "softplus",
-        "softsign",
-        "sparseplus",
-        "sparsesigmoid",
-        "squareplus",
-        "swish",
-        "tanh",
-        "tanhshrink",
-        "threshold",
-    ]
+_POINTWISE = (
+    "celu elu exponential gelu hardshrink hardsigmoid hardsilu hardswish hardtanh leakyrelu linear "
+    "logsigmoid mish relu relu6 selu sigmoid silu softshrink softplus softsign sparseplus "
+    "sparsesigmoid squareplus swish tanh tanhshrink threshold"
 )
 _ALONG_THE_LAST = frozenset({"softmax", "log_softmax", "sparsemax"})
 
@@ -153,7 +126,7 @@ def activated(layer: Applied, x: Value) -> Value:
     else:
         name = "linear" if function is None else str(function)
     # Keras 3 may write an activation as a layer: LeakyReLU.
-    if name.lower().replace("_", "") in _POINTWISE:
+    if name.lower().replace("_", "") in _POINTWISE.split():
         return x
     if name.lower() in _ALONG_THE_LAST:
         return layer.wiring.statistics(x, [-1]) if isinstance(x, Activation) else x

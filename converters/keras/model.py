@@ -21,7 +21,7 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
-from nfn_graph.converters.keras.arch_names import TorchName, arch_names, plain_names
+from nfn_graph.converters.keras.arch_names import TorchName, arch_names
 from nfn_graph.converters.keras.binding import bind
 from nfn_graph.converters.keras.config import KerasModel, parse_model
 from nfn_graph.converters.keras.following import model_layout
@@ -51,15 +51,12 @@ def from_keras(
     """The graph of a Keras file; see :func:`nfn_graph.converters.load`."""
     if arch is not None:
         return _from_arch(file, arch, example_input)
-    if file.config is not None:
+    if file.config is None:
+        model = read_chain(file, flatten)
+    else:
         model = parse_model(file.config)
         bind(model, file)
-        return build_graph(model_layout(model, file.tensors), file.tensors)
-    if file.is_ordered:
-        return build_graph(model_layout(read_chain(file, flatten), file.tensors), file.tensors)
-    names, depthwise = plain_names(file.tensors, file.tensors)
-    hints = Hints(flatten, depthwise=frozenset(depthwise))
-    return _from_names(file, names, None, hints, None)
+    return build_graph(model_layout(model, file.tensors), file.tensors)
 
 
 def _from_arch(file: files.KerasFile, arch: nn.Module, example_input: Any) -> WeightGraph:
@@ -69,24 +66,12 @@ def _from_arch(file: files.KerasFile, arch: nn.Module, example_input: Any) -> We
         bind(model, file)
         keys, is_ordered = [key for layer in model.leaves for key in layer.keys], True
     names = arch_names(arch, keys, file.tensors, is_ordered)
-    return _from_names(file, names, arch, Hints(), example_input)
-
-
-def _from_names(
-    file: files.KerasFile,
-    names: Mapping[str, TorchName],
-    arch: nn.Module | None,
-    hints: Hints,
-    example_input: Any,
-) -> WeightGraph:
     state_dict = {t.name: t.view(file.tensors[key]) for key, t in names.items()}
-    if arch is not None:
-        # Keras does not count batches.
-        for name, tensor in arch.state_dict().items():
-            if not tensor.is_floating_point():
-                state_dict[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
-    layout = find_layout(state_dict, arch, hints, example_input)
-    graph = build_graph(layout, state_dict)
+    # Keras does not count batches.
+    for name, tensor in arch.state_dict().items():
+        if not tensor.is_floating_point():
+            state_dict[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    graph = build_graph(find_layout(state_dict, arch, Hints(), example_input), state_dict)
     graph.layout = _file_layout(graph.layout, names, file.tensors)
     return graph
 
@@ -125,11 +110,12 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
     Those of a Keras file are that already; those of a PyTorch network are renamed and permuted.
     """
-    if _is_keras(graph, tensors):
-        return dict(tensors)
     placements = {key: p for p in graph.layout.placements for key in p.keys}
     # Keras lists layers in the order of the computation, which placements have.
-    tensors = {key: tensors[key] for key in dict.fromkeys([*placements, *tensors])}
+    ordered = {key: tensors[key] for key in dict.fromkeys([*placements, *tensors])}
+    if _is_keras(graph, tensors):
+        return ordered if any(map(is_numbered, tensors)) else dict(tensors)
+    tensors = ordered
     found: dict[str, Tensor] = {}
     origins: dict[str, str] = {}
     for key, tensor in tensors.items():
