@@ -62,6 +62,7 @@ def corpus(world: Path) -> Mapping[str, Kind]:
         "graph": Kind(_write_graph, _read_network),
         "template.onnx": Kind(WRITERS["onnx"], partial(_write_into, suffix=".onnx")),
         "template.h5": Kind(WRITERS["h5"], partial(_write_into, suffix=".h5")),
+        "template.keras": Kind(WRITERS["keras"], partial(_write_into, suffix=".keras")),
         "store": Kind(_write_store, _read_store),
         **{f"zoo, {name}": Kind(build, _read_zoo) for name, build in zoos.items()},
         "zoo, ours": Kind(partial(_copy, world / "tickets"), _read_own_zoo),

@@ -54,13 +54,18 @@ class KerasFile:
 def read(path: Path) -> KerasFile:
     """All weights of a `.h5` or `.keras` file."""
     require("h5py", "to read Keras .h5 files")
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         return _read_hdf5(path)
     with _opened(path) as archive:
         config = _unpacked(path, archive, _CONFIG).read(path.stat().st_size * _MOST_TIMES)
         with _weights(path, archive) as weights, _naming(path, weights):
             file = _read_hdf5(weights)
     return replace(file, config=_config(path, config))
+
+
+def _is_archive(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def _read_hdf5(path: Path) -> KerasFile:
@@ -165,7 +170,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
             read(template)  # What ends the process that reads it must not be opened here.
         if template is None:
             _write_new(h5py, temporary, tensors)
-        elif zipfile.is_zipfile(template):
+        elif _is_archive(template):
             _write_archive(h5py, temporary, tensors, template)
         else:
             shutil.copyfile(template, temporary)
@@ -179,7 +184,7 @@ def _check_template(path: Path, template: Path | None) -> None:
             f"Expected the .keras file that the graph was loaded from, as template=..., to write "
             f"'{path}' (got none; a graph does not hold the model's configuration)"
         )
-    if template is not None and zipfile.is_zipfile(template) != wants_archive:
+    if template is not None and _is_archive(template) != wants_archive:
         raise ConversionError(
             f"Expected a template in the format of '{path}' (got '{template}', which is in "
             f"another one)"

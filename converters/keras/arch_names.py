@@ -190,9 +190,9 @@ def _orders(key: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     if role == "alpha":
         # Shared axes have size 1, and are left out.
         return [tuple(i for i in range(rank) if shape[i] != 1 or i == rank - 1)]
-    orders = [orders[rank] for orders in (KERNEL_ORDER, DEPTHWISE_ORDER) if rank in orders]
-    if role == "depthwise_kernel":
-        orders = orders[1:]
+    orders = [KERNEL_ORDER[rank]] if rank in KERNEL_ORDER and role != "depthwise_kernel" else []
+    if rank in DEPTHWISE_ORDER and (role == "depthwise_kernel" or shape[-1] == 1 < shape[-2]):
+        orders.append(DEPTHWISE_ORDER[rank])
     if is_keras_1(key) and rank > 2:
         orders.append(tuple(range(rank)))
     return orders

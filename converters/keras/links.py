@@ -18,7 +18,10 @@ from nfn_graph.converters.keras.keys import is_keras_1, snake_case
 from nfn_graph.converters.keras.layers import LAYERS, refusal
 from nfn_graph.converters.keras.roles import keys_by_role
 
-_BY_NAME = {snake_case(name): name for name in [*LAYERS, "InputLayer"]}
+_BY_NAME = {
+    **{snake_case(name): name for name in [*LAYERS, "InputLayer"]},
+    "input": "InputLayer",
+}
 # Layers that join others, or whose effect depends on options that the file does not hold.
 _UNCLEAR = (
     "Add Subtract Multiply Average Maximum Minimum Concatenate Reshape Permute RepeatVector "
@@ -56,6 +59,8 @@ def class_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> str:
     if not any(tensors[key].is_floating_point() for key in layer.keys):
         if named in _UNCLEAR.split() or not (named or _HARMLESS.search(layer.name.lower())):
             raise refuse_chain(f"layer '{layer.name}', which may join others or move neurons")
+        if named is None and "input" in layer.name.lower():
+            return "InputLayer"
         return named or ("Flatten" if "flat" in layer.name.lower() else "Identity")
     roles = keys_by_role(layer)
     kernel = roles.get("kernel")
