@@ -16,7 +16,7 @@ from nfn_graph.converters.keras.config import (
 )
 from nfn_graph.converters.keras.layers import LAYERS, Applied, refusal
 from nfn_graph.converters.wiring import Value, Wiring
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 
 def model_layout(model: KerasModel, tensors: Mapping[str, Tensor]) -> Layout:

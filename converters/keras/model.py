@@ -31,7 +31,7 @@ from nfn_graph.converters.keras.roles import ROLES
 from nfn_graph.converters.keras.weights_only import read_chain
 from nfn_graph.converters.layouts import find_layout
 from nfn_graph.converters.state_dict import build_graph
-from nfn_graph.layout import Layout, Placement
+from nfn_graph.data import Layout, Placement
 
 _NORM_ROLES = {
     "weight": "gamma",
