@@ -41,7 +41,7 @@ def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | None) -
     if inputs is not None and len(inputs) != 1:
         raise ConversionError(f"Expected one input of a Sequential (got {len(inputs)})")
     shape = input_shape(model.layers[0]) if model.layers else None
-    values = [wiring.input(shape)] if inputs is None else list(inputs)
+    values: list[Value] = [wiring.input(shape)] if inputs is None else list(inputs)
     for layer in model.layers:
         if layer.class_name != "InputLayer":
             values = _apply(wiring, layer, Call((), ()), values)
