@@ -19,7 +19,7 @@ from nfn_graph.converters.channels import (
     widened,
 )
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.keras.arch_names import arch_names
+from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
 from nfn_graph.converters.one_network import check_module, layout_of
@@ -169,7 +169,7 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     """Loads the weights of a graph into a module, which is returned."""
     check_module(module, "module")
-    state_dict = _torch_tensors(to_state_dict(graph), module)
+    state_dict = to_state_dict(graph)
     network = module
     if not Keys(state_dict, module.state_dict()).fit:
         network = unwrapped_module(module)
@@ -177,6 +177,8 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     keys = Keys(state_dict, own)
     if keys.fit:
         state_dict = {key: state_dict[name] for key, name in keys.names.items()}
+    elif has_keras_tensors(layout_of(graph), state_dict):
+        state_dict = _torch_tensors(state_dict, network)
     on_meta = any(tensor.is_meta for tensor in own.values())
     try:
         network.load_state_dict(state_dict, assign=on_meta)
@@ -188,14 +190,11 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     return module
 
 
-def _torch_tensors(tensors: dict[str, Any], module: nn.Module) -> dict[str, Any]:
+def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a Keras file under the names of a module, which counts batches itself."""
-    if not all("/" in key and isinstance(x, Tensor) for key, x in tensors.items()):
-        return tensors
-    network = unwrapped_module(module)
     is_ordered = not any(is_numbered(key) for key in tensors)
-    names = arch_names(network, tensors, tensors, is_ordered)
-    counters = {k: x for k, x in network.state_dict().items() if not x.is_floating_point()}
+    names = arch_names(module, tensors, tensors, is_ordered)
+    counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
     return {**counters, **{t.name: t.view(tensors[key]) for key, t in names.items()}}
 
 

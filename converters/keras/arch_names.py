@@ -19,6 +19,8 @@ from nfn_graph.converters.keras.keys import (
     shown_layer,
     split_key,
 )
+from nfn_graph.converters.keras.roles import ROLES
+from nfn_graph.data import Layout
 
 # PyTorch's names for what is no kernel.
 _LEAVES = {
@@ -31,6 +33,21 @@ _LEAVES = {
     "embeddings": "weight",
     "scale": "weight",
 }
+
+
+def has_keras_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether keys and axes are those of a Keras file; names alone may be anybody's."""
+    for placement in layout.placements:
+        # The entries of a kernel come first, or the neurons that it reads.
+        first = placement.axes[0]
+        is_turned = first == "target" or (first == "source" and len(placement.shape) > 2)
+        # Keras 1 had PyTorch's order of axes, too.
+        if is_turned and not is_keras_1(placement.keys[0]):
+            return False
+    return all(
+        split_key(key)[1] in ROLES or is_numbered(key) or not x.is_floating_point()
+        for key, x in tensors.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -359,23 +359,26 @@ def _repeat(layer: Applied) -> Value:
 
 
 def _batch_norm(layer: Applied) -> Value:
-    found = layer.weights("gamma", "beta", "moving_mean", "moving_variance")
-    return _channelwise(layer, found)
+    return _channelwise(layer, "moving_mean", "gamma", "beta", "moving_mean", "moving_variance")
 
 
 def _normalization(layer: Applied) -> Value:
-    found = [
-        w.view([i for i, n in enumerate(w.shape) if n != 1] or [])
-        for w in layer.weights("mean", "variance")
-    ]
-    return _channelwise(layer, found)
+    return _channelwise(layer, "mean", "mean", "variance")
 
 
-def _channelwise(layer: Applied, parameters: Sequence[Weight]) -> Value:
+def _rescaling(layer: Applied) -> Value:
+    numbers = [layer.layer.options.get(name) for name in ("scale", "offset")]
+    if isinstance(layer.x, Activation) and any(isinstance(x, list | dict) for x in numbers):
+        raise ConversionError("Expected one scale for all neurons (got one for each)")
+    return layer.x
+
+
+def _channelwise(layer: Applied, needed: str, *roles: str) -> Value:
     axes = layer.layer.integers("axis", [-1])
     if len(axes) != 1:
         raise ConversionError(f"Expected a norm along one axis (got {axes})")
-    return layer.wiring.channelwise(layer.x, parameters, axes[0]) if parameters else layer.x
+    layer.weight(needed)
+    return layer.wiring.channelwise(layer.x, layer.weights(*roles), axes[0])
 
 
 def _layer_norm(layer: Applied) -> Value:
@@ -411,9 +414,14 @@ def _along_axis(layer: Applied) -> Value:
 
 
 def _merge(layer: Applied) -> Value:
-    """An operation entry by entry; numbers beside the values change no symmetry."""
-    if not layer.values or not all(isinstance(other, bool | int | float) for other in layer.others):
-        raise ConversionError("Expected values of the network, or numbers (got something else)")
+    """An operation entry by entry; one number beside a value changes no symmetry."""
+    most = 1 if len(layer.values) == 1 else 0
+    numbers = [other for other in layer.others if isinstance(other, int | float)]
+    if not layer.values or not len(numbers) == len(layer.others) <= most:
+        raise ConversionError(
+            f"Expected values of the network, or one and a number (got {len(layer.values)} and "
+            f"{len(layer.others)} other arguments)"
+        )
     ranks = {len(value.shape) for value in layer.values if value.shape is not None}
     if len(ranks) > 1:
         raise ConversionError(f"Expected values with as many axes (got {sorted(ranks)})")
@@ -428,7 +436,7 @@ def _concatenate(layer: Applied) -> Value:
 
 _IDENTITIES = (
     "ReLU LeakyReLU ELU ThresholdedReLU Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D "
-    "AlphaDropout GaussianDropout GaussianNoise ActivityRegularization Rescaling Identity "
+    "AlphaDropout GaussianDropout GaussianNoise ActivityRegularization Identity "
     # Functions that Keras 3 writes like layers.
     "Relu Relu6 Sigmoid Silu Gelu Tanh Elu Selu Softplus Softsign Exp Log Sqrt Square Abs Absolute "
     "Negative"
@@ -442,6 +450,7 @@ LAYERS: dict[str, Operation] = {
     "Dense": _dense,
     "Embedding": _embedding,
     "Flatten": _flatten,
+    "Rescaling": _rescaling,
     "Reshape": _reshape,
     "Permute": _permute,
     "RepeatVector": _repeat,

@@ -21,13 +21,12 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
-from nfn_graph.converters.keras.arch_names import TorchName, arch_names
+from nfn_graph.converters.keras.arch_names import TorchName, arch_names, has_keras_tensors
 from nfn_graph.converters.keras.binding import bind
 from nfn_graph.converters.keras.config import KerasModel, parse_model
 from nfn_graph.converters.keras.following import model_layout
-from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER, is_numbered, split_key
+from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER, is_numbered
 from nfn_graph.converters.keras.permuted import permuted
-from nfn_graph.converters.keras.roles import ROLES
 from nfn_graph.converters.keras.weights_only import read_chain
 from nfn_graph.converters.layouts import find_layout
 from nfn_graph.converters.state_dict import build_graph
@@ -113,7 +112,7 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     placements = {key: p for p in graph.layout.placements for key in p.keys}
     # Keras lists layers in the order of the computation, which placements have.
     ordered = {key: tensors[key] for key in dict.fromkeys([*placements, *tensors])}
-    if _is_keras(graph, tensors):
+    if has_keras_tensors(graph.layout, tensors):
         return ordered if any(map(is_numbered, tensors)) else dict(tensors)
     tensors = ordered
     found: dict[str, Tensor] = {}
@@ -133,19 +132,6 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
             )
         found[path], origins[path] = value, key
     return found
-
-
-def _is_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether keys and axes are those of a Keras file; names alone may be anybody's."""
-    for placement in graph.layout.placements:
-        # The entries of a kernel come first, or the neurons that it reads.
-        first = placement.axes[0]
-        if first == "target" or (first == "source" and len(placement.shape) > 2):
-            return False
-    return all(
-        split_key(key)[1] in ROLES or is_numbered(key) or not x.is_floating_point()
-        for key, x in tensors.items()
-    )
 
 
 def _keras_kernel(key: str, tensor: Tensor, placement: Placement | None) -> tuple[str, Tensor]:

@@ -185,6 +185,27 @@ def test_concatenation_joins_and_a_shared_layer_is_one(inbound: Any, tmp_path: P
     assert torch.equal(graph["hidden1", "weight", "output"].edge_attr[..., 0], halves)
 
 
+@pytest.mark.parametrize(("factors", "is_read"), [(2.0, True), ([1.0, 2.0, 3.0, 4.0], False)])
+def test_numbers_beside_a_value(factors: Any, is_read: bool, tmp_path: Path) -> None:
+    """`2 * x` changes no symmetry; a factor for each neuron does, and is no tensor of the file."""
+    config = functional(
+        keras3,
+        ["x"],
+        ["b"],
+        (layer("x", "InputLayer", batch_shape=[None, 3]), []),
+        (layer("a"), ["x"]),
+        (layer("times", "Multiply"), ["a"]),
+        (layer("b"), ["times"]),
+    )
+    config["config"]["layers"][2]["inbound_nodes"][0]["args"].append(factors)
+    layers = {"a": dense(nn.Linear(3, 4)), "b": dense(nn.Linear(4, 2))}
+    if is_read:
+        assert free_sizes(load_only(tmp_path, layers, config)) == [4]
+    else:
+        with pytest.raises(ConversionError, match=r"'times' .Multiply.*4 other arguments"):
+            load_only(tmp_path, layers, config)
+
+
 def test_models_inside_models(tmp_path: Path) -> None:
     a, b, c, d = nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(3, 5), nn.Linear(5, 6)
     encoder = checkpoints.sequential(("Dense", "first", {}), ("Dense", "second", {}))
@@ -322,6 +343,8 @@ REFUSED = {
     ),
     "of a package": ({**layer("own"), "module": "mine.layers"}, "'own' .Dense.*none of Keras"),
     "function": (layer("f", "Activation", activation="mine"), "'f' .Activation.*'mine'"),
+    "scales": (layer("r", "Rescaling", scale=[1, 2, 3, 4]), "'r' .Rescaling.*one scale"),
+    "no weights": (layer("n", "BatchNormalization"), "'n' .BatchNorm.*'moving_mean'"),
     "axes": (layer("n", "BatchNormalization", axis=[1, 2]), "'n' .BatchNorm.*one axis"),
     "numbers": (layer("s", "Softmax", axis="last"), "'axis' of layer 's'.*'last'"),
 }

@@ -15,7 +15,7 @@ from test_same_graph import check_same_graph
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph, symmetry
-from nfn_graph.converters import ConversionError, from_module, load, to_module
+from nfn_graph.converters import ConversionError, from_module, from_state_dict, load, to_module
 from nfn_graph.converters.conversion.reading import find_files
 from nfn_graph.converters.io import read_tensors, save
 
@@ -307,6 +307,12 @@ class TestArch:
         for _ in range(3):
             to_module(symmetry.sample(graph, "hnp").apply(graph), module)
             assert (module(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
+
+    def test_kernels_of_other_files_are_not_turned(self) -> None:
+        """Names of Keras in a file that stores `[out, in]`: a square matrix would be turned."""
+        graph = from_state_dict({"a/kernel:0": torch.randn(3, 3)})
+        with pytest.raises(ConversionError, match="a module with the tensors"):
+            to_module(graph, nn.Sequential(nn.Linear(3, 3, bias=False)))
 
     def test_the_way_from_an_archive(self, tmp_path: Path) -> None:
         """The configuration has the order that the counted layers do not have."""
