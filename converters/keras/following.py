@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.applied import Applied
 from nfn_graph.converters.keras.config import (
     Call,
     KerasLayer,
@@ -14,7 +15,7 @@ from nfn_graph.converters.keras.config import (
     Source,
     input_shape,
 )
-from nfn_graph.converters.keras.layers import LAYERS, Applied, refusal
+from nfn_graph.converters.keras.layers import LAYERS, refusal
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
 
