@@ -19,6 +19,8 @@ from nfn_graph.converters.channels import (
     widened,
 )
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
+from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.prefixes import Keys, find_state_dict
@@ -175,6 +177,8 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     keys = Keys(state_dict, own)
     if keys.fit:
         state_dict = {key: state_dict[name] for key, name in keys.names.items()}
+    elif has_keras_tensors(layout_of(graph), state_dict):
+        state_dict = _torch_tensors(state_dict, network)
     on_meta = any(tensor.is_meta for tensor in own.values())
     try:
         network.load_state_dict(state_dict, assign=on_meta)
@@ -184,6 +188,14 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
             f"{error})"
         ) from error
     return module
+
+
+def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a Keras file under the names of a module, which counts batches itself."""
+    is_ordered = not any(is_numbered(key) for key in tensors)
+    names = arch_names(module, tensors, tensors, is_ordered)
+    counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
+    return {**counters, **{t.name: t.view(tensors[key]) for key, t in names.items()}}
 
 
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:

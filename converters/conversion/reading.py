@@ -16,7 +16,10 @@ from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, ru
 from nfn_graph.converters.io import load
 from nfn_graph.converters.store.description import FILE, is_store
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
+SUFFIXES = (
+    *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx"),
+    *(".h5", ".hdf5", ".keras"),
+)
 
 
 @dataclass(frozen=True)
