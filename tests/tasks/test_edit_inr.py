@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from siren_data import blobs, sirens
 
-from nfn_graph import NFN, Batch, WeightGraph
+from nfn_graph import NFN, Batch, EquivariantNFN, WeightGraph
 from nfn_graph.cli import main
 from nfn_graph.converters import save
 from nfn_graph.symmetry import sample
@@ -190,7 +190,7 @@ def test_models_begin_with_the_weight_itself() -> None:
     other = raw.replace({key: moved}).to_graph()
 
     @torch.no_grad()
-    def response(model: NFN) -> float:
+    def response(model: EquivariantNFN) -> float:
         """How far the output of one weight moves with it, among those of all weights."""
         fit_inputs(model, graphs)
         before, after = model(batch).weights[key], model(other).weights[key]
