@@ -15,6 +15,7 @@ from nfn_graph import (
     Batch,
     ChannelNorm,
     Dropout,
+    Fold,
     FourierFeatures,
     IOEncoding,
     NetworkSpec,
@@ -261,3 +262,56 @@ def test_a_permuted_network_computes_the_same_function():
 
     moved = sample(graph, "hnp").apply(graph)
     assert (run(graph.to_tensors()) - run(moved.to_tensors())).abs().max() < 1e-12
+
+
+def inferred(spec: NetworkSpec, symmetry: str) -> dict[str, nn.Module]:
+    """Functions of graphs and of features, each of which says what it takes."""
+    layer = NFLinear(spec.fold(symmetry), CHANNELS, CHANNELS)
+    standardize = Standardize(spec, CHANNELS).double().fit(mixed_batch(spec, torch.float64))
+    return {
+        "layer": layer,
+        "residual": Residual(nn.Sequential(Activation("tanh"), layer)),
+        "features first": nn.Sequential(Activation("tanh"), layer),
+        "graph first": nn.Sequential(Fold(symmetry), layer),
+        "own tensors first": nn.Sequential(standardize, Fold(symmetry), layer),
+        "model": NFN(spec, (4, 1), symmetry, in_channels=CHANNELS),
+        "model of a union": NFN(
+            NetworkSpec.union([spec, chain((2, 3, 3, 4)).spec]), (4, 1), "np", in_channels=CHANNELS
+        ),
+    }
+
+
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_laws_infer_what_a_function_takes(symmetry):
+    spec = chain((2, 3, 4)).spec
+    graph = random_graph(spec, {"hidden1": 5}, CHANNELS)
+    for name, module in inferred(spec, symmetry).items():
+        assert_equivariant(module.double(), graph)
+        assert_equivariant(lambda graph, module=module: graph.features(), graph, symmetry)
+        assert name
+    folded = spec.fold(symmetry)
+    pools = [
+        Pool(folded),
+        nn.Sequential(Fold(symmetry), Pool(folded)),
+        NFN(spec, (4,), symmetry, in_channels=CHANNELS, out_features=2, head=(4,)),
+    ]
+    for pool in pools:
+        assert_invariant(pool.double(), graph)
+        assert_invariant(pool, Batch.from_data_list([graph, graph]))
+
+
+def test_laws_infer_the_group_that_all_layers_keep():
+    spec = chain((2, 3, 4)).spec
+    graph = random_graph(spec, {"hidden1": 5}, CHANNELS)
+    options = {"in_channels": CHANNELS, "out_features": 2, "head": (4,)}
+    encoded = NFN(spec, (4,), "np", io_encoding="sinusoidal", **options).double()
+    assert_invariant(encoded, graph)  # Positions of inputs and outputs leave "hnp".
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_invariant(encoded, graph, "np")
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_invariant(NFN(spec, (4,), "hnp", **options).double(), graph, "np")
+    broken = nn.Sequential(NFLinear(spec.fold("np"), CHANNELS, 2).double(), PerPosition())
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_equivariant(broken, graph)
+    with pytest.raises(ValueError, match=r"says which symmetry it keeps .*symmetry='np'"):
+        assert_equivariant(lambda graph: graph, graph)

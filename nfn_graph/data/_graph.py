@@ -25,10 +25,6 @@ _COLLATE_HINT = (
     "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "
     "different networks apart."
 )
-_UNION_HINT = (
-    "Use NetworkSpec.union of the specs of all networks: it has the types of each, and leaves "
-    "open the sizes that differ."
-)
 
 
 class WeightStorage(EdgeStorage):
@@ -359,7 +355,7 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
         if key not in known:
             raise ValueError(
                 f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
-                f"{_UNION_HINT}"
+                f"Use NetworkSpec.union of the specs of all networks."
             )
         if known[key] != type_:
             raise ValueError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
@@ -368,5 +364,6 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
         if expected_size is not None and neuron.size != expected_size:
             raise ValueError(
                 f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
-                f"(got {'different sizes' if neuron.size is None else neuron.size}). {_UNION_HINT}"
+                f"(got {'different sizes' if neuron.size is None else neuron.size}). Use "
+                f"'np' and NetworkSpec.union of the specs of all networks, which leaves sizes open."
             )
