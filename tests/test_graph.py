@@ -191,9 +191,9 @@ def test_types_of_a_spec_mean_the_same_in_every_graph():
     names = [[n.name for n in spec.neurons][i] for i in alone.node_type.tolist()]
     assert names == ["input"] * 2 + ["hidden1"] * 3 + ["output"] * 4
     assert torch.equal(alone.node_type, together.node_type[:9])
-    assert torch.equal(
-        alone.edge_attr, together.edge_attr[together.batch[together.edge_index[0]] == 0]
-    )
+    first = together.batch[together.edge_index[0]] == 0
+    assert torch.equal(alone.edge_attr, together.edge_attr[first])
+    assert torch.equal(alone.edge_type, together.edge_type[first])
     assert set(alone.edge_type.tolist()) < set(together.edge_type.tolist())
     # Without the spec the ids are those of the graph's own types.
     assert not torch.equal(shallow.to_homogeneous().node_type, alone.node_type)

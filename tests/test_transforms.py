@@ -408,7 +408,7 @@ def test_one_role_model_serves_any_depth():
         ),
         (
             lambda: RoleTypes()(chain((2, 3, 3, 3), biases=(True, False, True))),
-            "hidden2': 1}) first",
+            r"FillBiases\({'hidden2': 1}\) first",
         ),
         (
             lambda: RoleTypes()(chain((2, 3, 3, 3, 3), kernels=[(), (3,), (5,), ()])),
