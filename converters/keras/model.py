@@ -21,8 +21,8 @@ from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
 from nfn_graph.converters.keras.config import check_chain, layer_classes
-from nfn_graph.converters.keras.permuted import permuted
 from nfn_graph.converters.layouts import find_layout
+from nfn_graph.converters.permuted import permuted
 from nfn_graph.converters.state_dict import build_graph
 from nfn_graph.layout import Layout, Placement, PlacementAxis
 

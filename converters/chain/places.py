@@ -1,0 +1,138 @@
+"""Which layer of a chain the vectors of a norm, or of a PReLU, belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nfn_graph.converters.chain.names import Name
+from nfn_graph.converters.chain.norms import VectorGroup
+from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
+from nfn_graph.converters.errors import ConversionError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the vectors of a chain can stand: 0 is its input, i the outputs of its weight i.
+
+    Args:
+        weights: The keys, names and shapes of the weights in their order.
+        keys: All keys in the order of the file.
+        is_sorted: Whether that is their order as text, which says nothing about places.
+    """
+
+    weights: Sequence[tuple[str, Name, tuple[int, ...]]]
+    keys: Sequence[str]
+    is_sorted: bool
+
+    def find(self, group: VectorGroup, siblings: Sequence[VectorGroup]) -> int | None:
+        """The place of a group; None for one number that all neurons of a layer share.
+
+        If its size fits several places, its name and the order of the file must agree.
+
+        Args:
+            group: The vectors of a module.
+            siblings: All groups whose modules have the same name but for numbers.
+        """
+        fitting = [at for at in range(len(self.weights) + 1) if self._fits(group.size, at)]
+        named, is_sure = self._by_name(group, siblings)
+        if group.size == len(group.keys) == 1:
+            # It may be shared anywhere, and belongs to a neuron only where there is just one.
+            if not fitting or (is_sure and named[0] not in fitting):
+                return None
+            fitting = [*fitting, len(self.weights) + 1]
+        if len(fitting) == 1 and (not named or fitting == named):
+            return fitting[0]
+        if is_sure and named[0] not in fitting:
+            raise ConversionError(
+                f"Expected '{group.keys[0]}' to have {self._neurons(named[0])} entries, one for "
+                f"each neuron it stands behind (got {group.size})"
+            )
+        stored = named[0] if self.is_sorted and is_sure else self._as_stored(group)
+        if stored in named:
+            return stored
+        shown = f"{self._shown(named or fitting)}{' by name' if named else ''}"
+        if named and stored in fitting:
+            shown += f"; {self._shown([stored])} as stored"
+        raise ConversionError(
+            f"Expected one place that '{group.keys[0]}' of {group.size} entries can have (got "
+            f"{shown}). {ASK_FOR_ARCH}"
+        )
+
+    def _shown(self, places: Sequence[int]) -> str:
+        ends = ["the input", *(f"behind '{key}'" for key, _, _ in self.weights), "anywhere, shared"]
+        shown = [ends[at] for at in places]
+        return " or ".join(shown) or "none"
+
+    def _neurons(self, at: int) -> int:
+        return self.weights[at - 1][2][0] if at else self.weights[0][2][1]
+
+    def _fits(self, size: int, at: int) -> bool:
+        """Whether a vector has an entry for every neuron of a place, or for every flat entry."""
+        channels = self._neurons(at)
+        read = self.weights[at][2][1] if 0 < at < len(self.weights) else channels
+        return size == channels or (size == read and size % channels == 0)
+
+    def _as_stored(self, group: VectorGroup) -> int | None:
+        """The place of a group between the weights of a file that are in order."""
+        order = {key: i for i, key in enumerate(self.keys)}
+        weights = [order[key] for key, _, _ in self.weights]
+        if self.is_sorted or weights != sorted(weights):
+            return None
+        return sum(at < min(order[key] for key in group.keys) for at in weights)
+
+    def _by_name(
+        self, group: VectorGroup, siblings: Sequence[VectorGroup]
+    ) -> tuple[list[int], bool]:
+        """The places that the name of a group allows, and whether it needs no second witness.
+
+        A place between the indices of a container (`net.0`, here `net.1`, `net.3`) decides;
+        else the same numbers as a weight's (`conv2`, `bn2`), if all groups of that name fit in
+        one way, after their weights or before them.
+        """
+        between = self._between(group)
+        if between is not None:
+            return [between], True
+        at = siblings.index(group)
+        readings: dict[int, bool] = {}
+        for template in dict.fromkeys(name.template for _, name, _ in self.weights):
+            for offset in (1, 0):
+                places = self._paired(siblings, template, offset)
+                if places is not None:
+                    is_whole = len(places) == sum(
+                        n.template == template for _, n, _ in self.weights
+                    )
+                    readings[places[at]] = readings.get(places[at], False) or is_whole
+        return sorted(readings), len(readings) == 1 and all(readings.values())
+
+    def _between(self, group: VectorGroup) -> int | None:
+        """The place that an index in a container gives, None if there is none."""
+        if not group.template.endswith("#"):
+            return None
+        container, number = group.name.numbers[:-1], group.name.numbers[-1]
+        depth = len(group.name.numbers)
+        mates = [
+            (name.numbers[depth - 1], i)
+            for i, (_, name, _) in enumerate(self.weights)
+            if name.template.startswith(group.template) and name.numbers[: depth - 1] == container
+        ]
+        if not mates or any(n == number for n, _ in mates):
+            return None
+        before = [i for n, i in mates if n < number]
+        return max(before) + 1 if before else min(i for _, i in mates)
+
+    def _paired(
+        self, siblings: Sequence[VectorGroup], template: str, offset: int
+    ) -> list[int] | None:
+        """The places of all groups of one name, each at the weight with its numbers."""
+        places = []
+        for group in siblings:
+            same = [
+                i + offset
+                for i, (_, name, _) in enumerate(self.weights)
+                if name.template == template and name.numbers == group.name.numbers
+            ]
+            if len(same) != 1 or not self._fits(group.size, same[0]):
+                return None
+            places.append(same[0])
+        return places
