@@ -40,9 +40,7 @@ def joined(
         with w.at(f"'{layer.key}'"):
             inputs = [g for g in layer.vectors if g.is_input]
             for group in sorted(inputs, key=lambda g: g.name.numbers):
-                x = w.channelwise(
-                    w.ranked(x, layer.spatial + 2), [w.parameter(k) for k in group.keys], 1
-                )
+                x = _applied(w, w.ranked(x, layer.spatial + 2), group)
             weight = w.parameter(layer.key)
             bias = None if layer.bias is None else w.parameter(layer.bias)
             if layer.spatial:
@@ -55,8 +53,7 @@ def joined(
                     x = _with_vectors(w, x, layer, group, chain, flatten)
         channels = layer.shape[0]
     for group in scalars:
-        for key in group.keys:
-            x = w.combine(x, w.parameter(key))
+        x = _applied(w, x, group)
     w.output(x)
     return w.layout()
 
@@ -70,9 +67,18 @@ def _with_vectors(
     flatten: FlattenOrder | None,
 ) -> Value:
     channels = x.shape[1] if x.shape else None
-    if layer.spatial and group.size != channels and len(x.shape or ()) > 2:
+    is_flat = group.size != channels and not group.may_be_shared
+    if layer.spatial and is_flat and len(x.shape or ()) > 2:
         x = _flat(w, x, group.keys[0], group.size, chain, flatten)
-    return w.channelwise(x, [w.parameter(key) for key in group.keys], 1)
+    return _applied(w, x, group)
+
+
+def _applied(w: Wiring, x: Value, group: VectorGroup) -> Value:
+    """What a norm returns, or a PReLU, whose slope may be shared."""
+    parameters = [w.parameter(key) for key in group.keys]
+    if group.may_be_shared:
+        return w.combine(x, parameters[0])
+    return w.channelwise(x, parameters, 1)
 
 
 def _flattened(

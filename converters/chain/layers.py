@@ -72,9 +72,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     channels = _input_channels(chain, hints)
     if not hints.is_chain:
         check_chain(_named(chain, channels))
-    weights_in_order = [(layer.key, layer.name, layer.shape) for layer in chain]
-    weights_in_order[0] = (chain[0].key, chain[0].name, (chain[0].shape[0], channels))
-    places = Places(weights_in_order, floating, is_sorted)
+    places = Places(chain, channels, floating, is_sorted)
     scalars = []
     for group in groups:
         at = places.find(group, [g for g in groups if g.template == group.template])
@@ -85,10 +83,11 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
         is_flat = group.size != (behind.shape[0] if at else channels)
         check_groups(group, 0 if is_flat else behind.spatial)
         behind.vectors.append(group if at else group.at_input())
-    if len({group.template for group in scalars}) > 1:
+    shared = [group for group in groups if group.may_be_shared]
+    if len({group.template for group in shared}) > 1:
         raise ConversionError(
-            f"Expected names that tell the order of vectors of one entry (got "
-            f"{[group.keys[0] for group in scalars]}). {ASK_FOR_ARCH}"
+            f"Expected names that tell the order of numbers that layers share (got "
+            f"{[group.keys[0] for group in shared]}). {ASK_FOR_ARCH}"
         )
     scalars.sort(key=lambda group: group.name.numbers)
     if not is_sorted:
@@ -136,11 +135,31 @@ def _vectors(chain: Sequence[ChainLayer], scalars: Sequence[VectorGroup]) -> Ite
 
 
 def _check_exchangeable(tensors: Mapping[str, Tensor], used: Iterable[str]) -> None:
-    """Refuses vectors of one role and size that are stored in another order than they are used."""
-    order = {key: i for i, key in enumerate(tensors)}
+    """Refuses vectors that may have got each other's names.
+
+    That is, vectors of one role and size whose modules are scattered over the file, or counted in
+    another order than they are stored.
+    """
+    order = {key: i for i, key in enumerate(k for k in tensors if tensors[k].is_floating_point())}
+    modules: dict[str, list[int]] = {}
+    alike: dict[tuple[str, int], list[str]] = {}
+    for key, at in order.items():
+        module, _, role = key.rpartition(".")
+        modules.setdefault(module, []).append(at)
+        if tensors[key].dim() < 2:
+            alike.setdefault((role, tensors[key].numel()), []).append(key)
+    scattered = {m for m, found in modules.items() if found[-1] - found[0] >= len(found)}
+    for keys in alike.values():
+        apart = [key for key in keys if key.rpartition(".")[0] in scattered]
+        if len(keys) > 1 and apart:
+            raise ConversionError(
+                f"Expected the tensors of a module side by side (got others between '{apart[0]}' "
+                f"and those stored with it, and '{keys[keys[0] == apart[0]]}' of its size). "
+                f"{ASK_FOR_ARCH}"
+            )
     last: dict[tuple[str, int], str] = {}
     for key in used:
-        role = re.sub(r"\d+", "", key.rpartition(".")[2]), tensors[key].numel()
+        role = re.sub(r"\d+", "#", key), tensors[key].numel()
         before = last.setdefault(role, key)
         if order[key] < order[before]:
             raise ConversionError(

@@ -55,6 +55,11 @@ class VectorGroup:
         """The module's name without its numbers."""
         return self.name.template
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether it is one number, which all neurons of a layer may share."""
+        return self.size == len(self.keys) == 1
+
     def at_input(self) -> VectorGroup:
         """The same, acting on the network's input."""
         return replace(self, is_input=True)

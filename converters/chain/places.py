@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfn_graph.converters.chain.names import Name
 from nfn_graph.converters.chain.norms import VectorGroup
+from nfn_graph.converters.chain.order import ChainLayer
 from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
 
@@ -16,17 +16,19 @@ class Places:
     """Where the vectors of a chain can stand: 0 is its input, i the outputs of its weight i.
 
     Args:
-        weights: The keys, names and shapes of the weights in their order.
+        chain: The weights in their order.
+        channels: How many channels or features the first one reads.
         keys: All keys in the order of the file.
         is_sorted: Whether that is their order as text, which says nothing about places.
     """
 
-    weights: Sequence[tuple[str, Name, tuple[int, ...]]]
+    chain: Sequence[ChainLayer]
+    channels: int
     keys: Sequence[str]
     is_sorted: bool
 
     def find(self, group: VectorGroup, siblings: Sequence[VectorGroup]) -> int | None:
-        """The place of a group; None for one number that all neurons of a layer share.
+        """The place of a group; None for one number that all neurons of any layer share.
 
         If its size fits several places, its name and the order of the file must agree.
 
@@ -34,49 +36,53 @@ class Places:
             group: The vectors of a module.
             siblings: All groups whose modules have the same name but for numbers.
         """
-        fitting = [at for at in range(len(self.weights) + 1) if self._fits(group.size, at)]
+        fitting = [at for at in range(len(self.chain) + 1) if self._fits(group.size, at)]
         named, is_sure = self._by_name(group, siblings)
-        if group.size == len(group.keys) == 1:
-            # It may be shared anywhere, and belongs to a neuron only where there is just one.
-            if not fitting or (is_sure and named[0] not in fitting):
+        if group.may_be_shared:
+            # It belongs to a neuron where there is just one, and to the network elsewhere.
+            if not fitting:
                 return None
-            fitting = [*fitting, len(self.weights) + 1]
-        if len(fitting) == 1 and (not named or fitting == named):
-            return fitting[0]
+            fitting = list(range(len(self.chain) + 1))
         if is_sure and named[0] not in fitting:
             raise ConversionError(
                 f"Expected '{group.keys[0]}' to have {self._neurons(named[0])} entries, one for "
                 f"each neuron it stands behind (got {group.size})"
             )
-        stored = named[0] if self.is_sorted and is_sure else self._as_stored(group)
-        if stored in named:
-            return stored
-        shown = f"{self._shown(named or fitting)}{' by name' if named else ''}"
-        if named and stored in fitting:
-            shown += f"; {self._shown([stored])} as stored"
+        stored = self._as_stored(group)
+        if len(fitting) == 1 and fitting == (named or fitting):
+            if stored in (None, *fitting) or not self._fits_turned(group.size, stored):
+                return fitting[0]
+        elif (self.is_sorted and is_sure) or named == [stored]:
+            return named[0]
+        places = [f"{self._shown(named or fitting)} by {'name' if named else 'size'}"]
+        places += [] if stored is None else [f"{self._shown([stored])} as stored"]
         raise ConversionError(
             f"Expected one place that '{group.keys[0]}' of {group.size} entries can have (got "
-            f"{shown}). {ASK_FOR_ARCH}"
+            f"{'; '.join(places)}). {ASK_FOR_ARCH}"
         )
 
     def _shown(self, places: Sequence[int]) -> str:
-        ends = ["the input", *(f"behind '{key}'" for key, _, _ in self.weights), "anywhere, shared"]
-        shown = [ends[at] for at in places]
+        shown = [f"behind '{self.chain[at - 1].key}'" if at else "the input" for at in places]
         return " or ".join(shown) or "none"
 
     def _neurons(self, at: int) -> int:
-        return self.weights[at - 1][2][0] if at else self.weights[0][2][1]
+        return self.chain[at - 1].shape[0] if at else self.channels
 
     def _fits(self, size: int, at: int) -> bool:
         """Whether a vector has an entry for every neuron of a place, or for every flat entry."""
         channels = self._neurons(at)
-        read = self.weights[at][2][1] if 0 < at < len(self.weights) else channels
+        read = self.chain[at].shape[1] if 0 < at < len(self.chain) else channels
         return size == channels or (size == read and size % channels == 0)
+
+    def _fits_turned(self, size: int, at: int) -> bool:
+        """Whether a vector would fit a place if the weight there were transposed."""
+        weight = self.chain[max(at - 1, 0)]
+        return weight.bias is None and size == weight.shape[1 if at else 0]
 
     def _as_stored(self, group: VectorGroup) -> int | None:
         """The place of a group between the weights of a file that are in order."""
         order = {key: i for i, key in enumerate(self.keys)}
-        weights = [order[key] for key, _, _ in self.weights]
+        weights = [order[layer.key] for layer in self.chain]
         if self.is_sorted or weights != sorted(weights):
             return None
         return sum(at < min(order[key] for key in group.keys) for at in weights)
@@ -95,13 +101,11 @@ class Places:
             return [between], True
         at = siblings.index(group)
         readings: dict[int, bool] = {}
-        for template in dict.fromkeys(name.template for _, name, _ in self.weights):
+        for template in dict.fromkeys(layer.name.template for layer in self.chain):
             for offset in (1, 0):
                 places = self._paired(siblings, template, offset)
                 if places is not None:
-                    is_whole = len(places) == sum(
-                        n.template == template for _, n, _ in self.weights
-                    )
+                    is_whole = len(places) == sum(n.name.template == template for n in self.chain)
                     readings[places[at]] = readings.get(places[at], False) or is_whole
         return sorted(readings), len(readings) == 1 and all(readings.values())
 
@@ -112,9 +116,10 @@ class Places:
         container, number = group.name.numbers[:-1], group.name.numbers[-1]
         depth = len(group.name.numbers)
         mates = [
-            (name.numbers[depth - 1], i)
-            for i, (_, name, _) in enumerate(self.weights)
-            if name.template.startswith(group.template) and name.numbers[: depth - 1] == container
+            (layer.name.numbers[depth - 1], i)
+            for i, layer in enumerate(self.chain)
+            if layer.name.template.startswith(group.template)
+            and layer.name.numbers[: depth - 1] == container
         ]
         if not mates or any(n == number for n, _ in mates):
             return None
@@ -129,8 +134,8 @@ class Places:
         for group in siblings:
             same = [
                 i + offset
-                for i, (_, name, _) in enumerate(self.weights)
-                if name.template == template and name.numbers == group.name.numbers
+                for i, layer in enumerate(self.chain)
+                if layer.name.template == template and layer.name.numbers == group.name.numbers
             ]
             if len(same) != 1 or not self._fits(group.size, same[0]):
                 return None
