@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from nfn_graph.converters.checkpoint_values import as_tensor, is_numeric, is_plain
@@ -19,7 +20,7 @@ _PLACES = ("state_dict", "model_state_dict", "model")
 _DEEPEST = 3
 
 # What a state dict may hold; all but the tensors is carried along.
-_VALUES = (Tensor, int, float, str, bytes)
+_VALUES = (Tensor, np.generic, int, float, str, bytes)
 
 
 def find_state_dict(
