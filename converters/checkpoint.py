@@ -83,15 +83,21 @@ def _prefixes(state_dict: Mapping[Any, Any]) -> list[str]:
     return list(dict.fromkeys(first for first, dot, _ in names if dot))
 
 
-def _networks(checkpoint: Mapping[Any, Any]) -> dict[str, Mapping[str, Any]]:
-    """The state dicts in a checkpoint by name; those in a list by name and number."""
-    found = {}
+def _networks(checkpoint: Mapping[Any, Any], depth: int = 0) -> dict[str, Mapping[str, Any]]:
+    """The state dicts in a checkpoint by name; those in a list by name and number.
+
+    They may lie together in a mapping of one of the usual names.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
     for name, value in checkpoint.items():
         several = value if isinstance(value, (list, tuple)) and len(value) > 1 else ()
         numbered = {f"{name}.{i}": item for i, item in enumerate(several)}
         for own, item in (numbered or {str(name): value}).items():
             if (inside := _inside(item)) is not None:
                 found[own] = inside
+            elif name in _PLACES and isinstance(item, Mapping) and depth < _DEEPEST:
+                deeper = _networks(item, depth + 1)
+                found |= {f"{own}.{key}": network for key, network in deeper.items()}
     return found
 
 

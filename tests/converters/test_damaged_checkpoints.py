@@ -3,7 +3,8 @@
 Without `arch`, they give the graph of the network that they are from, or an error; never another
 graph. A graph is the same if every tensor is at the same place in it: the same neurons at the same
 axes, the same taps. What no reader can see is not damage: a square weight that is transposed is
-another square weight, and of a checkpoint without a bias there is a network without that bias.
+another square weight, of a checkpoint without a bias there is a network without that bias, and keys
+that are sorted do not show whether a module stood before or behind a weight that is transposed.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def _vectors(width: int, is_conv: bool) -> st.SearchStrategy[nn.Module | None]:
     makers = [nn.PReLU(width), nn.PReLU(), None, None]
     if is_conv:
         return st.sampled_from([nn.BatchNorm2d(width), *makers])
-    return st.sampled_from([nn.BatchNorm1d(width), nn.LayerNorm(width), *makers])
+    # A LayerNorm of one neuron forgets what it reads.
+    norms = [nn.BatchNorm1d(width), *([nn.LayerNorm(width)] if width > 1 else [])]
+    return st.sampled_from([*norms, *makers])
 
 
 @st.composite
@@ -262,7 +265,7 @@ def test_renamed(network: Network, rng: random.Random, how: str) -> None:
 def test_transposed(network: Network, rng: random.Random, is_whole: bool) -> None:
     tensors = network.state_dict()
     weights = [key for key, x in tensors.items() if x.dim() > 1 and x.shape[0] != x.shape[1]]
-    assume(weights)
+    assume(weights and list(tensors) != sorted(tensors))
     chosen = weights if is_whole else [rng.choice(weights)]
     found = read({k: x.transpose(0, 1) if k in chosen else x for k, x in tensors.items()})
     for key in chosen:

@@ -91,7 +91,7 @@ def test_a_chain_is_read_alike_in_any_order_of_its_keys(module: nn.Module) -> No
         assert_same(to_state_dict(graph), state_dict)
 
 
-@pytest.mark.parametrize("order", range(5))
+@pytest.mark.parametrize("order", [0, 1, 2, 4, 5])
 def test_sizes_that_occur_once_tell_the_order_of_any_keys(order: int) -> None:
     module = S(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6, 5),
