@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from nfn_graph.converters.chain.joining import FlattenOrder, joined
-from nfn_graph.converters.chain.names import are_sorted
 from nfn_graph.converters.chain.norms import VectorGroup, check_groups
 from nfn_graph.converters.chain.order import ChainLayer, NotChained, can_chain, only_order
 from nfn_graph.converters.chain.parts import find_parts, listed
@@ -67,7 +67,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
         _check_orientation(tensors)
     layers, groups = find_parts(tensors)
     floating = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
-    is_sorted = are_sorted(floating)
+    is_sorted = _are_sorted(tensors, floating)
     chain = only_order(layers, is_sorted)
     channels = _input_channels(chain, hints)
     if not hints.is_chain:
@@ -93,6 +93,17 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     if not is_sorted:
         _check_exchangeable(tensors, _vectors(chain, scalars))
     return joined(tensors, chain, scalars, channels, hints.flatten)
+
+
+def _are_sorted(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> bool:
+    """Whether keys come as text is sorted, which says nothing about layers.
+
+    The tensors of each type by themselves: so safetensors writes them.
+    """
+    by_type: dict[torch.dtype, list[str]] = {}
+    for key in keys:
+        by_type.setdefault(tensors[key].dtype, []).append(key)
+    return all(own == sorted(own) for own in by_type.values())
 
 
 def _check_orientation(tensors: Mapping[str, Tensor]) -> None:

@@ -63,11 +63,6 @@ class Name(NamedTuple):
         return self.precedes(other) and next(i for mine, theirs, i in pairs if mine != theirs)
 
 
-def are_sorted(keys: list[str]) -> bool:
-    """Whether keys come as text is sorted, which says nothing about layers."""
-    return keys == sorted(keys)
-
-
 def spelled(key: str) -> str:
     """A key in small letters, with the words of `resBlock` apart."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()

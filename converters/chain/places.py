@@ -50,7 +50,7 @@ class Places:
             )
         stored = self._as_stored(group)
         if len(fitting) == 1 and fitting == (named or fitting):
-            if self._is_witnessed(group.size, fitting[0], stored, is_named=bool(named)):
+            if self._is_witnessed(group, fitting[0], stored):
                 return fitting[0]
         elif (self.is_sorted and is_sure) or named == [stored]:
             return named[0]
@@ -61,18 +61,20 @@ class Places:
             f"{'; '.join(places)}). {ASK_FOR_ARCH}"
         )
 
-    def _is_witnessed(self, size: int, at: int, stored: int | None, *, is_named: bool) -> bool:
-        """Whether nothing speaks against the only place that a size fits.
+    def _is_witnessed(self, group: VectorGroup, at: int, stored: int | None) -> bool:
+        """Whether nothing speaks against the only place that the size of a group fits.
 
-        Behind a weight that was transposed, or whose successor is missing, it may fit elsewhere
-        only. A name or the order of the file shows that it belongs here.
+        Of a weight that is transposed or missing, it may fit elsewhere only. The order of the file
+        shows that it belongs here, or the name of the weight before it.
         """
         if stored == at:
             return True
+        is_behind = at > 0 and self.chain[at - 1].name.numbers == group.name.numbers
+        is_named = is_behind or self._between(group) is not None
         if stored is None:
             others = [place for place in range(len(self.chain) + 1) if place != at]
-            return is_named or not any(self._fits_turned(size, place) for place in others)
-        return is_named and not self._fits_turned(size, stored)
+            return is_named or not any(self._fits_turned(group.size, place) for place in others)
+        return is_named and not self._fits_turned(group.size, stored)
 
     def _shown(self, places: Sequence[int]) -> str:
         shown = [f"behind '{self.chain[at - 1].key}'" if at else "the input" for at in places]

@@ -147,7 +147,7 @@ def _explain(path: Path, error: Exception) -> str:
             )
         shown = ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
         advice = (
-            "It holds a whole module: save model.state_dict() instead."
+            "Save model.state_dict() instead of a whole module."
             if any(name.startswith("torch.nn.") for name in names)
             else f"If you trust them, give safe_globals={names}, or save the state dict alone."
         )

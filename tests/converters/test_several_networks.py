@@ -154,7 +154,7 @@ def test_all_globals_of_a_file_are_named_at_once(
 
 def test_a_saved_module_is_called_one(tmp_path: Path) -> None:
     torch.save(actor(), tmp_path / "x.pt")
-    with pytest.raises(ConversionError, match=r"whole module.*model\.state_dict\(\)"):
+    with pytest.raises(ConversionError, match=r"Save model\.state_dict\(\) instead"):
         load(tmp_path / "x.pt")
 
 
