@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from nfn_graph.converters.permuted import permuted
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 #: How weights are stored: as `[out, in, ...]`, or as `[..., in, out]`.
 Orientation = Literal["out_in", "in_out"]

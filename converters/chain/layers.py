@@ -30,7 +30,7 @@ from nfn_graph.converters.chain.topology import (
 )
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.orientation import turned
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 # Images have at most so many channels.
 _IMAGE_CHANNELS = 4

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nfn_graph.converters import ConversionError, from_module, from_state_dict
-from nfn_graph.layout import Placement
+from nfn_graph.data import Placement
 
 Tensors = dict[str, Tensor]
 Places = dict[str, Placement]
