@@ -38,8 +38,7 @@ def joined(
     x: Value = w.input()
     for layer in chain:
         with w.at(f"'{layer.key}'"):
-            inputs = [g for g in layer.vectors if g.is_input]
-            for group in sorted(inputs, key=lambda g: g.name.numbers):
+            for group in (g for g in layer.vectors if g.is_input):
                 x = _applied(w, w.ranked(x, layer.spatial + 2), group)
             weight = w.parameter(layer.key)
             bias = None if layer.bias is None else w.parameter(layer.bias)
@@ -48,9 +47,8 @@ def joined(
             else:
                 x = _flattened(w, x, layer, chain, flatten)
                 x = w.linear(x, weight, bias)
-            for group in sorted(layer.vectors, key=lambda g: (g.size, g.name.numbers)):
-                if not group.is_input:
-                    x = _with_vectors(w, x, layer, group, chain, flatten)
+            for group in (g for g in layer.vectors if not g.is_input):
+                x = _with_vectors(w, x, layer, group, chain, flatten)
         channels = layer.shape[0]
     for group in scalars:
         x = _applied(w, x, group)

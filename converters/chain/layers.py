@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -90,9 +91,24 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
             f"{[group.keys[0] for group in shared]}). {ASK_FOR_ARCH}"
         )
     scalars.sort(key=lambda group: group.name.numbers)
+    for layer in chain:
+        layer.vectors = _in_order(layer.vectors)
     if not is_sorted:
         _check_exchangeable(tensors, _vectors(chain, scalars))
     return joined(tensors, chain, scalars, channels, hints.flatten)
+
+
+def _in_order(groups: Sequence[VectorGroup]) -> list[VectorGroup]:
+    """Groups at one layer in the order of their use; those of flat entries are the last ones."""
+    ordered = sorted(groups, key=lambda g: (not g.is_input, g.size, g.name.numbers))
+    for one, other in pairwise(ordered):
+        is_told = one.name.precedes(other.name) or one.name.is_indexed_before(other.name)
+        if (one.is_input, one.size) == (other.is_input, other.size) and not is_told:
+            raise ConversionError(
+                f"Expected names that tell which of '{one.keys[0]}' and '{other.keys[0]}' comes "
+                f"first (got both at one layer). {ASK_FOR_ARCH}"
+            )
+    return ordered
 
 
 def _are_sorted(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> bool:
@@ -138,10 +154,9 @@ def _check_orientation(tensors: Mapping[str, Tensor]) -> None:
 def _vectors(chain: Sequence[ChainLayer], scalars: Sequence[VectorGroup]) -> Iterator[str]:
     """The keys of all vectors in the order of their use."""
     for layer in chain:
-        groups = sorted(layer.vectors, key=lambda group: group.name.numbers)
-        yield from (key for group in groups if group.is_input for key in group.keys)
+        yield from (key for group in layer.vectors if group.is_input for key in group.keys)
         yield from [layer.bias] if layer.bias else []
-        yield from (key for group in groups if not group.is_input for key in group.keys)
+        yield from (key for group in layer.vectors if not group.is_input for key in group.keys)
     yield from (key for group in scalars for key in group.keys)
 
 
@@ -170,14 +185,14 @@ def _check_exchangeable(tensors: Mapping[str, Tensor], used: Iterable[str]) -> N
             )
     last: dict[tuple[str, int], str] = {}
     for key in used:
-        role = re.sub(r"\d+", "#", key), tensors[key].numel()
-        before = last.setdefault(role, key)
+        counted = re.sub(r"\d+", "#", key), tensors[key].numel()
+        before = last.setdefault(counted, key)
         if order[key] < order[before]:
             raise ConversionError(
                 f"Expected vectors of one size in the order of their layers (got '{key}' stored "
                 f"before '{before}', behind which its name places it). {ASK_FOR_ARCH}"
             )
-        last[role] = key
+        last[counted] = key
 
 
 def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:

@@ -58,9 +58,17 @@ class Name(NamedTuple):
         return self.template == other.template and self.numbers < other.numbers
 
     def is_indexed_before(self, other: Name) -> bool:
-        """Whether the index in a container, which is an order, is what counts it before."""
-        pairs = zip(self.numbers, other.numbers, self.indices, strict=True)
-        return self.precedes(other) and next(i for mine, theirs, i in pairs if mine != theirs)
+        """Whether indices in a container that both are in, which are an order, say so."""
+        numbers = zip(self.numbers, other.numbers, self.indices, other.indices, strict=False)
+        words = zip(self.template.split("."), other.template.split("."), strict=False)
+        for mine, theirs in words:
+            if mine != theirs:
+                return False
+            if mine == "#":
+                first, second, *are_indices = next(numbers)
+                if first != second:
+                    return first < second and all(are_indices)
+        return False
 
 
 def spelled(key: str) -> str:

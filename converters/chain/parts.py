@@ -45,8 +45,9 @@ def find_parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[Ve
             groups.append(VectorGroup.of(module, keys, sizes.pop()))
         else:
             left += keys
-    # Names that pair no vector with a weight leave it to sizes, if these pair all of them.
-    if unnamed and not groups and len(unnamed) == len(layers) and not any(n.bias for n in layers):
+    # Arrays whose names pair no vector with a weight leave it to sizes, if these pair all of them.
+    is_nameless = not modules and not any("." in n.key or n.bias for n in layers)
+    if is_nameless and len(unnamed) == len(layers):
         for key in unnamed:
             _pair_by_size(key, tensors[key].numel(), layers)
     else:

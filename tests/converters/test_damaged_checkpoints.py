@@ -107,6 +107,22 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
     return f"{names[index]}.{leaf}"
 
 
+WORDS = [
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "more",
+    "most",
+]
 WIDTHS = st.sampled_from([1, 2, 3, 4, 4, 4, 6])
 
 
@@ -136,8 +152,9 @@ def networks(draw: st.DrawFn) -> Network:
         else:
             inputs *= positions if i == convolutions > 0 else 1
             modules.append(nn.Linear(inputs, outputs, bias=bias))
-        if vectors := draw(_vectors(outputs, i < convolutions)):
-            modules.append(vectors)
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+            if vectors := draw(_vectors(outputs, i < convolutions)):
+                modules.append(vectors)
     names = draw(names_of(modules))
     # Strategies share the modules that they choose from.
     modules = [copy.deepcopy(module) for module in modules]
@@ -156,9 +173,7 @@ def names_of(draw: st.DrawFn, modules: list[nn.Module]) -> tuple[str, ...]:
         gaps = [draw(st.integers(1, 2)) for _ in modules]
         return tuple(str(sum(gaps[:i])) for i in range(len(modules)))
     if style == "words":
-        words = draw(st.permutations(["one", "two", "three", "four", "five", "six", "seven",
-                                      "eight", "nine", "ten", "eleven", "twelve"]))  # fmt: skip
-        return tuple(words[: len(modules)])
+        return tuple(draw(st.permutations(WORDS))[: len(modules)])
     kinds = {nn.Conv2d: "conv", nn.Linear: "fc", nn.PReLU: "act"}
     words = [kinds.get(type(module), "bn") for module in modules]
     layer, names = 0, []
