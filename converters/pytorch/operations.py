@@ -23,7 +23,7 @@ from nfn_graph.converters.pytorch.names import (
 )
 from nfn_graph.converters.pytorch.reductions import reduction
 from nfn_graph.converters.pytorch.registry import HANDLERS, QUERIES, values_in
-from nfn_graph.converters.wiring import Opaque, Wiring
+from nfn_graph.converters.wiring import Opaque, Value, Wiring
 from nfn_graph.converters.wiring.assembly import Use
 
 __all__ = ["apply", "axes", "positions", "products", "weights"]
@@ -32,18 +32,23 @@ __all__ = ["apply", "axes", "positions", "products", "weights"]
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of the operation `name`; refuses what would mix neurons unseen."""
     name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    values = values_in([*args, *kwargs.values()])
     try:
-        return _apply(w, name, args, kwargs)
+        result = _apply(w, name, values, args, kwargs)
     except ConversionError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, StopIteration) as error:
         raise ConversionError(
             f"Expected arguments of '{name}' that can be followed (got {error})"
         ) from error
+    if name not in QUERIES and name not in CASTS:
+        w.account(values, values_in(result))
+    return result
 
 
-def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    values = values_in([*args, *kwargs.values()])
+def _apply(
+    w: Wiring, name: str, values: Sequence[Value], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     if name.startswith("_assert"):
         return None
     if name in ENTRYWISE:

@@ -8,7 +8,14 @@ from functools import reduce
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
-from nfn_graph.converters.wiring.axes import Segments, layers_of, plain, solve
+from nfn_graph.converters.wiring.axes import (
+    Segments,
+    axis_size,
+    layers_of,
+    plain,
+    resolve,
+    solve,
+)
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reductions import Reductions
 from nfn_graph.converters.wiring.values import (
@@ -32,8 +39,6 @@ class Wiring(Reductions):
         tensors: The checkpoint; shapes and dtypes are read, never values.
         tied: Further keys of the same tensor, by the key that stands for it.
     """
-
-    _has_output = False
 
     def linear(
         self,
@@ -192,6 +197,8 @@ class Wiring(Reductions):
         if isinstance(x, Weight):
             self.show(x)
             return
+        if isinstance(x, Activation) and x.neuron_axis is not None:
+            self._output_axes.append(self.neurons(x, x.neuron_axis))
         layers = layers_in(x) if isinstance(x, Activation) else layers_of(plain(*x.exposes))
         for layer in layers:
             layer.is_output = True
@@ -200,13 +207,29 @@ class Wiring(Reductions):
         """Where all tensors went. Those that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
-        self._fix_shown()
+        for weight in self._shown:
+            for key, own in weight.parts:
+                self._fix_shown(key, own)
         return build_layout(self.uses, self.tensors, self.tied)
 
-    def _fix_shown(self) -> None:
-        """Weights that the network returns show the order of the neurons along their axes."""
-        for key, own in (part for weight in self._shown for part in weight.parts):
-            neurons = self.uses[key].neurons if key in self.uses else []
-            for segments in (neurons[axis] for axis in own if neurons and axis is not None):
-                for layer in layers_of(segments or ()):
-                    layer.is_fixed = True
+    def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
+        """A weight that the network returns shows the order of the neurons along its axes.
+
+        One that meets no neurons, such as the logarithm of a policy's standard deviation, is
+        tapped by the output neurons if it has one entry for each, else by the whole network.
+        """
+        is_free = key not in self.uses
+        use = self.use_of(key)
+        for layer in (
+            layer
+            for axis in own
+            if axis is not None
+            for layer in layers_of(use.neurons[axis] or ())
+        ):
+            layer.is_fixed = True
+        large = [axis for axis, size in enumerate(use.shape) if size != 1]
+        if is_free and len(large) == 1:
+            outputs = {resolve(axis) for axis in self._output_axes}
+            fitting = [axis for axis in outputs if axis_size(axis) == use.shape[large[0]]]
+            if len(fitting) == 1:
+                use.set_neurons(large[0], "neuron", fitting[0])

@@ -55,6 +55,8 @@ class ValueSource:
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
         self._shown: list[Weight] = []
+        self._has_output = False
+        self._output_axes: list[Segments] = []
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
@@ -129,6 +131,24 @@ class ValueSource:
     def show(self, weight: Weight) -> None:
         """Fixes the neurons along the axes of a weight, once the whole network is known."""
         self._shown.append(weight)
+
+    def account(self, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        """Finds a place for weights that an operation has read without saying along which axis.
+
+        One number is a tap of the network. Of more, nothing would say which neurons they meet.
+        """
+        going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
+        for weight in operands:
+            for key in _keys_of(weight):
+                if key in going_on or key in self.uses:
+                    continue
+                tensor = self.tensors[key]
+                if tensor.numel() != 1:
+                    self.refuse(
+                        f"Expected an operation whose effect on neurons is known of every tensor "
+                        f"that it takes (got '{key}' {list(tensor.shape)} as one of its arguments)"
+                    )
+                self.use_of(key)
 
     def claimed(self, x: Opaque, like: Activation) -> Activation | None:
         """An input of unknown shape whose neurons were named along those of another value."""
@@ -227,3 +247,8 @@ class ValueSource:
     def layer(self, size: int) -> Layer:
         """A new layer of neurons."""
         return Layer(size, next(self._orders))
+
+
+def _keys_of(x: Value) -> list[str]:
+    """The tensors of the checkpoint that a value consists of."""
+    return [key for key, _ in x.parts] if isinstance(x, Weight) else []
