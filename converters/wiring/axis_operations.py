@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import axis_size, layers_of, take
+from nfn_graph.converters.wiring.axes import axis_size, layers_of, plain, take
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Activation,
     Axis,
@@ -35,6 +36,10 @@ class AxisOperations(ValueSource):
             scalar = [v for v in (first, second) if v.shape == () and not (v.is_input or v.exposes)]
             if scalar:
                 return second if scalar[0] is first else first
+            exposed = [layers_of(plain(*v.exposes)) for v in (first, second)]
+            if all([layer.size for layer in layers] == [1] for layers in exposed):
+                # Single neurons whose axes were dropped, such as outputs that are added.
+                tie(plain(*exposed[0]), plain(*exposed[1]))
             return self.opaque([first, second])
         return broadcast(self, first, second)
 

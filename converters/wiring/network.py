@@ -9,6 +9,7 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
 from nfn_graph.converters.wiring.axes import (
+    Segment,
     Segments,
     axis_size,
     layers_of,
@@ -18,10 +19,12 @@ from nfn_graph.converters.wiring.axes import (
 )
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reductions import Reductions
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Activation,
     Neurons,
     Opaque,
+    Part,
     Positions,
     Value,
     Weight,
@@ -54,7 +57,7 @@ class Wiring(Reductions):
 
         All other axes of the weight are taps: the entries of a kernel.
         """
-        x = self.claim(x, axis, weight.shape[source])
+        x = self._with_channels(self.claim(x, axis, weight.shape[source]), axis)
         axis = position_of(axis, x.rank)
         known = solve(self.neurons(x, axis), weight.shape[source])
         layer = self.layer(weight.shape[target])
@@ -87,7 +90,7 @@ class Wiring(Reductions):
                 source=int(not transposed),
             )
         elif groups == channels:
-            x = self.claim(self.ranked(x, spatial + 2), axis, channels)
+            x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
             segments = solve(self.neurons(x, axis), channels)
             copies = weight.shape[1] if transposed else weight.shape[0] // groups
             spread = tuple(replace(s, after=(s.after or 1) * copies) for s in segments)
@@ -104,12 +107,27 @@ class Wiring(Reductions):
         y = Activation((*y.stored[: y.rank - spatial], *positions), y.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
 
+    def _with_channels(self, x: Activation, axis: int) -> Activation:
+        """A value whose neurons a weight reads along an axis.
+
+        Where that has one entry and the neurons lie along another one, as in a signal of one
+        channel that a linear layer has made, they are the positions of a single neuron.
+        """
+        at, along = position_of(axis, x.rank), x.neuron_axis
+        if along is None or at == along or x.axes[at] != Positions(1):
+            return x
+        size, layer = x.shape[along], self.layer(1)
+        tie(self.neurons(x, along), (Segment((layer,), 1, size),))
+        stored = with_axis(x.stored, along, Positions(size))
+        return replace(x, stored=with_axis(stored, at, Neurons(plain(layer))))
+
     def matmul(self, first: Value, second: Value) -> Value:
         """A product with a stored matrix, or with another value along positions."""
         if isinstance(second, Weight) and second.rank == 2 and not isinstance(first, Weight):
             return self.linear(first, second, target=1, source=0)
         if isinstance(first, Weight) and first.rank == 2 and not isinstance(second, Weight):
-            return self.linear(second, first, axis=-2)
+            # A vector has no axis for a batch.
+            return self.linear(second, first, axis=-min(2, self._rank_beside(second)))
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             return self.opaque([first, second])
         if isinstance(first, Opaque) and isinstance(second, Activation):
@@ -120,6 +138,14 @@ class Wiring(Reductions):
             "Expected a product with one stored matrix (got matmul of two computed values, as in "
             "attention, or of two stored ones, which have no graph of weights)"
         )
+
+    def _rank_beside(self, x: Activation | Opaque) -> int:
+        if x.shape is None:
+            self.refuse(
+                "Expected to know whether a matrix is multiplied with a vector or with a matrix "
+                "of columns (got a value of unknown shape). Give an example_input"
+            )
+        return len(x.shape)
 
     def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""
@@ -173,6 +199,8 @@ class Wiring(Reductions):
 
     def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
         """Statistics of each channel, stored or computed: batch norm, instance norm."""
+        if isinstance(x, Activation) and x.rank > 1 and isinstance(x.axes[1], Part):
+            self.neurons(x, 1)
         return self.statistics(self.channelwise(x, parameters, 1) if parameters else x)
 
     def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
