@@ -160,11 +160,16 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("is_open", [False, True])
-def test_all_is_in_the_graph_and_symmetric(name: str, is_open: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", ["known", "open", "negative"])
+def test_all_is_in_the_graph_and_symmetric(name: str, batch: str, tmp_path: Path) -> None:
     nodes, tensors, shape, open_shape = CASES[name]
+    given = {
+        "known": shape,
+        "open": open_shape,
+        "negative": [-1 if size == FREE else size for size in open_shape],
+    }
     outputs = "m d" if "policy" in name else "y"
-    path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape, outputs)
+    path = write(tmp_path / "x.onnx", nodes, tensors, given[batch], outputs)
     graph = load(path)
     used = {key for key, t in tensors.items() if t.is_floating_point()} - {"scales"}
     assert used <= graph.layout.placed
