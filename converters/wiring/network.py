@@ -205,6 +205,9 @@ class Wiring(Reductions):
 
     def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
         """Statistics over the last `num_axes` axes, parameters of their shape."""
+        if num_axes > 1 and parameters and isinstance(x, Opaque) and x.shape is None:
+            # Images or signals, one per entry of a batch; one axis alone may be that of tokens.
+            x = replace(x, shape=(None, *(parameters[0].shape or ())))
         return reduce(self.combine, parameters, self.statistics(x, range(-num_axes, 0)))
 
     def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:

@@ -179,6 +179,7 @@ class ValueSource:
             self.refuse(
                 f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
+                + (". Give an example_input" if x.guessed else "")
             )
         return resolve(found.segments)
 

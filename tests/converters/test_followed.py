@@ -130,3 +130,8 @@ def test_single_outputs_that_are_added_are_one_neuron(squeezed: bool) -> None:
         ("input2", "weight", "output"),
     ]
     assert graph.layout.shape.sizes == ((3,), (1,), (5,))
+
+
+def test_a_layer_norm_over_several_axes_says_how_many_an_input_has() -> None:
+    module = nn.Sequential(nn.LayerNorm([1, 9]), nn.Conv1d(1, 8, 3), nn.Conv1d(8, 2, 1))
+    assert from_module(module).layout == from_module(module, torch.rand(2, 1, 9)).layout
