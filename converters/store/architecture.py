@@ -26,7 +26,7 @@ from nfn_graph.converters.files.graph import (
     unpack,
 )
 from nfn_graph.converters.files.graph_checks import check_graph
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 from nfn_graph.spec import Key
 
 FOLDER = "architectures"
