@@ -19,7 +19,7 @@ from nfn_graph.converters.onnx.sizes import Sizes, computed_sizes, stored_sizes
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.pytorch import as_inputs
 from nfn_graph.converters.wiring import Value, Wiring
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 #: Operations that read stored numbers only for sizes, or not at all once a network is trained.
 _SIZED = frozenset({"Resize", "Upsample", "Dropout", "CastLike", "Shape", "Size", "Range"})
