@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import axis_size, layers_of, plain, take
+from nfn_graph.converters.wiring.axes import Segments, axis_size, layers_of, plain, take
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
@@ -25,6 +25,7 @@ from nfn_graph.converters.wiring.values import (
     shown,
     with_axis,
 )
+from nfn_graph.data import PlacementAxis
 
 
 class AxisOperations(ValueSource):
@@ -227,7 +228,7 @@ class AxisOperations(ValueSource):
         if isinstance(x, Activation):
             return x
         if isinstance(x, Weight):
-            self.refuse("Expected activations to concatenate (got a tensor of the checkpoint)")
+            return self._stored_beside(x, like, axis)
         if isinstance(like.axes[axis], Positions):
             at = next(i for i, a in enumerate(like.axes) if not isinstance(a, Positions))
         else:
@@ -243,6 +244,30 @@ class AxisOperations(ValueSource):
                 "example_input"
             )
         return self.claim(x, at, size)
+
+    def _stored_beside(self, x: Weight, like: Activation, axis: int) -> Activation:
+        """A stored tensor as an operand of a concatenation: neurons that no weight leads to.
+
+        Beside positions, such as a class token before others, it has the neurons of these.
+        """
+        along = like.neuron_axis if isinstance(like.axes[axis], Positions) else axis
+        if along is None or x.rank > like.rank:
+            self.refuse(
+                f"Expected a tensor that fits the activations it is concatenated with (got "
+                f"{shown(x.shape)} beside {shown(like.shape)})"
+            )
+        x = x.broadcast(like.rank)
+        segments = plain(self.layer(x.shape[along])) if along == axis else self.neurons(like, along)
+        if axis_size(segments) != x.shape[along]:
+            self.refuse(
+                f"Expected a tensor with {axis_size(segments)} entries along axis {along} to "
+                f"concatenate (got {shown(x.shape)})"
+            )
+        roles: list[tuple[PlacementAxis, Segments] | None] = [None] * x.rank
+        roles[along] = ("neuron", segments)
+        self.use(x, roles)
+        stored: tuple[Axis, ...] = tuple(Positions(size) for size in x.shape)
+        return Activation(with_axis(stored, along, Neurons(segments)), like.guessed)
 
 
 def _act(x: Value) -> Activation:

@@ -427,6 +427,28 @@ FOLLOWED: dict[str, Case] = {
         ),
         ((3, 4),), (8,),
     ),
+    # Stored tensors beside activations.
+    "a class token before the others": Case(
+        lambda: mlp(
+            lambda m, h: torch.cat([m.token.expand(h.shape[0], -1, -1), h], 1)[:, 0] + h.mean(1),
+            token=nn.Parameter(torch.rand(1, 1, 8)),
+        ),
+        POINTS, (8,),
+    ),
+    "a stored context beside the features": Case(
+        lambda: mlp(
+            lambda m, h: torch.cat([h, m.context.expand(h.shape[0], 4)], 1),
+            after=12, context=nn.Parameter(torch.rand(4)),
+        ),
+        FLAT, (8, 4),
+    ),
+    "deviations beside the outputs": Case(
+        lambda: One(
+            lambda m, x: torch.cat([m.b(m.a(x).relu()), m.log_std.expand(x.shape[0], 2)], 1),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), log_std=nn.Parameter(torch.rand(2)),
+        ),
+        FLAT, (8,),
+    ),
 }  # fmt: skip
 
 #: Right with an example, refused without: the number of axes decides.
