@@ -126,8 +126,13 @@ class Wiring(Reductions):
         if isinstance(second, Weight) and second.rank == 2 and not isinstance(first, Weight):
             return self.linear(first, second, target=1, source=0)
         if isinstance(first, Weight) and first.rank == 2 and not isinstance(second, Weight):
-            # A vector has no axis for a batch.
-            return self.linear(second, first, axis=-min(2, self._rank_beside(second)))
+            return self.linear(second, first, axis=self._column_axis(second))
+        if isinstance(second, Weight) and second.rank == 1 and not isinstance(first, Weight):
+            y = self.linear(first, second.view([0, None]), target=1, source=0)
+            return self.squeeze(y, -1)
+        if isinstance(first, Weight) and first.rank == 1 and not isinstance(second, Weight):
+            axis = self._column_axis(second)
+            return self.squeeze(self.linear(second, first.view([None, 0]), axis=axis), axis)
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             return self.opaque([first, second])
         if isinstance(first, Opaque) and isinstance(second, Activation):
@@ -139,13 +144,14 @@ class Wiring(Reductions):
             "attention, or of two stored ones, which have no graph of weights)"
         )
 
-    def _rank_beside(self, x: Activation | Opaque) -> int:
+    def _column_axis(self, x: Activation | Opaque) -> int:
+        """The axis that a matrix before a value reads; a vector has none for a batch."""
         if x.shape is None:
             self.refuse(
                 "Expected to know whether a matrix is multiplied with a vector or with a matrix "
                 "of columns (got a value of unknown shape). Give an example_input"
             )
-        return len(x.shape)
+        return -min(2, len(x.shape))
 
     def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""

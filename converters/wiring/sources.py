@@ -138,15 +138,15 @@ class ValueSource:
         One number is a tap of the network. Of more, nothing would say which neurons they meet.
         """
         going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
-        for weight in operands:
-            for key in _keys_of(weight):
+        for operand in operands:
+            for key in _keys_of(operand):
                 if key in going_on or key in self.uses:
                     continue
-                tensor = self.tensors[key]
-                if tensor.numel() != 1:
+                if any(size != 1 for size in operand.shape or ()):
                     self.refuse(
                         f"Expected an operation whose effect on neurons is known of every tensor "
-                        f"that it takes (got '{key}' {list(tensor.shape)} as one of its arguments)"
+                        f"that it takes (got '{key}' {list(self.tensors[key].shape)} as one of its "
+                        f"arguments)"
                     )
                 self.use_of(key)
 

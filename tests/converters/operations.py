@@ -419,6 +419,17 @@ FOLLOWED: dict[str, Case] = {
         ),
         ((3,),), (8,),
     ),
+    "a vector behind the features": Case(
+        lambda: mlp(lambda m, h: h * (h @ m.v)[:, None].exp(), v=nn.Parameter(torch.rand(8))),
+        FLAT, (8,),
+    ),
+    "a vector before a vector": Case(
+        lambda: One(
+            lambda m, x: m.v @ (m.w @ x).relu(),
+            w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(8)),
+        ),
+        ((3,),), (8,),
+    ),
     "a matrix before columns": Case(
         lambda: One(
             lambda m, x: m.v @ (m.w @ x + m.c[:, None]).relu(),

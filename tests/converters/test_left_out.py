@@ -52,6 +52,9 @@ USED: dict[str, tuple[Run, tuple[int, ...], str]] = {
     "as many as no output": (lambda m, x: (head(m, x), m.free), (5,), "scalars"),
     "a table": (lambda m, x: (head(m, x), m.free), (2, 3), "scalars"),
     "a sum of its entries": (lambda m, x: (head(m, x), m.free.sum()), (5,), "scalars"),
+    "a sum as an argument": (
+        lambda m, x: m.b(F.normalize(m.a(x), eps=m.free.sum())), (5,), "scalars"
+    ),
     "an argument of an operation": (
         lambda m, x: m.b(F.normalize(m.a(x), eps=m.free)), (), "scalars"
     ),
