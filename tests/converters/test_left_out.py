@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from architectures import One
 from permuting import assert_symmetric, only_export
 from torch import nn
 
-from nfn_graph import WeightGraph
+from nfn_graph import WeightGraph, cli
 from nfn_graph.converters import ConversionError, from_module, summary, to_state_dict
 
 Run = Callable[..., Any]
@@ -118,3 +120,14 @@ def test_many_tensors_left_out_are_one_line_each_reason() -> None:
     table = summary(from_module(One(lambda m, x: m.a(x), a=nn.Linear(3, 2), spare=spare)))
     assert len(table.left_out) == 50
     assert [note.rsplit(" and ", 1)[1] for note in table.notes] == ["32 more", "2 more"]
+
+
+def test_inspect_lists_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    path = str(tmp_path / "x.pt")
+    torch.save(module.state_dict(), path)
+    assert cli.main(["inspect", path]) == 0
+    reason = "whole numbers (counts, indices or masks)"
+    assert f"Left out, {reason}: 1.num_batches_tracked" in capsys.readouterr().out
+    assert cli.main(["inspect", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"1.num_batches_tracked": reason}
