@@ -71,11 +71,13 @@ def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
         with wiring.at(place_of(path, position, proto)):
             node = Node(wiring, proto, _inputs(proto, values), tensors, shapes, sizes)
             found = computed_sizes(node, proto.op_type, sizes)
-            if found is not None:
-                sizes[proto.output[0]] = found
-                values[proto.output[0]] = wiring.constant(() if found.is_one else found.shape)
+            if found is None:
+                _run(node, proto, values)
                 continue
-            _run(node, proto, values)
+            for name in proto.output[:1]:
+                _check_new(name, values)
+                sizes[name] = found
+                values[name] = wiring.constant(() if found.is_one else found.shape)
     for value in model.graph.output:
         if value.name not in values:
             raise ConversionError(
@@ -157,12 +159,16 @@ def _run(node: Node, proto: Any, values: dict[str, Value]) -> None:
     for name, result in zip(proto.output, results, strict=False):
         if not name:
             continue
-        if name in values:
-            raise ConversionError(f"Expected one node for '{name}' (got two)")
+        _check_new(name, values)
         shape = node.shapes.get(name)
         # One number stays one number: filling a shape with it adds no neurons.
         known = shape is None or is_number(result)
         values[name] = result if known else node.wiring.annotate(result, shape or ())
+
+
+def _check_new(name: str, values: Mapping[str, Value]) -> None:
+    if name in values:
+        raise ConversionError(f"Expected one node for '{name}' (got two)")
 
 
 def _infer_shapes(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int | None, ...]]:

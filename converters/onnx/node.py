@@ -87,7 +87,7 @@ class Node:
 
     def computed(self, index: int) -> list[int | None] | None:
         """Whole numbers of an input that the model computes, None where they are not known."""
-        found = self.sizes.get(self.names[index])
+        found = self.sizes.get(self.names[index]) if self.has(index) else None
         return None if found is None else [None if n is None else int(n) for n in found.values]
 
     def number(self, name: str, default: float) -> int | float:

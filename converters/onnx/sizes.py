@@ -70,7 +70,10 @@ def computed_sizes(node: Node, kind: str, known: Mapping[str, Sizes]) -> Sizes |
         if found is None:
             return None
         operands.append(found)
-    found = None if rule is None or not operands else rule(node, operands)
+    try:
+        found = None if rule is None or not operands else rule(node, operands)
+    except (ArithmeticError, ValueError, TypeError, LookupError):
+        return None  # Numbers with which there is nothing to compute, such as a step of 0.
     return None if found is None else found._replace(is_measured=is_measured)
 
 

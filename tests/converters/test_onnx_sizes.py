@@ -279,3 +279,17 @@ def test_quantised_operations_are_called_so(tmp_path: Path) -> None:
     tensors = {"w": torch.ones(3, 8, dtype=torch.int8), "s": torch.tensor(0.5)}
     with pytest.raises(ConversionError, match=r"\(DequantizeLinear\).*quantised.*floating point"):
         load(write(tmp_path / "x.onnx", nodes, tensors, (2, 3)))
+
+
+def test_sizes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    wrong = {
+        "a step of 0": node("Slice", "s zero one zero zero", "t"),
+        "a division by 0": node("Div", "s zero", "t"),
+        "an index beyond": node("Gather", "s many", "t"),
+    }
+    _, tensors, shape, _ = CASES["a part of a shape"]
+    for proto in wrong.values():
+        nodes = [node("Conv", "x a", "r"), node("Shape", "r", "s"), proto]
+        nodes += [node("Reshape", "r t", "i"), node("Gemm", "i b", "y")]
+        with pytest.raises(ConversionError, match=r"node '\w+_1' \(\w+\) of"):
+            load(write(tmp_path / "x.onnx", nodes, tensors, shape))
