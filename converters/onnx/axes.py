@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.node import Node, by_name
-from nfn_graph.converters.wiring import Activation, Value, Weight
+from nfn_graph.converters.wiring import Activation, Value, Weight, position_of
 
 
 def _pool(node: Node) -> Value:
@@ -15,12 +15,12 @@ def _pool(node: Node) -> Value:
 
 def _resize(node: Node) -> Value:
     before, after = node.shape(0), node.shapes.get(node.outputs[0])
-    if before is None or (after is None and not _keeps_channels(node)):
+    if before is None or len(before) < 3 or (after is None and not _keeps_channels(node)):
         raise ConversionError(
             "Expected a resize whose sizes are known (got one that depends on an input). Give an "
             "example_input"
         )
-    if after is not None and before[1] != after[1]:
+    if after is not None and before[1:2] != after[1:2]:
         raise ConversionError(f"Expected a resize that keeps channels (got {before} to {after})")
     return node.wiring.pool(node.x, len(before) - 2)
 
@@ -108,6 +108,11 @@ def _slice(node: Node) -> Value:
     starts, stops = node.integers("starts", 1) or [], node.integers("ends", 2) or []
     axes = node.integers("axes", 3) or list(range(len(starts)))
     steps = node.integers("steps", 4) or [1] * len(starts)
+    if not len(starts) == len(stops) == len(axes) == len(steps):
+        raise ConversionError(
+            f"Expected a start, an end and a step for each axis (got {starts}, {stops} and {steps} "
+            f"for axes {axes})"
+        )
     y = node.x
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
         y = node.wiring.slice(y, axis, start, None if stop >= 2**31 - 1 else stop, step)
@@ -119,7 +124,7 @@ def _split(node: Node) -> list[Value]:
     sizes = node.integers("split", 1)
     if sizes is None:
         shape = node.shape(0)
-        total = None if shape is None else shape[axis]
+        total = None if shape is None else shape[position_of(axis, len(shape))]
         if total is None:
             raise ConversionError("Expected to split an axis of known size (got an unknown one)")
         step = -(-total // len(node.outputs))

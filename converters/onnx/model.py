@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files import onnx as files
 from nfn_graph.converters.onnx.node import Node, is_number
 from nfn_graph.converters.onnx.operators import OPERATORS
@@ -43,10 +43,9 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
     try:
         layout = _follow(path, model, tensors)
     except ConversionError as error:
-        cause = find_cause(path, model, tensors)
-        if cause is None:
-            raise
-        raise ConversionError(cause) from error
+        # Names are the file's own, and may hold line breaks.
+        reason = find_cause(path, model, tensors) or str(error)
+        raise ConversionError(one_line(reason)) from error
     return WeightGraph.from_placements(layout, tensors)
 
 
@@ -67,6 +66,8 @@ def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
     for position, proto in enumerate(model.graph.node):
         if proto.op_type == "Constant":
             _add_constant(wiring, proto, values, sizes)
+            continue
+        if not any(proto.output):
             continue
         with wiring.at(place_of(path, position, proto)):
             node = Node(wiring, proto, _inputs(proto, values), tensors, shapes, sizes)

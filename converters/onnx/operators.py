@@ -72,7 +72,8 @@ def _statistics(node: Node) -> Value:
 
 
 def _entrywise(node: Node) -> Value:
-    return reduce(node.wiring.combine, (node.value(i) for i in range(len(node.names))))
+    values = (node.value(i) for i in range(max(1, len(node.names))))
+    return reduce(node.wiring.combine, values)
 
 
 def _pointwise(node: Node) -> Value:

@@ -237,7 +237,7 @@ class AxisOperations(ValueSource):
             size = self.claimed_size(x, like.rank - at)
             x = replace(x, shape=(None,) * like.rank)
         else:
-            size = x.shape[at]
+            size = x.shape[position_of(at, len(x.shape))]
         if size is None:
             self.refuse(
                 "Expected known shapes to concatenate (got an input of unknown size). Give an "

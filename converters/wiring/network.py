@@ -57,6 +57,8 @@ class Wiring(Reductions):
 
         All other axes of the weight are taps: the entries of a kernel.
         """
+        if weight.rank < 2:
+            self.refuse(f"Expected a weight [out, in, ...] (got {list(weight.shape)})")
         x = self._with_channels(self.claim(x, axis, weight.shape[source]), axis)
         axis = position_of(axis, x.rank)
         known = solve(self.neurons(x, axis), weight.shape[source])
@@ -78,6 +80,8 @@ class Wiring(Reductions):
     ) -> Activation:
         """A convolution, `weight` `[out, in / groups, *kernel]`, or transposed
         `[in, out / groups, *kernel]`."""
+        if weight.rank < 2:
+            self.refuse(f"Expected a kernel [out, in, ...] (got {list(weight.shape)})")
         spatial = weight.rank - 2
         axis = -1 - spatial
         channels = weight.shape[0] if transposed else weight.shape[1] * groups
@@ -89,7 +93,7 @@ class Wiring(Reductions):
                 target=int(transposed),
                 source=int(not transposed),
             )
-        elif groups == channels:
+        elif groups == channels > 0:
             x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
             segments = solve(self.neurons(x, axis), channels)
             copies = weight.shape[1] if transposed else weight.shape[0] // groups

@@ -293,3 +293,10 @@ def test_sizes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         nodes += [node("Reshape", "r t", "i"), node("Gemm", "i b", "y")]
         with pytest.raises(ConversionError, match=r"node '\w+_1' \(\w+\) of"):
             load(write(tmp_path / "x.onnx", nodes, tensors, shape))
+
+
+def test_names_with_line_breaks_are_shown_in_one_line(tmp_path: Path) -> None:
+    proto = node("MatMul", "x w", "y")
+    proto.input[0] = "a\nb"
+    with pytest.raises(ConversionError, match=r"input 'a b' to be known"):
+        load(write(tmp_path / "x.onnx", [proto], weights(w=(3, 2)), (2, 3)))
