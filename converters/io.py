@@ -16,7 +16,7 @@ from nfn_graph.converters.files import Format, detect, keras, npz, onnx, pytorch
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
 from nfn_graph.converters.files.zip_directory import ZipEntry
-from nfn_graph.converters.keras import from_keras, to_keras
+from nfn_graph.converters.keras.model import from_keras, save_keras
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
 from nfn_graph.converters.orientation import Orientation
@@ -27,7 +27,9 @@ _WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
     ".safetensors": safetensors.write,
     ".npz": npz.write,
 }
-_SUFFIXES = (*_WRITERS, ".h5", ".onnx")
+# Formats that hold more than tensors, which comes from a template.
+_WITH_TEMPLATE = (".h5", ".keras", ".onnx")
+_SUFFIXES = (*_WRITERS, *_WITH_TEMPLATE)
 
 
 def load(
@@ -56,7 +58,7 @@ def load(
             (`"out_in"`) or as `[..., in, out]` (`"in_out"`); see :func:`from_state_dict`.
         key: The name of the network in a file that holds several; see :func:`from_state_dict`.
         example_input: An input of the network, where its shape decides; see
-            :func:`from_state_dict`. An ONNX file knows the shape, too.
+            :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
         safe_globals: Names of classes and functions that a PyTorch file may use beside those
             that torch allows, such as `"numpy.dtype"`; see
             :func:`torch.serialization.safe_globals`. They are called: name only what you trust.
@@ -69,10 +71,11 @@ def load(
     path = Path(path)
     format_, entries = detect(path)
     if format_ == "onnx":
-        return from_onnx(path)
+        return from_onnx(path, example_input=example_input)
     try:
         if format_ == "keras":
-            return from_keras(path, arch=arch, flatten=flatten, example_input=example_input)
+            read = keras.read(path)
+            return from_keras(read, arch=arch, flatten=flatten, example_input=example_input)
         if format_ == "safetensors":
             file = safetensors.read_file(path)
             if is_graph(file.metadata):
@@ -130,9 +133,10 @@ def save(
 
     Args:
         graph: One network.
-        path: The file; `.pt`, `.pth`, `.ckpt`, `.safetensors`, `.npz`, `.h5` or `.onnx`.
+        path: The file; `.pt`, `.pth`, `.ckpt`, `.safetensors`, `.npz`, `.h5`, `.keras` or
+            `.onnx`.
         template: A file of the same format to take all else from: the operations of an ONNX
-            model, which needs one, or the configuration of a Keras model.
+            model or the configuration of a `.keras` file, which need one, or that of a `.h5` file.
         channel: Which channel to write, of a graph that was made with further ones: one of
             their names, or `"weights"`.
         as_graph: Writes the graph itself into a `.safetensors` file, with its layout and all
@@ -165,8 +169,8 @@ def save(
             )
     if suffix == ".onnx":
         onnx.write(path, values, model)
-    elif suffix == ".h5":
-        keras.write(path, to_keras(graph, values), model)
+    elif suffix in (".h5", ".keras"):
+        save_keras(graph, path, values, model)
     else:
         _WRITERS[suffix](path, values)
 
@@ -178,7 +182,7 @@ def _suffix(path: Path, template: str | Path | None) -> str:
         raise ConversionError(
             f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
         )
-    if template is not None and suffix not in (".h5", ".onnx"):
+    if template is not None and suffix not in _WITH_TEMPLATE:
         raise ConversionError(
             f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
             f"(got '{template}')"

@@ -20,6 +20,8 @@ from nfn_graph.converters.channels import (
 )
 from nfn_graph.converters.checkpoint import find_state_dict
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
+from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.orientation import Orientation, turned, turned_back
@@ -195,6 +197,8 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     keys = Keys(state_dict, own)
     if keys.fit:
         state_dict = {key: _like(own[key], state_dict[name]) for key, name in keys.names.items()}
+    elif has_keras_tensors(layout_of(graph), state_dict):
+        state_dict = _torch_tensors(state_dict, network)
     on_meta = any(tensor.is_meta for tensor in own.values())
     try:
         network.load_state_dict(state_dict, assign=on_meta)
@@ -210,6 +214,14 @@ def _like(own: Tensor, value: Any) -> Any:
     """A counter of one entry in the shape that a module has for it."""
     is_counter = isinstance(value, Tensor) and not value.is_floating_point()
     return value.reshape(own.shape) if is_counter and value.numel() == own.numel() == 1 else value
+
+
+def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a Keras file under the names of a module, which counts batches itself."""
+    is_ordered = not any(is_numbered(key) for key in tensors)
+    names = arch_names(module, tensors, tensors, is_ordered)
+    counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
+    return {**counters, **{t.name: t.view(tensors[key]) for key, t in names.items()}}
 
 
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:

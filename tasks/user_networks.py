@@ -10,7 +10,7 @@ from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
 
 # Formats that are written into a copy of the file that was read.
-_TEMPLATES = (".onnx", ".h5")
+_TEMPLATES = (".onnx", ".h5", ".keras")
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:

@@ -18,7 +18,10 @@ from nfn_graph.converters.io import load
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx", ".h5", ".hdf5")
+SUFFIXES = (
+    *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx"),
+    *(".h5", ".hdf5", ".keras"),
+)
 
 
 @dataclass(frozen=True)
