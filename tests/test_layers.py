@@ -103,7 +103,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
     features = graph.features(symmetry)
     spec, incidence = features.spec, features.incidence
     means = NFLinear(spec, 1, 2).double()
-    sums = NFLinear(spec, 1, 2, reduce="sum").double()
+    sums = NFLinear(spec, 1, 2, aggr="sum").double()
     sums.load_state_dict(means.state_dict())
     with torch.no_grad():
         for site, rows in zip(spec.sites, incidence.sites[symmetry], strict=True):

@@ -34,7 +34,17 @@ from nfn_graph.features._rows import (
     is_lasting,
     tensor_bytes,
 )
-from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Shape, Site, Symmetry, WeightKey
+from nfn_graph.spec import (
+    NETWORK,
+    FoldedSpec,
+    Key,
+    NetworkSpec,
+    Part,
+    Shape,
+    Site,
+    Symmetry,
+    WeightKey,
+)
 
 _Counts = dict[tuple[Key, tuple[str, ...]], Tensor]
 
@@ -147,9 +157,11 @@ class Incidence:
 
     def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
+        if key == NETWORK:
+            return torch.arange(self.num_graphs, device=self.device)
         if isinstance(key, str):
             return self.neurons[key].graph
-        family = key
+        family: Key = key
         if isinstance(spec, FoldedSpec):
             if spec.site[key].is_self:
                 target = self.self_weights[key].edges.targets.index

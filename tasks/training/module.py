@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import NFN, Batch
+from nfn_graph import Batch, EquivariantNFN, InvariantNFN
 from nfn_graph.tasks.training.batches import RunBatches
 from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
@@ -49,7 +49,7 @@ class TaskModule(pl.LightningModule):
 
     def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
-        if self.task.options.compile and isinstance(self.model, NFN):
+        if self.task.options.compile and isinstance(self.model, InvariantNFN | EquivariantNFN):
             # What belongs together in a batch is settled before the compiler begins.
             return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)

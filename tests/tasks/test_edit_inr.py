@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from siren_data import blobs, sirens
 
-from nfn_graph import NFN, Batch, WeightGraph
+from nfn_graph import Batch, WeightGraph
 from nfn_graph.cli import main
 from nfn_graph.converters import save
 from nfn_graph.symmetry import sample
@@ -178,32 +178,6 @@ def test_a_stopped_run_ends_as_an_uninterrupted_one(model: str, zoo: Path, tmp_p
     assert (tmp_path / "stopped" / "checkpoints" / "last.ckpt").exists()
     stopped = train(editing(zoo, tmp_path / "stopped", **options))
     assert all(stopped[key] == whole[key] for key in ("test", "validation", "best_epoch"))
-
-
-def test_models_begin_with_the_weight_itself() -> None:
-    """What a weight says about itself is not lost among the means, from the first step on."""
-    graphs = sirens((32, 32), (32, 32))
-    batch = Batch.from_data_list(graphs)
-    raw, key = batch.features(), ("hidden1", "weight", "hidden2")
-    moved = raw[key].clone()
-    moved[0] += raw[key].std()
-    other = raw.replace({key: moved}).to_graph()
-
-    @torch.no_grad()
-    def response(model: NFN) -> float:
-        """How far the output of one weight moves with it, among those of all weights."""
-        fit_inputs(model, graphs)
-        before, after = model(batch).weights[key], model(other).weights[key]
-        return float((after - before)[0].abs() / before.std())
-
-    torch.manual_seed(0)
-    begun = [build_editor("nfn-np", SETTINGS, batch.spec, {}).network for _ in range(5)]
-    options = {"io_encoding": "sinusoidal", "standardize": True}
-    plain = [NFN(batch.spec, (6, 6, 1), **options) for _ in range(5)]
-    means = [np.mean([response(m.double()) for m in models]) for models in (begun, plain)]
-    assert means[0] > 2 * means[1]
-    for own in begun[0].layers[1][0].weights.values():
-        assert 0.5 / 6**0.5 < float(own.detach().abs().max()) <= 1 / 6**0.5
 
 
 def siren_file(path: Path, hidden: tuple[int, ...], dtype: torch.dtype, outputs: int = 1) -> Path:
