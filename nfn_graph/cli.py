@@ -90,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except _EXPECTED as error:
         return _fail(str(error) or type(error).__name__)
+    except FloatingPointError as error:
+        # A training that diverged: what was asked for could be done, and has failed.
+        return _fail(str(error), code=1)
     except RuntimeError as error:
         if os.environ.get(_TRACEBACK) or "allocate" not in str(error):
             return _mistake(error)

@@ -23,7 +23,9 @@ from nfn_graph.converters.files import detect, keras, npz, pytorch, safetensors
 from nfn_graph.converters.files.arrays import from_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.graph import is_graph, write_graph
-from nfn_graph.converters.io import load
+from nfn_graph.converters.io import load, save
+from nfn_graph.converters.state_dict import from_state_dict
+from small_disk import small_disk
 
 
 @pytest.mark.parametrize(
@@ -298,3 +300,18 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ModuleNotFoundError, match=r"'h5py'.*pip install 'nfn-graph\[converters\]'"):
         keras.read(tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
+def test_a_full_disk_is_called_that(suffix: str, tmp_path: Path) -> None:
+    """Whatever the library says that writes a format; and the file before is kept."""
+    small, large = (
+        from_state_dict(checkpoints.mlp((3, width, 2)).state_dict()) for width in (4, 4000)
+    )
+    with small_disk(tmp_path / "small", 64 * 1024) as folder:
+        path = folder / f"network{suffix}"
+        save(small, path)
+        before = path.read_bytes()
+        with pytest.raises(OSError, match=r"Expected enough space.*network.*got a full disk"):
+            save(large, path)
+        assert path.read_bytes() == before and list(folder.iterdir()) == [path]
