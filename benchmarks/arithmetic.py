@@ -26,7 +26,7 @@ from harness.passes import both_passes, our_tensors
 from harness.report import show
 
 from nfn_graph import NFLinear, WeightGraph
-from nfn_graph.folded import FoldedSpec
+from nfn_graph.spec import FoldedSpec
 
 #: Three square layers.
 WIDTH_1E9 = 18_257

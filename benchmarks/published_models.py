@@ -22,7 +22,7 @@ from nfn.layers import HNPLinear, HNPPool, NPLinear, NPPool, TupleOp
 from torch import Tensor, nn
 
 from nfn_graph import NFN, Batch, WeightGraph
-from nfn_graph.nn.nfn import mlp
+from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Symmetry
 from nfn_graph.tasks.metrics import kendall_tau
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder

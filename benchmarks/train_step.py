@@ -12,7 +12,7 @@ from harness.report import arguments, show
 from harness.timing import alternate, ratio
 
 from nfn_graph import NetworkSpec
-from nfn_graph.incidence import Incidence
+from nfn_graph.features import Incidence
 from nfn_graph.testing import random_graph
 
 SPEC = NetworkSpec.chain(3, input_size=2, output_size=1)

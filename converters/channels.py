@@ -12,8 +12,7 @@ from torch import Tensor
 from nfn_graph.converters.casts import cast, promoted
 from nfn_graph.converters.checkpoint_values import as_tensor
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, gather_tensors
+from nfn_graph.data import Layout, WeightGraph, gather_tensors
 from nfn_graph.spec import Key
 
 #: The name of the weights themselves among the channels.

@@ -12,7 +12,7 @@ from torch import Tensor
 from nfn_graph import NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.optional import require
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

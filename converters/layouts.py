@@ -15,7 +15,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 

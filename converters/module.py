@@ -17,7 +17,7 @@ from nfn_graph.converters.one_network import check_module
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
-from nfn_graph.graph import WeightGraph
+from nfn_graph.data import WeightGraph
 
 # Of float64, relative to the largest output.
 _TOLERANCE = 1e-9

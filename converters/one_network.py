@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from nfn_graph import WeightGraph
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 
 def layout_of(graph: WeightGraph) -> Layout:

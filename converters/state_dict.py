@@ -23,8 +23,7 @@ from nfn_graph.converters.layouts import find_layout, shapes_of
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.prefixes import Keys, find_state_dict
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, scatter_tensors
+from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.spec import Key
 
 

@@ -23,11 +23,10 @@ the models of appendix D, NFN_PT among them       `NFN`, `NFN(pointwise=True)`
 from importlib.metadata import version
 
 from nfn_graph import symmetry
-from nfn_graph.backends import use_backend
-from nfn_graph.batch import Batch, DataLoader
-from nfn_graph.features import WeightFeatures
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.graph import WeightGraph
+from nfn_graph.data._batch import Batch, DataLoader
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._samplers import EdgeBatchSampler
+from nfn_graph.features._features import WeightFeatures
 from nfn_graph.nn import (
     NFN,
     Activation,
@@ -40,8 +39,9 @@ from nfn_graph.nn import (
     Residual,
     Standardize,
 )
-from nfn_graph.samplers import EdgeBatchSampler
-from nfn_graph.spec import NetworkSpec, NeuronType, WeightType
+from nfn_graph.ops._backends import use_backend
+from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.spec._types import NetworkSpec, NeuronType, WeightType
 
 __version__ = version("nfn-graph")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nfn_graph.graph import WeightGraph
-from nfn_graph.spec import Symmetry
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.spec._types import Symmetry
 
 __all__ = ["Permutation", "sample"]
 

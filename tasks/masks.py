@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 from nfn_graph.tasks.option_checks import check_part
 from nfn_graph.tasks.paths import on_paths
 

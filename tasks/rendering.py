@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
-from nfn_graph.layout import Layout, Shape
+from nfn_graph.data import Layout, Shape
 from nfn_graph.spec import Key, WeightKey
 from nfn_graph.tasks.zoo.parameters import Parameters
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.rates import slow_aggregates

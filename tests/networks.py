@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from nfn_graph import Batch, NetworkSpec, NeuronType, WeightFeatures, WeightGraph, WeightType
-from nfn_graph.rows import Segments
+from nfn_graph.features import Segments
 from nfn_graph.testing import random_graph
 
 

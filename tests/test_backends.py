@@ -12,7 +12,7 @@ import torch
 
 from networks import NAMED_SPECS, batch_of
 from nfn_graph import NFN, NFLinear, Pool, use_backend
-from nfn_graph.backends import current_backend
+from nfn_graph.ops import current_backend
 from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant
 
 BACKENDS = [

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.incidence import Incidence
+from nfn_graph.features import Incidence, Levels
 
 SYMMETRIES = ["np", "hnp"]
 # Operations that wait for the device, sort, or have a shape that depends on values.

@@ -24,7 +24,7 @@ from nfn_graph import (
     Standardize,
     WeightGraph,
 )
-from nfn_graph.layout import Layout, Shape
+from nfn_graph.data import Layout, Shape
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 

@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 
 from networks import NAMED_SPECS, chain, sizes_of, specs
 from nfn_graph import Batch, NetworkSpec, NeuronType, WeightGraph, WeightType
-from nfn_graph.layout import Layout, Placement, Shape
+from nfn_graph.data import Layout, Placement, Shape
 from nfn_graph.testing import random_graph
 
 

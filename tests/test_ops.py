@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
-from nfn_graph.incidence_cache import IncidenceCache
-from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
-from nfn_graph.rows import group_of_rows
+from nfn_graph.features import IncidenceCache, group_of_rows
+from nfn_graph.ops import Expand, SegmentSum, plain_expand, plain_segment_sum
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 

@@ -9,7 +9,7 @@ from torch.func import grad, jacrev, vmap
 
 from networks import NAMED_SPECS, all_segments, batch_of, chain
 from nfn_graph import NFN, Activation, Batch, NFLinear, Pool, WeightFeatures, use_backend
-from nfn_graph.kernels import Expand, SegmentSum, plain_segment_sum
+from nfn_graph.ops import Expand, SegmentSum, plain_segment_sum
 
 SYMMETRIES = ["np", "hnp"]
 ACTS = [nn.ReLU(), nn.SiLU(), nn.Sigmoid()]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nfn_graph import DataLoader, EdgeBatchSampler, WeightGraph
-from nfn_graph.samplers import network_sizes
+from nfn_graph.data import network_sizes
 
 
 def mlp(*sizes: int) -> WeightGraph:

@@ -21,7 +21,7 @@ from nfn_graph import (
     WeightGraph,
     WeightType,
 )
-from nfn_graph.layout import Layout, Placement, Shape
+from nfn_graph.data import Layout, Placement, Shape
 from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant, random_graph
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 

@@ -26,7 +26,7 @@ from nfn_graph.converters.chain.topology import (
 )
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 #: Which entries run fastest where positions are flattened: those of a channel, or the channels.
 FlattenOrder = Literal["channels_first", "channels_last"]

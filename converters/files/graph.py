@@ -16,7 +16,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.graph_checks import check_graph
 from nfn_graph.converters.one_network import layout_of
-from nfn_graph.layout import Layout, Placement, Shape
+from nfn_graph.data import Layout, Placement, Shape
 
 # The metadata entry that tells a graph from other safetensors files.
 MARK = "nfn_graph.layout"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.layout import Layout, Placement, PlacementAxis
+from nfn_graph.data import Layout, Placement, PlacementAxis
 from nfn_graph.spec import NetworkSpec
 
 _AXES = get_args(PlacementAxis)

@@ -24,7 +24,7 @@ from nfn_graph.converters.keras.config import check_chain, layer_classes
 from nfn_graph.converters.keras.permuted import permuted
 from nfn_graph.converters.layouts import find_layout
 from nfn_graph.converters.state_dict import build_graph
-from nfn_graph.layout import Layout, Placement, PlacementAxis
+from nfn_graph.data import Layout, Placement, PlacementAxis
 
 # What the axes of a Keras kernel are in PyTorch's order, by their number.
 KERNEL_ORDER = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.layout import Placement
+from nfn_graph.data import Placement
 
 
 def permuted(placement: Placement, order: Sequence[int], keys: tuple[str, ...]) -> Placement:

@@ -24,7 +24,7 @@ from nfn_graph.converters.pytorch.tensors import (
     unchanged,
 )
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts, unwrapped_module
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 Example = tuple[Any, ...] | None
 

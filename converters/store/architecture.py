@@ -28,7 +28,7 @@ from nfn_graph.converters.files.graph import (
 from nfn_graph.converters.files.graph_checks import check_graph
 from nfn_graph.converters.state_dict import to_state_dict
 from nfn_graph.converters.store.shards import StoreDamageError, damage_error
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 from nfn_graph.spec import Key
 
 FOLDER = "architectures"

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from nfn_graph import Batch, WeightGraph
-from nfn_graph.batch import GraphList
 from nfn_graph.converters.store.architecture import Architecture
 from nfn_graph.converters.store.reader import Numbers, Store
-from nfn_graph.layout import Layout
+from nfn_graph.data import GraphList, Layout
 from nfn_graph.spec import Key, NetworkSpec
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -14,7 +14,7 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import Layer, Segments, resolve
 from nfn_graph.converters.wiring.ties import tie
-from nfn_graph.layout import Layout, Placement, PlacementAxis, Shape
+from nfn_graph.data import Layout, Placement, PlacementAxis, Shape
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey, WeightType
 
 SCALARS = "scalars"

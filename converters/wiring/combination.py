@@ -19,7 +19,7 @@ from nfn_graph.converters.wiring.values import (
     Weight,
     shown,
 )
-from nfn_graph.layout import PlacementAxis
+from nfn_graph.data import PlacementAxis
 
 if TYPE_CHECKING:
     from nfn_graph.converters.wiring.sources import ValueSource

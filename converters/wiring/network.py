@@ -22,7 +22,7 @@ from nfn_graph.converters.wiring.values import (
     position_of,
     with_axis,
 )
-from nfn_graph.layout import Layout, PlacementAxis
+from nfn_graph.data import Layout, PlacementAxis
 
 
 class Wiring(Reductions):

@@ -34,7 +34,7 @@ from nfn_graph.converters.wiring.values import (
     Weight,
     position_of,
 )
-from nfn_graph.layout import PlacementAxis
+from nfn_graph.data import PlacementAxis
 
 
 class ValueSource:

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.batch import Batch
-from nfn_graph.features import WeightFeatures
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout
-from nfn_graph.spec import NetworkSpec, WeightKey
+from nfn_graph.data._batch import Batch
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._layout import Layout
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.spec._types import NetworkSpec, WeightKey
 
 
 def spec_from_nfn(network_spec: Any) -> NetworkSpec:

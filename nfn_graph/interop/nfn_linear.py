@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.folded import NETWORK, FoldedSpec
 from nfn_graph.nn import NFLinear
-from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
+from nfn_graph.spec._sites import NETWORK, FoldedSpec
+from nfn_graph.spec._types import Key, NetworkSpec, WeightKey, module_name
 
 
 class Slot(NamedTuple):

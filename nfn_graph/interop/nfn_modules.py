@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.graph import WeightGraph
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
 from nfn_graph.nn import Dropout, Pool
-from nfn_graph.spec import Key, Symmetry, module_name
+from nfn_graph.spec._types import Key, Symmetry, module_name
 
 
 class Fold(nn.Module):

@@ -8,7 +8,7 @@ of all of them in `nfn`. All names are also those of :mod:`nfn_graph` itself.
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
-from nfn_graph.nn.nfn import NFN
+from nfn_graph.nn.models import NFN
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
 

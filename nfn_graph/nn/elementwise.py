@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.folded import FoldedSpec
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.spec._sites import FoldedSpec
 
 
 class Activation(nn.Module):

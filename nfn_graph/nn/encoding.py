@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.folded import End
-from nfn_graph.nn.checks import check_choice, check_features
-from nfn_graph.precision import without_autocast
-from nfn_graph.rows import NeuronRows
-from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
-from nfn_graph.spec_checks import check_count
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.features._rows import NeuronRows
+from nfn_graph.nn._checks import check_choice, check_features
+from nfn_graph.ops._precision import without_autocast
+from nfn_graph.spec._checks import check_count
+from nfn_graph.spec._sites import End
+from nfn_graph.spec._types import Key, NetworkSpec, WeightKey, module_name
 
 
 class IOEncoding(nn.Module):

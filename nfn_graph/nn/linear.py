@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.backends import current_backend
-from nfn_graph.batch_rows import BatchRows
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
-from nfn_graph.fused import fused_layer
-from nfn_graph.incidence import Incidence
-from nfn_graph.nn.checks import check_choice, check_features, check_folded
-from nfn_graph.nn.message_passing import apply_maps, message_passing
-from nfn_graph.ops import Reduce
-from nfn_graph.precision import autocast_dtype
-from nfn_graph.spec import module_name
-from nfn_graph.spec_checks import check_count
-from nfn_graph.steps import Maps, Values
-from nfn_graph.wiring import Wiring
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.features._incidence import Incidence
+from nfn_graph.nn._batch_rows import BatchRows
+from nfn_graph.nn._checks import check_choice, check_features, check_folded
+from nfn_graph.nn._fused import fused_layer
+from nfn_graph.nn._message_passing import apply_maps, message_passing
+from nfn_graph.nn._steps import Maps, Values
+from nfn_graph.nn._wiring import Wiring
+from nfn_graph.ops._backends import current_backend
+from nfn_graph.ops._precision import autocast_dtype
+from nfn_graph.ops._segments import Reduce
+from nfn_graph.spec._checks import check_count
+from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
+from nfn_graph.spec._types import module_name
 
 
 class NFLinear(nn.Module):
@@ -178,7 +178,7 @@ class NFLinear(nn.Module):
         return BatchRows.of(incidence, self.spec, self._wiring, self.reduce == "mean")
 
     def scaled_rows(self, incidence: Incidence, dtype: torch.dtype) -> BatchRows:
-        """The same for the steps of :mod:`nfn_graph.steps`, which do not divide but scale."""
+        """The same for the steps of :mod:`nfn_graph.nn._steps`, which do not divide but scale."""
         return self.rows(incidence).with_scales(incidence, self.spec, dtype)
 
     def _pointwise(self, values: Values, maps: Maps) -> Values:

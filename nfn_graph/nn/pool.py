@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.nn.checks import check_choice, check_features, check_folded
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.nn._checks import check_choice, check_features, check_folded
+from nfn_graph.nn._summary import network_summary
 from nfn_graph.nn.elementwise import Activation
-from nfn_graph.ops import Reduce
-from nfn_graph.summary import network_summary
+from nfn_graph.ops._segments import Reduce
+from nfn_graph.spec._sites import FoldedSpec
 
 
 class Pool(nn.Module):

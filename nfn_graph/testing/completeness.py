@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.batch import Batch
-from nfn_graph.features import WeightFeatures
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.graph import WeightGraph
-from nfn_graph.spec import Symmetry
+from nfn_graph.data._batch import Batch
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.spec._types import Symmetry
 from nfn_graph.symmetry import Permutation, sample
 from nfn_graph.testing.random import random_graph
 

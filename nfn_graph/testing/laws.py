@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.graph import WeightGraph
-from nfn_graph.spec import Symmetry
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.spec._types import Symmetry
 from nfn_graph.symmetry import Permutation, sample
 
 

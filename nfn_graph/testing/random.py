@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, Shape
-from nfn_graph.spec import NetworkSpec
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._layout import Layout
+from nfn_graph.spec._types import NetworkSpec, Shape
 
 
 def random_graph(

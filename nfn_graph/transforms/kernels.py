@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout, Placement
-from nfn_graph.spec import Key, NetworkSpec, WeightKey
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._layout import Layout, Placement
+from nfn_graph.spec._types import Key, NetworkSpec, WeightKey
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
 Kernel = tuple[int, ...]

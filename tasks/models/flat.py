@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NetworkSpec, Standardize, WeightFeatures, WeightGraph
-from nfn_graph.nn.nfn import mlp
+from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Key
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINEConv, PNAConv, TransformerConv, global_mean_pool
 
 from nfn_graph import NetworkSpec, Standardize, WeightGraph
-from nfn_graph.nn.nfn import mlp
+from nfn_graph.nn.models import mlp
 
 _HEADS = 4
 

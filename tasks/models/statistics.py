@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
-from nfn_graph.nn.nfn import mlp
+from nfn_graph.nn.models import mlp
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NUM_STATISTICS = 2 + len(QUANTILES)

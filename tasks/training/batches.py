@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 from nfn_graph import DataLoader, EdgeBatchSampler, WeightGraph
-from nfn_graph.samplers import network_sizes
+from nfn_graph.data import network_sizes
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.zoo.seeds import generator_of, seed_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.layout import Layout
+from nfn_graph.data import Layout
 
 
 def assert_same(got: Any, expected: Any, where: str = "") -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from nfn_graph import WeightGraph
 from nfn_graph.converters.io import load, read_tensors, save
 from nfn_graph.converters.keras.permuted import permuted
-from nfn_graph.layout import Placement
+from nfn_graph.data import Placement
 
 
 def check_same_graph(graph: WeightGraph, expected: WeightGraph) -> None:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nfn_graph.backends import current_backend, use_backend
-from nfn_graph.features import WeightFeatures
-from nfn_graph.graph import WeightGraph
-from nfn_graph.nn.checks import check_features
-from nfn_graph.nn.chunked import ChunkedFeatures
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.nn._checks import check_features
+from nfn_graph.nn._chunked import ChunkedFeatures
 from nfn_graph.nn.elementwise import Dropout, Residual, activation
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
-from nfn_graph.ops import Reduce
-from nfn_graph.spec import NetworkSpec, Symmetry
+from nfn_graph.ops._backends import current_backend, use_backend
+from nfn_graph.ops._segments import Reduce
+from nfn_graph.spec._types import NetworkSpec, Symmetry
 
 
 class NFN(nn.Module):

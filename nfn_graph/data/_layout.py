@@ -6,29 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nfn_graph.layout_checks import check_placements, check_shape
-from nfn_graph.spec import Key, NetworkSpec
+from nfn_graph.data._layout_checks import check_placements, check_shape
+from nfn_graph.spec import Key, NetworkSpec, Shape
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
-
-
-class Shape(NamedTuple):
-    """The sizes of one network, in the order of a spec's types.
-
-    Attributes:
-        sizes: For every neuron type, the size of each layer of that type: one, none if the
-            network lacks the type, several for role types.
-        blocks: For every weight type, the `(target, source)` layers that each tensor joins,
-            as positions in the `sizes` of those types.
-    """
-
-    sizes: tuple[tuple[int, ...], ...]
-    blocks: tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.folded import NETWORK, Bundle, FoldedSpec, Piece
-from nfn_graph.incidence import Incidence
-from nfn_graph.rows import is_lasting
-from nfn_graph.spec import WeightKey
+from nfn_graph.features._incidence import Incidence
+from nfn_graph.features._rows import is_lasting
+from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec, Piece
+from nfn_graph.spec._types import WeightKey
 
 
 class Levels(NamedTuple):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nfn_graph.fold import Levels, fold, owned_taps, unfold
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.incidence import Incidence
-from nfn_graph.spec import Key, NetworkSpec, Symmetry
+from nfn_graph.features._fold import Levels, fold, owned_taps, unfold
+from nfn_graph.features._incidence import Incidence
+from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.spec._types import Key, NetworkSpec, Symmetry
 
 if TYPE_CHECKING:
-    from nfn_graph.graph import WeightGraph
+    from nfn_graph.data._graph import WeightGraph
 
 
 class WeightFeatures:

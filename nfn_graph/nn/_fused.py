@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.batch_rows import BatchRows
-from nfn_graph.steps import (
+from nfn_graph.nn._batch_rows import BatchRows
+from nfn_graph.nn._steps import (
     Maps,
     Values,
     collect,

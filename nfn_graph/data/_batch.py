@@ -13,10 +13,10 @@ from torch_geometric.data import Batch as PyGBatch
 from torch_geometric.data.batch import DynamicInheritance
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from nfn_graph.graph import WeightGraph
-from nfn_graph.layout import Layout
-from nfn_graph.rows import group_of_rows
-from nfn_graph.spec import Key, NetworkSpec
+from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._layout import Layout
+from nfn_graph.features._rows import group_of_rows
+from nfn_graph.spec._types import Key, NetworkSpec
 
 
 class _StaticInheritance(DynamicInheritance, type(WeightGraph)):  # type: ignore[misc]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.incidence import Incidence
-from nfn_graph.precision import sum_dtype
-from nfn_graph.rows import EdgeRows, NeuronRows, is_lasting
-from nfn_graph.wiring import Wiring
+from nfn_graph.features._incidence import Incidence
+from nfn_graph.features._rows import EdgeRows, NeuronRows, is_lasting
+from nfn_graph.nn._wiring import Wiring
+from nfn_graph.ops._precision import sum_dtype
+from nfn_graph.spec._sites import FoldedSpec
 
 
 @dataclass(frozen=True, eq=False)

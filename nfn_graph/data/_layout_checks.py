@@ -6,10 +6,11 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nfn_graph.spec import Key, NetworkSpec
+from nfn_graph.spec._types import Key, NetworkSpec
 
 if TYPE_CHECKING:
-    from nfn_graph.layout import Placement, Shape
+    from nfn_graph.data._layout import Placement
+from nfn_graph.spec._types import Shape
 
 
 def check_shape(spec: NetworkSpec, shape: Shape) -> None:

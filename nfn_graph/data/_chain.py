@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nfn_graph.layout import Layout, Placement, PlacementAxis, Shape
-from nfn_graph.spec import NetworkSpec
-from nfn_graph.spec_checks import check_unique
+from nfn_graph.data._layout import Layout, Placement, PlacementAxis
+from nfn_graph.spec._checks import check_unique
+from nfn_graph.spec._types import NetworkSpec, Shape
 
 
 def chain_layout(

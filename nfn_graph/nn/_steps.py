@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.batch_rows import BatchRows
-from nfn_graph.kernels import bag_edges, bag_ends, bag_sum
-from nfn_graph.ops import with_transposed
-from nfn_graph.precision import sum_dtype
+from nfn_graph.nn._batch_rows import BatchRows
+from nfn_graph.ops._kernels import bag_edges, bag_ends, bag_sum
+from nfn_graph.ops._precision import sum_dtype
+from nfn_graph.ops._segments import with_transposed
 
 
 class Values(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.rows import EdgeRows, Segments
+from nfn_graph.features._rows import EdgeRows, Segments
 
 
 def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:

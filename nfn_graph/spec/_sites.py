@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from nfn_graph.spec import Key, NetworkSpec, NeuronType, Symmetry, WeightKey, WeightType
+from nfn_graph.spec._types import Key, NetworkSpec, NeuronType, Symmetry, WeightKey, WeightType
 
 NETWORK = "network"
 End = Literal["target", "source"]

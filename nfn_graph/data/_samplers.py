@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from nfn_graph.graph import WeightGraph
+from nfn_graph.data._graph import WeightGraph
 
 Batches = list[list[int]]
 # Networks whose sizes differ by less than such a factor may take each other's place in a batch.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nfn_graph.folded import Bundle, End, FoldedSpec
+from nfn_graph.spec._sites import Bundle, End, FoldedSpec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 if TYPE_CHECKING:
-    from nfn_graph.graph import WeightGraph
+    from nfn_graph.data._graph import WeightGraph
 
 
 def to_hetero_data(graph: WeightGraph) -> HeteroData:

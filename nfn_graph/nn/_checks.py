@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.folded import FoldedSpec
-from nfn_graph.spec import NetworkSpec
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.spec._types import NetworkSpec
 
 _UNION_HINT = (
     "networks of some types of a larger spec become features of it by "

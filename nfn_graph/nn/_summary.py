@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
-from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
-from nfn_graph.precision import sum_dtype
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.ops._precision import sum_dtype
+from nfn_graph.ops._segments import Reduce, divide_by_count, segment_max, segment_sum
+from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
 
 
 def network_summary(

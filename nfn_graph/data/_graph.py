@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from nfn_graph.chain import chain_layout
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.incidence import Incidence
-from nfn_graph.layout import Layout, gather_tensors, scatter_tensors
-from nfn_graph.pyg_data import to_data, to_hetero_data
-from nfn_graph.spec import Key, NetworkSpec, Symmetry, WeightKey
+from nfn_graph.data._chain import chain_layout
+from nfn_graph.data._layout import Layout, gather_tensors, scatter_tensors
+from nfn_graph.data._plain import to_data, to_hetero_data
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.features._incidence import Incidence
+from nfn_graph.spec._types import Key, NetworkSpec, Symmetry, WeightKey
 
 _COLLATE_HINT = (
     "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "

@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nfn_graph.backends import current_backend
-from nfn_graph.kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
-from nfn_graph.precision import sum_dtype
-from nfn_graph.rows import EdgeRows, Segments
+from nfn_graph.features._rows import EdgeRows, Segments
+from nfn_graph.ops._backends import current_backend
+from nfn_graph.ops._kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
+from nfn_graph.ops._precision import sum_dtype
 
 Reduce = Literal["mean", "sum", "max"]
 

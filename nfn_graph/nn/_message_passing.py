@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from nfn_graph.batch_rows import BatchRows
-from nfn_graph.ops import divide_by_count, expand, segment_sum, with_transposed
-from nfn_graph.precision import sum_dtype
-from nfn_graph.steps import Maps, Values
+from nfn_graph.nn._batch_rows import BatchRows
+from nfn_graph.nn._steps import Maps, Values
+from nfn_graph.ops._precision import sum_dtype
+from nfn_graph.ops._segments import divide_by_count, expand, segment_sum, with_transposed
 
 
 def apply_maps(

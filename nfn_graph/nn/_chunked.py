@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from nfn_graph.features import WeightFeatures
-from nfn_graph.fold import Levels
-from nfn_graph.folded import NETWORK, Bundle, FoldedSpec
-from nfn_graph.kernels import bag_rows
+from nfn_graph.features._features import WeightFeatures
+from nfn_graph.features._fold import Levels
+from nfn_graph.nn._message_passing import apply_maps
+from nfn_graph.nn._steps import Maps, collect, map_summaries, split_taps
+from nfn_graph.nn._summary import network_summary
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
-from nfn_graph.nn.message_passing import apply_maps
 from nfn_graph.nn.pool import Pool
-from nfn_graph.precision import autocast_dtype, sum_dtype
-from nfn_graph.steps import Maps, collect, map_summaries, split_taps
-from nfn_graph.summary import network_summary
+from nfn_graph.ops._kernels import bag_rows
+from nfn_graph.ops._precision import autocast_dtype, sum_dtype
+from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
 
 
 class LayerBlock(NamedTuple):

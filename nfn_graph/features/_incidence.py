@@ -13,10 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.folded import Bundle, FoldedSpec
-from nfn_graph.incidence_cache import IncidenceCache
-from nfn_graph.layout import Shape
-from nfn_graph.rows import (
+from nfn_graph.features._cache import IncidenceCache
+from nfn_graph.features._rows import (
     EdgeRows,
     NeuronRows,
     SelfRows,
@@ -25,7 +23,8 @@ from nfn_graph.rows import (
     is_lasting,
     tensor_bytes,
 )
-from nfn_graph.spec import NetworkSpec, WeightKey
+from nfn_graph.spec._sites import Bundle, FoldedSpec
+from nfn_graph.spec._types import NetworkSpec, Shape, WeightKey
 
 
 class Block(NamedTuple):

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nfn_graph.spec_checks import check_count, check_name, check_unique
+from nfn_graph.spec._checks import check_count, check_name, check_unique
 
 if TYPE_CHECKING:
-    from nfn_graph.folded import FoldedSpec
+    from nfn_graph.spec._sites import FoldedSpec
 
 Symmetry = Literal["np", "hnp"]
 WeightKey = tuple[str, str, str]
@@ -186,7 +186,7 @@ hidden1->hidden2:1, hidden2->output:1)
         `"np"`: all neurons may be permuted, fixed sizes are forgotten. `"hnp"`: the neurons
         of fixed types keep their order, their axes become taps.
         """
-        from nfn_graph.folded import FoldedSpec
+        from nfn_graph.spec._sites import FoldedSpec
 
         return FoldedSpec.of(self, symmetry)
 
@@ -257,6 +257,20 @@ hidden1->hidden2:1, hidden2->output:1)
             f"NetworkSpec({', '.join(map(str, self.neurons))} | "
             f"{', '.join(map(str, self.weights))})"
         )
+
+
+class Shape(NamedTuple):
+    """The sizes of one network, in the order of a spec's types.
+
+    Attributes:
+        sizes: For every neuron type, the size of each layer of that type: one, none if the
+            network lacks the type, several for role types.
+        blocks: For every weight type, the `(target, source)` layers that each tensor joins,
+            as positions in the `sizes` of those types.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[tuple[int, int], ...], ...]
 
 
 def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSpec:
