@@ -75,15 +75,16 @@ def _check_description(zoo: ZooFolder) -> None:
 def _check_columns(zoo: ZooFolder) -> None:
     table = zoo.store.table
     for name, type_ in {**_EVERY_COLUMN, **_COLUMNS[zoo.description["kind"]]}.items():
-        column = table.column(name) if name in table.column_names else None
-        is_type = getattr(arrow().types, f"is_{type_}")
+        what = f"the column '{name}' in the table of the zoo '{zoo.folder}'"
+        if name not in table.column_names:
+            raise _missing(what, None)
+        column, types = table.column(name), arrow().types
         # Whole numbers are numbers.
-        is_right = column is not None and (
-            is_type(column.type) or (type_ == "floating" and arrow().types.is_integer(column.type))
+        is_right = getattr(types, f"is_{type_}")(column.type) or (
+            type_ == "floating" and types.is_integer(column.type)
         )
         if not is_right or column.null_count:
-            got = None if column is None else f"{column.type} with {column.null_count} gaps"
-            raise _missing(f"the column '{name}' in the table of the zoo '{zoo.folder}'", got)
+            raise _missing(what, f"{column.type} with {column.null_count} gaps")
 
 
 def _missing(what: str, got: object) -> ConversionError:
