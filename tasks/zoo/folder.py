@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,8 @@ _COLUMNS = {
     "inr": {"label": "integer", "w0": "floating", "output_offset": "floating", "mse": "floating"},
     "tickets": {"seed": "integer", "is_finite": "boolean", "scope": "string"},
 }
+# Networks are drawn at this size, which memory must allow; no image is larger.
+_MAX_PIXELS = 2**28
 _EVERY_COLUMN = {"network": "integer", "split": "string", "group": "string"}
 
 
@@ -66,8 +69,9 @@ def _check_description(zoo: ZooFolder) -> None:
             if not isinstance(holder.get(name), type_):
                 raise _missing(f"'{name}' of the zoo in '{where}'", holder.get(name))
     shape = about.get("image_shape")
+    is_shape = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
     if about.get("signal") == "image" and not (
-        isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and n > 0 for n in shape)
+        is_shape and len(shape) == 3 and math.prod(shape) <= _MAX_PIXELS
     ):
         raise _missing(f"'image_shape' of the zoo in '{where}'", shape)
 

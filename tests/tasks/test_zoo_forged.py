@@ -39,6 +39,7 @@ FORGED = {
     "signal": says(signal=None),
     "output_offset": says(output_offset="0.5"),
     "image_shape": says(image_shape=[1, 2]),
+    "'image_shape'": says(image_shape=[1, 8, 2**31]),
     "fingerprint": says(fingerprint=None),
     "split": column("split", None),
     "mse": column("mse", "x"),
