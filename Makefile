@@ -63,7 +63,7 @@ coverage: $(READY) ## Run pytest and count the lines that it reaches: at least 9
 		$(BIN)/coverage report --include="$$room/*" || failed=1; \
 	done; test -z "$$failed"
 
-# What proves the layer exact, on the kernels of a backend: torch, plain or torch-scatter.
+# What proves the layer exact, on the kernels of a backend: fused, plain or torch-scatter.
 BACKEND ?= plain
 EXACT := completeness paper equivariance batch nfn transforms layers whole_models
 exactness: $(READY) ## Run the exactness suite on BACKEND

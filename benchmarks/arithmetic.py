@@ -74,9 +74,10 @@ def cost(case: Case) -> Cost:
     biases = [torch.empty(out, device="meta") for out in case.sizes[1:]]
     layout = WeightGraph.from_tensors(weights, biases).layout
     spec = FoldedSpec.of(layout.spec, "np")
-    maps = [(layout.num_rows(b.key), b.taps * b.read_taps) for b in spec.bundles]
-    maps += [(layout.num_rows(n), taps**2) for n, taps in spec.neuron_summary_taps.items()]
-    maps.append((1, spec.summary_taps**2))
+    maps = [
+        (layout.num_rows(site.key) if site.indices else 1, site.summary_taps * site.read_taps)
+        for site in spec.sites
+    ]
     pairs = case.channels**2
     return Cost(
         sum(x.numel() for x in (*weights, *biases)),

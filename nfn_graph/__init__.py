@@ -23,10 +23,8 @@ the models of appendix D, NFN_PT among them       `NFN`, `NFN(pointwise=True)`
 from importlib.metadata import version
 
 from nfn_graph import symmetry
-from nfn_graph.data._batch import Batch, DataLoader
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.data._samplers import EdgeBatchSampler
-from nfn_graph.features._features import WeightFeatures
+from nfn_graph.data import Batch, DataLoader, EdgeBatchSampler, WeightGraph
+from nfn_graph.features import WeightFeatures
 from nfn_graph.nn import (
     NFN,
     Activation,
@@ -40,8 +38,7 @@ from nfn_graph.nn import (
     Standardize,
 )
 from nfn_graph.ops._backends import use_backend
-from nfn_graph.spec._sites import FoldedSpec
-from nfn_graph.spec._types import NetworkSpec, NeuronType, WeightType
+from nfn_graph.spec import FoldedSpec, NetworkSpec, NeuronType, WeightType
 
 __version__ = version("nfn-graph")
 

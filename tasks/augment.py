@@ -54,11 +54,7 @@ class WeightNoise(BaseTransform):
 
     def forward(self, data: WeightGraph) -> WeightGraph:
         """A noisy copy of a graph or batch."""
-        raw = data.features()
-        return data.with_features(
-            {key: self._noisy(x) for key, x in raw.weights.items()},
-            {key: self._noisy(x) for key, x in raw.neurons.items()},
-        )
+        return data.features().map(self._noisy).to_graph()
 
     def _noisy(self, x: Tensor) -> Tensor:
         if x.numel() < 2:
@@ -90,7 +86,7 @@ class WeightDrop(BaseTransform):
             # All channels of an entry go together.
             drawn = torch.rand(*x.shape[:2], 1, generator=self.generator).to(x.device)
             weights[key] = x * (drawn >= self.probability)
-        return data.with_features(weights, raw.neurons)
+        return raw.replace(weights).to_graph()
 
 
 class MoveCoordinates(BaseTransform):
@@ -168,10 +164,9 @@ def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> Weigh
     rows = weight.reshape(-1, inputs, weight.shape[-1])
     moved = torch.einsum("nic,nij->njc", rows, back)
     offset = torch.einsum("njc,nj->nc", moved, shift)
-    return graph.with_features(
-        {**raw.weights, key: moved.reshape(weight.shape)},
-        {**raw.neurons, key[2]: bias - offset.unsqueeze(1)},
-    )
+    return raw.replace(
+        {key: moved.reshape(weight.shape), key[2]: bias - offset.unsqueeze(1)}
+    ).to_graph()
 
 
 def first_weight(graph: WeightGraph) -> WeightKey:

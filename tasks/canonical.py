@@ -51,7 +51,7 @@ class CanonicalPhases(BaseTransform):
                     weights[key] = x * flip[edges.target]
                 elif key[0] == name:
                     weights[key] = x * negate[edges.source]
-        return data.with_features(weights, neurons)
+        return data.with_features({**weights, **neurons})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(w0={self.w0})"

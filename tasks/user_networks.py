@@ -13,7 +13,7 @@ from nfn_graph.converters import save
 from nfn_graph.converters.files import detect, keras, onnx
 
 # Formats that are written into a copy of the file that was read.
-_TEMPLATES = (".onnx", ".h5")
+_TEMPLATES = (".onnx", ".h5", ".keras")
 # Operators of ONNX that dense layers, and factors of activations, are made of.
 _LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
 _LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}

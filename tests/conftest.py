@@ -27,7 +27,7 @@ settings.load_profile("nfn_graph")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--backend NAME` runs the tests on other kernels than the default ones."""
-    parser.addoption("--backend", default="torch", help="plain or torch-scatter")
+    parser.addoption("--backend", default="fused", help="plain or torch-scatter")
 
 
 @pytest.fixture(autouse=True)

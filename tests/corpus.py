@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,8 @@ def corpus(world: Path) -> Mapping[str, Kind]:
         "graph": Kind(_write_graph, _read_network),
         "template.onnx": Kind(WRITERS["onnx"], partial(_write_into, suffix=".onnx")),
         "template.h5": Kind(WRITERS["h5"], partial(_write_into, suffix=".h5")),
+        "template.keras": Kind(WRITERS["keras"], partial(_write_into, suffix=".keras")),
+        "keras, inside": Kind(_write_unpacked, _read_packed),
         "store": Kind(_write_store, _read_store),
         "store, resealed": Kind(_write_store, _read_resealed_store, is_sealed=True),
         **{f"zoo, {name}": Kind(build, _read_zoo) for name, build in zoos.items()},
@@ -114,6 +117,26 @@ def _write_into(path: Path, suffix: str) -> None:
     if not good.exists():
         WRITERS[suffix[1:]](good)
     save(load(good), path.with_name(f"out{suffix}"), template=path)
+
+
+def _write_unpacked(path: Path) -> None:
+    """The files in a `.keras` archive, to be damaged one by one."""
+    WRITERS["keras"](path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    path.unlink()
+    path.mkdir()
+    for name, data in parts.items():
+        (path / name).write_bytes(data)
+
+
+def _read_packed(path: Path) -> object:
+    """An archive whose checksums are right, whatever is in it."""
+    packed = path.with_name("packed.keras")
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            archive.write(file, file.relative_to(path))
+    return _read_network(packed)
 
 
 def _write_store(path: Path) -> None:

@@ -71,12 +71,12 @@ def test_the_choice_ends_with_its_block_and_stays_in_its_thread():
         thread.start()
         thread.join()
         assert current_backend() == "plain"
-    assert seen == ["torch"]
-    assert current_backend() == "torch"
+    assert seen == ["fused"]
+    assert current_backend() == "fused"
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match=r"a backend of \['torch', 'plain', 'torch-scatter'\]"):
+    with pytest.raises(ValueError, match=r"a backend of \['fused', 'plain', 'torch-scatter'\]"):
         use_backend("cuda").__enter__()
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, WeightFeatures
-from nfn_graph.features import Incidence, Levels
+from nfn_graph.features import Incidence
 
 SYMMETRIES = ["np", "hnp"]
 # Operations that wait for the device, sort, or have a shape that depends on values.
@@ -76,12 +76,7 @@ def fake_features(batch: Batch, device: str) -> WeightFeatures:
     def empty(x: torch.Tensor) -> torch.Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device=device)
 
-    levels = Levels(
-        {k: empty(x) for k, x in raw.weights.items()},
-        {k: empty(x) for k, x in raw.neurons.items()},
-        {},
-    )
-    return WeightFeatures(levels, raw.spec, incidence)
+    return WeightFeatures({k: empty(x) for k, x in raw.tensors()}, raw.spec, incidence)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -125,7 +120,7 @@ def operations(batch: Batch, symmetry: str) -> list[str]:
     raw = batch.features()
     with Recorder() as recorder:
         incidence = Incidence(raw.spec, raw.incidence.shapes, raw.device)
-        features = WeightFeatures(raw._levels, raw.spec, incidence)
+        features = WeightFeatures(dict(raw.tensors()), raw.spec, incidence)
         model(features).sum().backward()
     return recorder.names
 

@@ -92,7 +92,7 @@ def test_what_does_not_belong_together_is_refused():
         features(widths=(3, 5)) + features(widths=(5, 3))
     with pytest.raises(ValueError, match="at least one"):
         WeightFeatures.cat([])
-    orphan = WeightFeatures(features()._levels, features().spec, features().incidence)
+    orphan = WeightFeatures(dict(features().tensors()), features().spec, features().incidence)
     with pytest.raises(ValueError, match="without a graph"):
         orphan.to_graph()
 

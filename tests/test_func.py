@@ -68,13 +68,8 @@ def test_vjp_and_jacrev_of_inputs(network, symmetry):
 def test_vmap_over_inputs_over_parameters_and_over_both(network, symmetry):
     features, layer = setting(network, symmetry)
     several = [features.map(torch.randn_like) for _ in range(3)]
-    stacked = features.map(lambda x: torch.zeros_like(x)).replace(
-        several[0]._levels.__class__(
-            *(
-                {k: torch.stack([level(f)[k] for f in several]) for k in level(features)}
-                for level in (lambda f: f.weights, lambda f: f.neurons, lambda f: f.network)
-            )
-        )
+    stacked = features.replace(
+        {k: torch.stack([f[k] for f in several]) for k, _ in features.tensors()}
     )
     out = vmap(lambda f: flat(layer(f)))(stacked)
     torch.testing.assert_close(out, torch.stack([flat(layer(f)) for f in several]))
@@ -118,31 +113,34 @@ def test_whole_models(symmetry):
             torch.testing.assert_close(jacobian[name][i, 1], expected)
 
 
-def test_the_second_derivative_is_refused_by_the_fused_layer_and_right_on_the_plain_one():
-    features, layer = setting("mlp", "np")
+@pytest.mark.parametrize("backend", ["fused", "plain"])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_second_derivatives(network, symmetry, backend):
+    features, layer = setting(network, symmetry)
     parameters = list(layer.parameters())
+    key = next(k for k, x in features.tensors() if x.numel())
+    value = features[key].clone().requires_grad_()
 
-    def first() -> torch.Tensor:
-        loss = flat(layer(features)).tanh().sum()
-        return torch.autograd.grad(loss, parameters, create_graph=True)[0].square().sum()
+    def penalty() -> torch.Tensor:
+        """Of the slopes of a loss, at the input and at the parameters."""
+        with use_backend(backend):
+            loss = flat(layer(features.replace({key: value}))).tanh().sum()
+        slopes = torch.autograd.grad(loss, [value, *parameters], create_graph=True)
+        return sum(x.square().sum() for x in slopes)
 
-    with pytest.raises(RuntimeError, match=r"a first derivative.*use_backend\('plain'\)"):
-        first().backward()
-    with use_backend("plain"):
-        penalty = first()
-    second = torch.autograd.grad(penalty, parameters[0])[0]
+    found = torch.autograd.grad(penalty(), [value, *parameters])
     # By central differences along a random direction.
-    step, direction = 1e-5, torch.randn_like(parameters[0])
+    step, directions = 1e-5, [torch.randn_like(x) for x in (value, *parameters)]
     values = []
-    for sign in (1, -1):
+    for sign in (1, -2):
         with torch.no_grad():
-            parameters[0].add_(sign * step * direction)
-        with use_backend("plain"):
-            values.append(first().detach())
-        with torch.no_grad():
-            parameters[0].sub_(sign * step * direction)
+            for x, direction in zip((value, *parameters), directions, strict=True):
+                x.add_(sign * step * direction)
+        values.append(penalty().detach())
     slope = (values[0] - values[1]) / (2 * step)
-    torch.testing.assert_close((second * direction).sum(), slope, rtol=1e-5, atol=1e-6)
+    expected = sum((g * d).sum() for g, d in zip(found, directions, strict=True))
+    torch.testing.assert_close(expected, slope, rtol=1e-5, atol=1e-6)
 
 
 def test_pools_have_second_derivatives_on_every_backend():
@@ -162,11 +160,13 @@ def test_pools_have_second_derivatives_on_every_backend():
 def test_nothing_made_inside_a_transform_outlives_it():
     features, layer = setting("mlp", "np")
     fresh = Incidence(features.incidence.spec, features.incidence.shapes, features.device)
-    inside = WeightFeatures(features._levels, features.spec, fresh)
+    inside = WeightFeatures(dict(features.tensors()), features.spec, fresh)
     grad(lambda p: flat(functional_call(layer, p, (inside,))).sum())(parameters_of(layer))
     assert not fresh.scales
     layer(inside)
-    assert all(is_lasting(x) for scales in fresh.scales.values() for x in scales)
+    kept = [x for scales in fresh.scales.values() for x in scales if x is not None]
+    assert kept
+    assert all(map(is_lasting, kept))
     # An incidence made inside a transform is not kept either.
     widths = chain((2, 29, 31, 2))
     model = NFN(widths.spec, (2,), out_features=1, head=(4,)).double()

@@ -106,17 +106,14 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
     sums = NFLinear(spec, 1, 2, reduce="sum").double()
     sums.load_state_dict(means.state_dict())
     with torch.no_grad():
-        counts = [incidence.edges(b).per_graph.item() for b in spec.bundles for _ in range(b.taps)]
-        for neuron in spec.neurons:
-            counts += [incidence.neurons[neuron.name].count] * neuron.taps
-            degrees = [1.0] * neuron.taps
-            for bundle, end in spec.incident[neuron.name]:
-                edges = incidence.edges(bundle)
-                degree = edges.per_target if end == "target" else edges.per_source
-                degrees += [degree[0].item()] * bundle.taps
-            sums.neurons[neuron.name].div_(torch.tensor(degrees).double())
-        counts += [1.0] * spec.network_taps
-        sums.network.div_(torch.tensor(counts).double())
+        for site, rows in zip(spec.sites, incidence.sites[symmetry], strict=True):
+            counts = []
+            for part in site.parts:
+                # How many entries of a kind meet in one row of the site.
+                entries = graph.features(symmetry)[part.entry].shape[0]
+                counts += [1.0 if part.below is None else entries / rows.count] * part.taps
+            if counts:
+                sums.maps[site.name].div_(torch.tensor(counts).double())
     assert same(sums(features), means(features), 1e-12)
 
 

@@ -27,16 +27,16 @@ def models(spec, symmetry: str, options: dict) -> tuple[NFN, NFN]:
     return scorer.double().eval(), NFN(spec, (4, 4, 2), symmetry, **common).double().eval()
 
 
-@pytest.mark.parametrize("max_edges", [1, 7, 10**6])
+@pytest.mark.parametrize("chunk_edges", [1, 7, 10**6])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 @pytest.mark.parametrize("network", ["mlp", "self", "parallel", "one layer"])
-def test_chunks_of_edges_change_nothing(network, symmetry, options, max_edges):
+def test_chunks_of_edges_change_nothing(network, symmetry, options, chunk_edges):
     spec = NAMED_SPECS[network]
     batch = batch_of(spec, (3, 4))
     with torch.inference_mode():
         for model in models(spec, symmetry, options):
-            expected, actual = model(batch), model(batch, max_edges=max_edges)
+            expected, actual = model(batch), model(batch, chunk_edges=chunk_edges)
             if isinstance(expected, torch.Tensor):
                 torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
                 continue
@@ -53,7 +53,7 @@ def test_chunks_under_autocast(network, symmetry, options):
     features = batch.features().to(torch.float32)
     for model in models(spec, symmetry, options):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            expected, actual = model.float()(features), model(features, max_edges=7)
+            expected, actual = model.float()(features), model(features, chunk_edges=7)
         pairs = [(actual, expected)]
         if isinstance(expected, WeightFeatures):
             found = zip(actual.tensors(), expected.tensors(), strict=True)
@@ -69,7 +69,7 @@ def test_chunks_where_types_are_missing(symmetry):
     for pool in ("mean", "max"):
         model = NFN(batch.spec, (4, 4), symmetry, out_features=2, head=(8,), pool=pool).double()
         with torch.no_grad():
-            torch.testing.assert_close(model(batch, max_edges=5), model(batch))
+            torch.testing.assert_close(model(batch, chunk_edges=5), model(batch))
 
 
 def test_chunks_hold_no_more_edges_than_asked_for():
@@ -85,19 +85,19 @@ def test_chunks_hold_no_more_edges_than_asked_for():
     for act in (model.layers[0][1], model.pool.act):
         act.function = Watched()
     with torch.no_grad():
-        model(batch, max_edges=60)
+        model(batch, chunk_edges=60)
     assert max(seen) == 60
 
 
 def test_chunks_refuse_gradients_dropout_and_nonsense():
     batch = batch_of(NAMED_SPECS["mlp"])
     model = NFN(batch.spec, (4,), in_channels=3, out_features=1, dropout=0.5).double()
-    with pytest.raises(ValueError, match=r"inference_mode\(\) for max_edges \(got gradients"):
-        model(batch, max_edges=10)
-    with torch.no_grad(), pytest.raises(ValueError, match=r"in eval\(\) for max_edges"):
-        model(batch, max_edges=10)
+    with pytest.raises(ValueError, match=r"inference_mode\(\) for chunk_edges \(got gradients"):
+        model(batch, chunk_edges=10)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"in eval\(\) for chunk_edges"):
+        model(batch, chunk_edges=10)
     with torch.no_grad(), pytest.raises(ValueError, match=r"at least 1 \(got 0\)"):
-        model.eval()(batch, max_edges=0)
+        model.eval()(batch, chunk_edges=0)
 
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
@@ -116,7 +116,7 @@ def test_recomputation_changes_no_bit(symmetry):
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("backends", [("plain", "torch"), ("torch", "plain")])
+@pytest.mark.parametrize("backends", [("plain", "fused"), ("fused", "plain")])
 def test_recomputation_uses_the_kernels_of_the_forward_pass(backends):
     """The backward pass runs outside of the block, on a GPU even in another thread."""
     batch = batch_of(NAMED_SPECS["mlp"])

@@ -103,7 +103,7 @@ def test_sinusoidal_encoding_of_a_last_convolution():
 def test_hnp_span_is_a_strict_subset(sizes, parameters, rank, orbits):
     _, published_spec = draw(sizes)
     spec = spec_from_nfn(published_spec).fold("hnp")
-    graph = random_graph(spec.network, dict(zip(spec.network.neuron, sizes, strict=True)))
+    graph = random_graph(spec.unfolded, dict(zip(spec.unfolded.neuron, sizes, strict=True)))
     layers = [Published(theirs.HNPLinear(published_spec, 1, 1), "hnp"), NFLinear(spec, 1, 1)]
     their_maps, our_maps = (matrices_of(layer, graph, spec, (1, 1)).flatten(1) for layer in layers)
     used = [int((x.abs().amax(1) > 0).sum()) for x in (their_maps, our_maps)]
@@ -132,7 +132,7 @@ def test_what_the_published_hnp_layer_lacks():
     slots = find_slots(spec)["hidden2"]
     last, bias = slots["hidden2", "weight", "output"], slots["hidden2"]
     rows, columns = slice(last.start * 4, last.stop * 4), slice(bias.start * 3, bias.stop * 3)
-    parameter = layer.neurons["hidden2"]
+    parameter = layer.maps["hidden2"]
     assert (parameter[rows, columns] == 0).all()
     assert (parameter != 0).sum() == parameter.numel() - 2 * 4 * 3
     out = layer(batch_from_nfn(features).features("hnp"))

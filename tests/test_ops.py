@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
-from nfn_graph.features import IncidenceCache, group_of_rows
-from nfn_graph.ops import Expand, SegmentSum, plain_expand, plain_segment_sum
+from nfn_graph.features import Incidence, _incidence, group_of_rows
+from nfn_graph.features._incidence import _Cache
+from nfn_graph.ops import expand, segment_sum
+from nfn_graph.ops._kernels import Expand, SegmentSum, plain_segment_sum
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 
@@ -42,17 +44,23 @@ def test_gradients_of_segment_sums_and_expansions_of_any_order():
             assert torch.autograd.gradgradcheck(lambda v, r=run: r(v).sin(), (value,))
 
 
-def test_kernels_inside_vmap():
+def test_kernels_and_their_gradients_inside_vmap():
     for segments in all_segments():
-        x = torch.randn(len(segments.order), 4, 3, dtype=torch.float64)
-        y = torch.randn(segments.count, 4, 3, dtype=torch.float64)
-        for function, plain, value in (
-            (SegmentSum, plain_segment_sum, x),
-            (Expand, plain_expand, y),
-        ):
-            run = torch.vmap(lambda v, f=function, s=segments: f.apply(v, s, None), 1, 1)
-            expected = torch.stack([plain(v, segments) for v in value.unbind(1)], 1)
-            torch.testing.assert_close(run(value), expected)
+        x = torch.randn(len(segments.order), 3, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(segments.count, 3, dtype=torch.float64, requires_grad=True)
+        for function, public, value in ((SegmentSum, segment_sum, x), (Expand, expand, y)):
+            several = torch.stack([value, 2 * value])
+            run = torch.vmap(lambda v, f=public, s=segments: f(v, s))
+            expected = torch.stack([function.apply(v, segments, None) for v in several])
+            torch.testing.assert_close(run(several), expected)
+            out = function.apply(value, segments, None)
+            seeds = torch.stack([torch.randn_like(out) for _ in range(2)])
+            (found,) = torch.autograd.grad(
+                out, value, seeds, is_grads_batched=True, retain_graph=True
+            )
+            for seed, grad in zip(seeds, found, strict=True):
+                (alone,) = torch.autograd.grad(out, value, seed, retain_graph=True)
+                torch.testing.assert_close(grad, alone)
 
 
 def outputs(layer: NFLinear, features, backend: str) -> list[torch.Tensor]:
@@ -64,7 +72,7 @@ def assert_fused_is_plain(spec: NetworkSpec, batch: Batch, symmetry: str, **opti
     features = batch.features(symmetry, spec=spec).map(lambda x: x.requires_grad_())
     layer = NFLinear(spec.fold(symmetry), features.channels, 2, **options).double()
     inputs = [x for _, x in features.tensors() if x.numel()] + list(layer.parameters())
-    fused, plain = (outputs(layer, features, name) for name in ("torch", "plain"))
+    fused, plain = (outputs(layer, features, name) for name in ("fused", "plain"))
     grads = [torch.randn_like(x) for x in fused]
     for x, y in zip(fused, plain, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
@@ -134,7 +142,7 @@ def test_gradients_of_only_the_inputs_or_only_the_parameters():
     assert all(x.grad is not None for _, x in inputs.tensors() if x.numel())
 
 
-@pytest.mark.parametrize("backend", ["torch", "plain"])
+@pytest.mark.parametrize("backend", ["fused", "plain"])
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_outputs_may_be_changed_in_place(symmetry, backend):
     features = batch_of(NAMED_SPECS["mlp"]).features(symmetry)
@@ -162,11 +170,12 @@ def test_edges_of_one_role_by_neuron():
     graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
     edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
-    for segments, counts in ((edges.targets, edges.per_target), (edges.sources, edges.per_source)):
+    for segments in edges.covers:
         torch.testing.assert_close(
             SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments)
         )
-        assert torch.equal(torch.bincount(segments.index, minlength=segments.count), counts)
+        counts = torch.bincount(segments.index, minlength=segments.count)
+        assert torch.equal(counts, segments.counts)
 
 
 @given(st.lists(st.integers(0, 5), max_size=9))
@@ -189,7 +198,7 @@ def test_an_incidence_made_in_inference_mode_serves_training_later():
     layer = NFLinear(graph.spec.fold("np"), 1, 1).double()
     with torch.inference_mode():
         layer(chain((2, 23, 3)).features("np"))
-    for backend in ("torch", "plain"):
+    for backend in ("fused", "plain"):
         sum(x.sum() for x in outputs(layer, graph.features("np"), backend)).backward()
 
 
@@ -204,44 +213,35 @@ def test_masks_made_in_inference_mode_serve_training_later():
     assert all(p.grad is not None for p in model.parameters())
 
 
-class Held:
-    """Something with a size for the cache."""
-
-    def __init__(self, num_bytes: int, is_lasting: bool = True) -> None:
-        self.num_bytes, self.is_lasting = num_bytes, is_lasting
+def networks_of(*widths: int) -> list[Incidence]:
+    return [chain((2, n, 3)).features().incidence for n in widths]
 
 
-def test_the_cache_is_bounded_by_entries_and_by_bytes():
-    cache: IncidenceCache[Held] = IncidenceCache(max_entries=3, max_bytes=10)
-    first = cache.get("a", lambda: Held(1))
-    assert cache.get("a", lambda: Held(2)) is first
-    for key in "bcd":
-        cache.get(key, lambda: Held(1))
+def test_the_cache_is_bounded_by_entries_and_by_bytes(monkeypatch):
+    cache = _Cache(max_entries=3, max_bytes=10**6)
+    monkeypatch.setattr(_incidence, "_CACHE", cache)
+    (first,) = networks_of(5)
+    assert networks_of(5) == [first]
+    networks_of(6, 7, 8)
     assert len(cache) == 3
-    assert cache.get("a", lambda: Held(2)) is not first
-    cache.get("e", lambda: Held(9))
-    assert cache.num_bytes <= 10
+    assert networks_of(5) != [first]
+    cache.max_bytes = sum(i.num_bytes for i in networks_of(7, 8))
+    networks_of(6)
+    assert cache.num_bytes <= cache.max_bytes
     kept = len(cache)
-    cache.get("too large", lambda: Held(11))
+    networks_of(5000)
     assert len(cache) == kept, "what cannot be kept drives nothing out"
-    cache.get("fake", lambda: Held(1, is_lasting=False))
-    assert cache.num_bytes <= 10
     cache.clear()
     assert len(cache) == 0
 
 
-def test_the_cache_notices_what_grew_when_it_was_used():
-    cache: IncidenceCache[Held] = IncidenceCache(max_entries=3, max_bytes=10)
-    grown = cache.get("a", lambda: Held(1))
-    grown.num_bytes = 9
-    cache.get("b", lambda: Held(1))
-    assert len(cache) == 2
-    assert cache.get("a", lambda: Held(2)) is grown
-    cache.get("c", lambda: Held(1))
-    assert cache.get("a", lambda: Held(2)) is grown, "what was used last goes last"
-    grown.num_bytes = 11
-    cache.get("d", lambda: Held(1))
-    assert cache.get("a", lambda: Held(2)) is not grown
+def test_the_cache_notices_what_grew_when_it_was_used(monkeypatch):
+    cache = _Cache(max_entries=3, max_bytes=10**6)
+    monkeypatch.setattr(_incidence, "_CACHE", cache)
+    (grown,) = networks_of(5)
+    grown.masks["np"] = {"hidden1": torch.zeros(2 * 10**6, dtype=torch.bool)}
+    networks_of(6)
+    assert networks_of(5) != [grown]
 
 
 def test_an_incidence_knows_its_bytes():

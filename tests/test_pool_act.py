@@ -9,7 +9,7 @@ from torch.func import grad, jacrev, vmap
 
 from networks import NAMED_SPECS, all_segments, batch_of, chain
 from nfn_graph import NFN, Activation, Batch, NFLinear, Pool, WeightFeatures, use_backend
-from nfn_graph.ops import Expand, SegmentSum, plain_segment_sum
+from nfn_graph.ops._kernels import Expand, SegmentSum, plain_segment_sum
 
 SYMMETRIES = ["np", "hnp"]
 ACTS = [nn.ReLU(), nn.SiLU(), nn.Sigmoid()]
@@ -89,27 +89,6 @@ def test_nothing_hides_a_nan_or_an_infinity():
     assert (Expand.apply(y, segments, -x.nan_to_num(1)) == 0).all()
 
 
-@pytest.mark.parametrize("dims", [(1, 1), (1, None), (None, 0)])
-def test_gated_kernels_inside_vmap(dims):
-    for segments in all_segments():
-        rows, count = len(segments.order), segments.count
-
-        def draw(size: int, dim: int | None) -> torch.Tensor:
-            shape = [size, 3]
-            shape[0 if dim is None else dim : 0 if dim is None else dim] = [4] * (dim is not None)
-            return torch.randn(shape, dtype=torch.float64)
-
-        def pick(t: torch.Tensor, dim: int | None, i: int) -> torch.Tensor:
-            return t if dim is None else t.select(dim, i)
-
-        gate = draw(rows, dims[1])
-        for function, x in ((SegmentSum, draw(rows, dims[0])), (Expand, draw(count, dims[0]))):
-            found = vmap(lambda v, g, f=function, s=segments: f.apply(v, s, g), dims)(x, gate)
-            for i in range(4):
-                one = function.apply(pick(x, dims[0], i), segments, pick(gate, dims[1], i))
-                assert_close(found[i], one)
-
-
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 def test_models_with_relu_inside_transforms(symmetry):
     features = batch_of(NAMED_SPECS["mlp"], (2, 3), channels=1).features()
@@ -175,7 +154,7 @@ def test_outputs_without_gradients():
     inputs = [*tensors(features), *layer.parameters()]
     for i in range(len(tensors(layer(features)))):
         found = []
-        for backend in ("torch", "plain"):
+        for backend in ("fused", "plain"):
             with use_backend(backend):
                 loss = tensors(layer(features))[i].sin().sum()
             found.append(

@@ -30,7 +30,11 @@ def test_specs_print_their_types():
         "NetworkSpec(input[3]:0, hidden1:1, output[*]:0 | input->hidden1:9, hidden1->output:1)"
     )
     assert str(residual_spec().fold("hnp")) == (
-        "FoldedSpec(hnp; weights r->h:2; neurons r:4, h:1; network 0)"
+        "FoldedSpec(hnp)\n"
+        "  {h, r} [r->h:2]\n"
+        "  {r} [r->h at r:2, r:4]\n"
+        "  {h} [r->h at h:2, h:1]\n"
+        "  {} [r->h at network:2, r at network:4, h at network:1]"
     )
 
 
@@ -42,26 +46,30 @@ def test_np_forgets_sizes_and_hnp_keeps_them():
 
 def test_the_fold_turns_fixed_axes_into_taps():
     folded = chain((2, 3, 4, 5), kernels=[(3, 3), (1, 1), ()]).spec.fold("hnp")
-    taps = {n.name: n.taps for n in folded.neurons}
-    assert taps == {"hidden1": 1 + 2 * 9, "hidden2": 1 + 5}
-    assert folded.network_taps == 5
-    assert [b.key for b in folded.bundles] == [("hidden1", "weight", "hidden2")]
+    middle = ("hidden1", "weight", "hidden2")
+    assert folded.taps == {middle: 1, "hidden1": 1 + 2 * 9, "hidden2": 1 + 5, "network": 5}
 
 
 def test_tensors_over_one_pair_of_layers_are_bundled():
-    bundles = {b.key: b for b in parallel_spec().fold("np").bundles}
-    joint = bundles["a", "first", "b"]
-    assert [w.name for w, _ in joint.members] == ["first", "second", "back"]
-    assert [is_reversed for _, is_reversed in joint.members] == [False, False, True]
+    joint = parallel_spec().fold("np").site["a", "first", "b"]
+    assert [(p.store[1], p.taps) for p in joint.pieces] == [
+        ("first", 1),
+        ("second", 2),
+        ("back", 1),
+    ]
+    assert joint.indices == ("b", "a")
     assert joint.taps == 4
 
 
 def test_self_weights_split_into_diagonal_and_edges():
     folded = self_chain_spec().fold("np")
-    loop = next(b for b in folded.bundles if b.is_self)
+    loop = next(site for site in folded.sites if site.is_self)
     assert loop.read_taps == 2 * loop.taps == 4
-    hidden = next(n for n in folded.neurons if n.name == "h")
-    assert [(p.axis, p.taps) for p in hidden.pieces] == [("own", 1), ("diagonal", 2)]
+    pieces = folded.site["h"].pieces
+    assert [(p.store, p.taps, p.diagonal) for p in pieces] == [
+        ("h", 1, False),
+        (("h", "loop", "h"), 2, True),
+    ]
 
 
 def test_union_holds_every_type():

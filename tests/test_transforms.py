@@ -307,11 +307,11 @@ def test_role_layers_give_each_end_a_mean_and_a_message_of_its_own():
     """A hidden neuron hears what leads to it and what it leads to separately."""
     graph = RoleTypes()(chain((2, 3, 4, 2)))
     spec = graph.spec.fold("np")
-    ends = [(b.key, end) for b, end in spec.incident["hidden"]]
+    hidden = spec.site["hidden"]
     middle = ("hidden", "weight", "hidden")
-    assert (middle, "target") in ends
-    assert (middle, "source") in ends
-    assert spec.neuron_summary_taps["hidden"] == 1 + 4
+    ends = [part.kept for part in hidden.parts if part.entry == middle]
+    assert ends == [("hidden",), ("hidden'",)]
+    assert hidden.summary_taps == 1 + 4
 
 
 def test_hnp_refuses_role_types_with_the_reason():

@@ -8,21 +8,16 @@ import torch
 from torch import Tensor
 
 from nfn_graph import NFLinear, WeightFeatures
-from nfn_graph.spec import module_name
 
 
 def products(layer: NFLinear, features: WeightFeatures, backward: bool) -> Callable[[], object]:
-    """Input times matrix for every type of every level; backward, the two more of each."""
+    """Input times matrix for every site; backward, the two more of each."""
+    rows = features.incidence.sites[layer.spec.symmetry]
     matrices: list[tuple[int, Tensor]] = [
-        (features.weights[b.key].shape[0], layer.weights[module_name(b.key)].detach())
-        for b in layer.spec.bundles
+        (site_rows.count, matrix.detach())
+        for site_rows, matrix in zip(rows, layer.site_maps(), strict=True)
+        if matrix is not None
     ]
-    matrices += [
-        (features.neurons[n.name].shape[0], layer.neurons[n.name].detach())
-        for n in layer.spec.neurons
-        if n.name in layer.neurons
-    ]
-    matrices.append((features.num_graphs, layer.network.detach()))
     inputs = [
         (torch.randn(count, m.shape[1]).to(m), torch.randn(count, m.shape[0]).to(m), m)
         for count, m in matrices

@@ -12,7 +12,7 @@ from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
 
 Format = Literal["pytorch", "pytorch_legacy", "safetensors", "npz", "keras", "onnx"]
 
-_SUPPORTED = ".pt/.pth/.ckpt (torch.save), .safetensors, .npz, .onnx, Keras .h5"
+_SUPPORTED = ".pt/.pth/.ckpt (torch.save), .safetensors, .npz, .onnx, Keras .h5 and .keras"
 _LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _KNOWN_FOREIGN = (
     (b"\x93NUMPY", "a single array without a name; save named arrays with numpy.savez"),
@@ -81,11 +81,8 @@ def _detect_zip(path: Path, names: list[str]) -> Format:
         )
     if "data.pkl" in parts:
         return "pytorch"
-    if "model.weights.h5" in parts:
-        raise ConversionError(
-            f"Expected one of {_SUPPORTED} in '{path}' (got a .keras archive). Save the model "
-            f"with model.save('name.h5')."
-        )
+    if "model.weights.h5" in names:
+        return "keras"
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
     raise ConversionError(

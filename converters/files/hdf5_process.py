@@ -18,6 +18,9 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+# Layers are nested at most so deep in their files.
+_DEEPEST = 32
+
 
 class Refused(ValueError):
     """A file that was read and is not what it should be."""
@@ -48,9 +51,11 @@ class OpenFile:
         if keys is not None:
             self.root = self.file
             return {"arrays": {key: self._describe(key) for key in keys}}
-        layers = self._named_layers() or self._numbered_layers()
+        is_ordered = "layer_names" in self.root.attrs or "layer_names0" in self.root.attrs
+        layers = self._named_layers() if is_ordered else self._numbered_layers()
         config = self.file.attrs.get("model_config")
         return {
+            "is_ordered": is_ordered,
             "layers": list(layers.items()),
             "arrays": {key: self._describe(key) for keys in layers.values() for key in keys},
             "config": config.decode() if isinstance(config, bytes) else config,
@@ -72,32 +77,38 @@ class OpenFile:
         return group
 
     def _named_layers(self) -> dict[str, list[str]]:
+        """All layers in their order, also those without weights."""
         layers = {}
         for layer in _names(self.root.attrs, "layer_names"):
             group = self.child(self.root, layer)
-            keys = [f"{layer}/{weight}" for weight in _names(group.attrs, "weight_names")]
-            if keys:
-                layers[layer] = keys
+            layers[layer] = [f"{layer}/{weight}" for weight in _names(group.attrs, "weight_names")]
+        # Weights of the model itself, beside those of its layers.
+        own = "top_level_model_weights"
+        if own in self.root:
+            names = _names(self.child(self.root, own).attrs, "weight_names")
+            if names:
+                layers[own] = [f"{own}/{weight}" for weight in names]
         return layers
 
     def _numbered_layers(self) -> dict[str, list[str]]:
-        """The layout of Keras 3: `layers/<layer>/vars/<number>`."""
+        """The layout of Keras 3: `layers/<layer>/vars/<number>`, also inside one another."""
         layers: dict[str, list[str]] = {}
-        if "layers" not in self.root:
-            return layers
-        group = self.child(self.root, "layers")
-        for layer in group:
-            if "vars" in self.child(group, layer):
-                variables = self.child(group, f"{layer}/vars")
-                keys = [f"layers/{layer}/vars/{n}" for n in sorted(variables, key=int)]
-                if keys:
-                    layers[layer] = keys
-            elif any(isinstance(child, self.h5py.Group) for child in group[layer].values()):
-                raise Refused(
-                    f"Expected a model without models inside in '{self.name}' (got layer "
-                    f"'{layer}' with layers of its own). Save it with model.save('name.h5')."
-                )
+        self._find_variables(self.root, "", layers)
         return layers
+
+    def _find_variables(self, group: Any, path: str, layers: dict[str, list[str]]) -> None:
+        if path.count("/") > _DEEPEST:
+            raise Refused(f"Expected groups at most {_DEEPEST} deep in '{self.name}' (got more)")
+        for name in group:
+            inner = f"{path}/{name}" if path else name
+            if path or not name.startswith("optimizer"):
+                child = self.child(group, name)
+                if name == "vars":
+                    numbers = sorted(child, key=lambda key: (len(key), key))
+                    if numbers or path:
+                        layers[path] = [f"{inner}/{number}" for number in numbers]
+                elif isinstance(child, self.h5py.Group):
+                    self._find_variables(child, inner, layers)
 
     def _describe(self, key: str) -> dict[str, Any]:
         dataset = self.child(self.root, key)

@@ -1,16 +1,21 @@
-"""Keras `.h5` files: datasets by path, as they are stored.
+"""Keras files: datasets by path, as they are stored, and the model's configuration.
 
-Read are the files of `model.save("x.h5")`, with the model's configuration, of
-`model.save_weights("x.h5")` and of Keras 3's `model.save_weights("x.weights.h5")`. What the
-tensors mean is settled in `nfn_graph.converters.keras`.
+Read are the files of `model.save("x.h5")` and `model.save("x.keras")`, with the configuration, of
+`model.save_weights("x.h5")` and of Keras 3's `model.save_weights("x.weights.h5")`. A `.keras` file
+is a zip archive of the configuration and of such a file of weights. What the tensors mean is
+settled in `nfn_graph.converters.keras`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +24,14 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.arrays import from_arrays, to_array
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import check_tensors, check_unique
+from nfn_graph.converters.files.checks import check_declared, check_tensors, check_unique
 from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.files.hdf5_heap import check_heaps
 from nfn_graph.converters.optional import require
+
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+# Keras does not compress. Who does gains little, so that more than this is no file of weights.
+_MOST_TIMES, _MOST_BEYOND = 20, 2**26
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,35 @@ class KerasFile:
 
     Attributes:
         tensors: The weights by the path of their dataset, in Keras's axis order.
-        layers: For every layer with weights, in the order of the file, the keys of its weights.
+        layers: For every layer the keys of its weights, or for every group of Keras 3's layout.
+        is_ordered: Whether the layers come in their order, also those without weights.
         config: The model's configuration, None in a file of weights only.
     """
 
     tensors: dict[str, Tensor]
     layers: dict[str, tuple[str, ...]]
+    is_ordered: bool
     config: dict[str, Any] | None
 
 
 def read(path: Path) -> KerasFile:
-    """All weights of the file."""
+    """All weights of a `.h5` or `.keras` file."""
     require("h5py", "to read Keras .h5 files")
+    if not _is_archive(path):
+        return _read_hdf5(path)
+    with _opened(path) as archive:
+        config = _unpacked(path, archive, _CONFIG).read(path.stat().st_size * _MOST_TIMES)
+        with _weights(path, archive) as weights, _naming(path, weights):
+            file = _read_hdf5(weights)
+    return replace(file, config=_config(path, config))
+
+
+def _is_archive(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _read_hdf5(path: Path) -> KerasFile:
     check_heaps(path)
     contents, arrays = read_hdf5(path)
     layers = {str(layer): tuple(keys) for layer, keys in contents["layers"]}
@@ -54,7 +80,61 @@ def read(path: Path) -> KerasFile:
             f"'layer_names' and without layers)"
         )
     check_tensors(path, {key: x for key, x in tensors.items() if x.is_complex()})
-    return KerasFile(tensors, layers, _config(path, contents["config"]))
+    config = _config(path, contents["config"])
+    return KerasFile(tensors, layers, bool(contents["is_ordered"]), config)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive; what is wrong with it is said of its path."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_unique(path, archive.namelist())
+            yield archive
+    except (ConversionError, FileNotFoundError):
+        raise
+    except Exception as error:  # zipfile raises many kinds on damaged archives
+        raise ConversionError(
+            f"Expected a complete .keras file in '{path}' (got one that cannot be read: "
+            f"{type(error).__name__}: {error}). It is truncated or damaged."
+        ) from error
+
+
+def _unpacked(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
+    """A file in an archive, to be read; it is at most as large as it can sensibly be."""
+    if name not in archive.namelist():
+        raise ConversionError(f"Expected '{name}' in '{path}' (got {archive.namelist()[:5]})")
+    entry = archive.getinfo(name)
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ConversionError(
+            f"Expected '{name}' in '{path}' stored or deflated (got compression method "
+            f"{entry.compress_type})"
+        )
+    check_declared(path, name, [entry.file_size], 1, _most_unpacked(path))
+    return archive.open(entry)
+
+
+def _most_unpacked(path: Path) -> int:
+    return _MOST_TIMES * path.stat().st_size + _MOST_BEYOND
+
+
+@contextmanager
+def _weights(path: Path, archive: zipfile.ZipFile) -> Iterator[Path]:
+    """The weights of an archive as a file of their own, which the HDF5 library needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / _WEIGHTS
+        with _unpacked(path, archive, _WEIGHTS) as source, open(weights, "wb") as target:
+            shutil.copyfileobj(source, target)
+        yield weights
+
+
+@contextmanager
+def _naming(path: Path, weights: Path) -> Iterator[None]:
+    """Errors about the file of weights are about the archive."""
+    try:
+        yield
+    except ConversionError as error:
+        raise ConversionError(str(error).replace(str(weights), f"{path}")) from error
 
 
 def _config(path: Path, text: Any) -> dict[str, Any] | None:
@@ -72,9 +152,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
     """Writes weights by the path of their dataset.
 
     Args:
-        path: The file.
+        path: The file; `.keras` for an archive.
         tensors: Weights in Keras's axis order; the first part of a key is the layer.
-        template: A file to copy all else from, above all the model's configuration.
+        template: A file to copy all else from, above all the model's configuration. An archive
+            needs one, which is an archive as well.
     """
     h5py = require("h5py", "to write Keras .h5 files")
     for key in tensors:
@@ -83,24 +164,68 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
                 f"Expected keys 'layer/weight' that HDF5 files can hold for '{path}' (got "
                 f"{key!r}). Save to .safetensors or .pt."
             )
+    _check_template(path, template)
     with replacing(path) as temporary:
         if template is not None:
             read(template)  # What ends the process that reads it must not be opened here.
+        if template is None:
+            _write_new(h5py, temporary, tensors)
+        elif _is_archive(template):
+            _write_archive(h5py, temporary, tensors, template)
+        else:
             shutil.copyfile(template, temporary)
-            with h5py.File(temporary, "r+") as file:
-                root = file.get("model_weights", file)
-                for key, tensor in tensors.items():
-                    _overwrite(template, root, key, tensor)
-            return
-        with h5py.File(temporary, "w", track_order=True) as file:
-            names: dict[str, list[bytes]] = {}
-            for key, tensor in tensors.items():
-                layer, _, weight = key.partition("/")
-                names.setdefault(layer, []).append(weight.encode())
-                file.create_dataset(key, data=to_array(key, tensor))
-            file.attrs["layer_names"] = [layer.encode() for layer in names]
-            for layer, weights in names.items():
-                file[layer].attrs["weight_names"] = weights
+            _overwrite_all(h5py, temporary, tensors, template)
+
+
+def _check_template(path: Path, template: Path | None) -> None:
+    wants_archive = path.suffix.lower() == ".keras"
+    if wants_archive and template is None:
+        raise ConversionError(
+            f"Expected the .keras file that the graph was loaded from, as template=..., to write "
+            f"'{path}' (got none; a graph does not hold the model's configuration)"
+        )
+    if template is not None and _is_archive(template) != wants_archive:
+        raise ConversionError(
+            f"Expected a template in the format of '{path}' (got '{template}', which is in "
+            f"another one)"
+        )
+
+
+def _write_new(h5py: Any, path: Path, tensors: Mapping[str, Tensor]) -> None:
+    with h5py.File(path, "w", track_order=True) as file:
+        names: dict[str, list[bytes]] = {}
+        for key, tensor in tensors.items():
+            layer, _, weight = key.partition("/")
+            names.setdefault(layer, []).append(weight.encode())
+            file.create_dataset(key, data=to_array(key, tensor))
+        file.attrs["layer_names"] = [layer.encode() for layer in names]
+        for layer, weights in names.items():
+            file[layer].attrs["weight_names"] = weights
+
+
+def _write_archive(h5py: Any, path: Path, tensors: Mapping[str, Tensor], template: Path) -> None:
+    with (
+        _opened(template) as archive,
+        _weights(template, archive) as weights,
+        zipfile.ZipFile(path, "w") as new,
+    ):
+        _overwrite_all(h5py, weights, tensors, template)
+        for entry in archive.infolist():
+            # A copy, since it notes where in the new archive it lies.
+            with new.open(copy.copy(entry), "w", force_zip64=True) as target:
+                if entry.filename == _WEIGHTS:
+                    with open(weights, "rb") as source:
+                        shutil.copyfileobj(source, target)
+                else:
+                    with _unpacked(template, archive, entry.filename) as source:
+                        shutil.copyfileobj(source, target)
+
+
+def _overwrite_all(h5py: Any, path: Path, tensors: Mapping[str, Tensor], template: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        root = file.get("model_weights", file)
+        for key, tensor in tensors.items():
+            _overwrite(template, root, key, tensor)
 
 
 def _child(path: Path, group: Any, key: str) -> Any:

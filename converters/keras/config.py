@@ -1,95 +1,213 @@
-"""What the configuration of a Keras model says about its topology."""
+"""The configuration of a Keras model: its layers, their options, and how they are joined."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.errors import ConversionError
 
-# Layers that keep the order of channels and join one layer to the next.
-_CHAIN_LAYERS = re.compile(
-    r"InputLayer|Dense|Conv[123]D|DepthwiseConv[12]D|SeparableConv[12]D|BatchNormalization|"
-    r"Activation|ReLU|LeakyReLU|ELU|ThresholdedReLU|Softmax|Dropout|SpatialDropout[123]D|"
-    r"AlphaDropout|GaussianDropout|GaussianNoise|ActivityRegularization|Flatten|Rescaling|"
-    r"(Global)?(Max|Average)Pooling[123]D|ZeroPadding[123]D|Cropping[123]D|UpSampling[123]D"
-)
+# Models are nested at most so deep.
+_DEEPEST = 16
+_MODELS = ("Sequential", "Functional", "Model")
 
 
-def layer_classes(config: Mapping[str, Any] | None) -> dict[str, str]:
-    """The class of every layer by its name; empty without a configuration."""
-    return {} if config is None else {name: cls for name, cls, _ in _layers(config)}
+class Source(NamedTuple):
+    """A value of a functional model: the layer, which of its calls, which of its results."""
+
+    layer: str
+    call: int
+    result: int
 
 
-def check_chain(path: Path, config: Mapping[str, Any]) -> FlattenOrder:
-    """Refuses a model whose weights alone do not show how its layers are joined.
+class Call(NamedTuple):
+    """One use of a layer in a functional model.
 
-    Returns:
-        The order of the entries after a flatten.
+    Attributes:
+        sources: What it reads.
+        others: Arguments that are no values of the model and not left out.
     """
-    for name, class_name, options in _layers(config):
-        if not _CHAIN_LAYERS.fullmatch(class_name):
+
+    sources: tuple[Source, ...]
+    others: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class KerasLayer:
+    """A layer of a model.
+
+    Args:
+        name: Its name, unique in its model.
+        class_name: Its class, without the module that it comes from.
+        options: What it was made with.
+        calls: Its uses, in a functional model.
+        model: The model that it is, if it is one.
+        is_custom: Whether its class is none of Keras's own.
+        keys: The tensors of the file that belong to it.
+    """
+
+    name: str
+    class_name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    model: KerasModel | None = None
+    is_custom: bool = False
+    keys: tuple[str, ...] = ()
+
+    def flag(self, name: str, default: bool) -> bool:
+        """An option that is true or false."""
+        value = self.options.get(name)
+        return default if value is None else bool(value)
+
+    def integer(self, name: str, default: int) -> int:
+        """An option that is a whole number."""
+        return self.integers(name, [default])[0]
+
+    def integers(self, name: str, default: list[int]) -> list[int]:
+        """An option that is a whole number or several."""
+        value = self.options.get(name)
+        if value is None:
+            return default
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(type(item) is int and abs(item) < 2**31 for item in values):
             raise ConversionError(
-                f"Expected a chain of layers in '{path}' (got layer '{name}' of the class "
-                f"{class_name}). Give the network as a PyTorch module: arch=..."
+                f"Expected whole numbers as '{name}' of layer '{self.name}' (got {value!r:.60})"
             )
-        if options.get("groups", 1) != 1:
-            raise ConversionError(
-                f"Expected convolutions without groups in '{path}' (got layer '{name}' with "
-                f"{options['groups']} groups, whose channels cannot be permuted freely)"
-            )
-    if config.get("class_name") != "Sequential":
-        _check_single_parents(path, config)
-    formats = {
-        str(options["data_format"])
-        for _, _, options in _layers(config)
-        if options.get("data_format") is not None
-    }
-    if len(formats) > 1:
+        return list(values)
+
+    def text(self, name: str, default: str) -> str:
+        """An option that is a word."""
+        value = self.options.get(name)
+        return value if isinstance(value, str) else default
+
+
+@dataclass(eq=False)
+class KerasModel:
+    """A model, or one inside another.
+
+    Args:
+        layers: Its layers in the order of the configuration.
+        inputs: The inputs of a functional model.
+        outputs: The outputs of a functional model.
+        is_sequential: Whether its layers follow one another.
+    """
+
+    layers: list[KerasLayer]
+    inputs: tuple[Source, ...] = ()
+    outputs: tuple[Source, ...] = ()
+    is_sequential: bool = True
+
+    @property
+    def leaves(self) -> Iterator[KerasLayer]:
+        """All layers that are not models, also those of models inside."""
+        for layer in self.layers:
+            if layer.model is None:
+                yield layer
+            else:
+                yield from layer.model.leaves
+
+
+def parse_model(config: Any, depth: int = 0) -> KerasModel:
+    """The model that a configuration describes.
+
+    Raises:
+        ConversionError: It describes none: the model is a class of its author's, or damaged.
+    """
+    class_name, inner = _class_and_options(config)
+    described = inner.get("layers") if isinstance(inner, Mapping) else inner
+    if depth > _DEEPEST or class_name not in _MODELS or not isinstance(described, list):
         raise ConversionError(
-            f"Expected one data_format of all layers in '{path}' (got {sorted(formats)})"
+            f"Expected a Sequential or functional model, whose configuration says how its layers "
+            f"are joined (got a model of the class {class_name!r:.60})"
         )
-    return "channels_first" if formats == {"channels_first"} else "channels_last"
+    names: dict[str, None] = {}
+    layers = []
+    for item in described:
+        layer = _parse_layer(item, depth)
+        if layer.name in names:
+            raise ConversionError(f"Expected layers with names of their own (got '{layer.name}')")
+        names[layer.name] = None
+        layers.append(layer)
+    if class_name == "Sequential" or not isinstance(inner, Mapping):
+        _add_input_shape(inner, layers)
+        return KerasModel(layers)
+    inputs, outputs = (
+        tuple(_sources(inner.get(name), names)) for name in ("input_layers", "output_layers")
+    )
+    for layer, item in zip(layers, described, strict=True):
+        layer.calls = tuple(_calls(item, names))
+    return KerasModel(layers, inputs, outputs, is_sequential=False)
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    inner = config.get("config")
-    layers = inner.get("layers", []) if isinstance(inner, Mapping) else inner
-    for layer in layers if isinstance(layers, list) else []:
-        if isinstance(layer, Mapping) and isinstance(layer.get("config"), Mapping):
-            options = layer["config"]
-            name = layer.get("name", options.get("name", ""))
-            yield str(name), str(layer.get("class_name")), options
+def input_shape(layer: KerasLayer) -> tuple[int | None, ...] | None:
+    """The shape of the inputs that a layer was made for, with the batch; None if unknown."""
+    shape = layer.options.get("batch_shape") or layer.options.get("batch_input_shape")
+    if not isinstance(shape, list) or not all(n is None or type(n) is int for n in shape):
+        return None
+    return (None, *(n if n is None or n > 0 else None for n in shape[1:]))
 
 
-def _check_single_parents(path: Path, config: Mapping[str, Any]) -> None:
-    """A functional model is a chain if every layer has one parent that no other layer has."""
-    layers = config["config"]["layers"]
-    names = {name for name, _, _ in _layers(config)}
-    seen: dict[str, str] = {}
-    for (name, _, _), layer in zip(_layers(config), layers, strict=True):
-        parents = list(_parents(layer.get("inbound_nodes", []), names))
-        if len(parents) > 1 or any(parent in seen for parent in parents):
-            parent = next((p for p in parents if p in seen), name)
-            raise ConversionError(
-                f"Expected a chain of layers in '{path}' (got a branch at layer '{parent}'). "
-                f"Give the network as a PyTorch module: arch=..."
-            )
-        seen.update(dict.fromkeys(parents, name))
+def _class_and_options(config: Any) -> tuple[str, Any]:
+    if not isinstance(config, Mapping) or not isinstance(config.get("config"), Mapping | list):
+        raise ConversionError(f"Expected a class and its options (got {config!r:.60})")
+    return str(config.get("class_name")), config["config"]
 
 
-def _parents(node: Any, names: set[str]) -> Iterator[str]:
-    """The layers that a description of inputs names, in the forms of Keras 2 and 3."""
+def _parse_layer(item: Any, depth: int) -> KerasLayer:
+    class_name, options = _class_and_options(item)
+    if isinstance(options, list):
+        options = {"layers": options}
+    name = str(item.get("name") or options.get("name") or class_name)
+    # Classes of others are registered as `package>Class`.
+    registered, module = item.get("registered_name"), item.get("module")
+    is_custom = ">" in f"{registered}{class_name}" or (
+        isinstance(module, str) and not re.match(r"(keras|tf_keras|tensorflow)\b", module)
+    )
+    is_model = class_name in _MODELS and isinstance(options.get("layers"), list)
+    model = parse_model(item, depth + 1) if is_model and not is_custom else None
+    return KerasLayer(name, class_name, options, (), model, is_custom)
+
+
+def _add_input_shape(inner: Any, layers: list[KerasLayer]) -> None:
+    """A Sequential may note the shape that it was built with, instead of its first layer."""
+    built = inner.get("build_input_shape") if isinstance(inner, Mapping) else None
+    if built is not None and layers and input_shape(layers[0]) is None:
+        layers[0].options = {**layers[0].options, "batch_shape": built}
+
+
+def _calls(item: Mapping[str, Any], names: Mapping[str, None]) -> Iterator[Call]:
+    nodes = item.get("inbound_nodes")
+    for node in nodes if isinstance(nodes, list) else []:
+        others: list[Any] = []
+        yield Call(tuple(_sources(node, names, others)), tuple(others))
+
+
+def _sources(
+    node: Any, names: Mapping[str, None], others: list[Any] | None = None
+) -> Iterator[Source]:
+    """The values that a description of inputs names, in the forms of Keras 2 and 3."""
     if isinstance(node, Mapping):
-        for value in node.values():
-            yield from _parents(value, names)
+        history = node.get("config")
+        if node.get("class_name") == "__keras_tensor__" and isinstance(history, Mapping):
+            yield from _sources(history.get("keras_history"), names, others)
+            return
+        for key, value in node.items():
+            # Whether the network is being trained, and masks that are none, change nothing.
+            if not (key in ("training", "mask") and (value is None or isinstance(value, bool))):
+                yield from _sources(value, names, others)
     elif isinstance(node, list):
-        if len(node) >= 3 and isinstance(node[0], str) and isinstance(node[1], int):
-            if node[0] in names:
-                yield node[0]
+        if _is_source(node, names):
+            yield Source(*node[:3])
+            yield from _sources(node[3:], names, others)
         else:
             for value in node:
-                yield from _parents(value, names)
+                yield from _sources(value, names, others)
+    elif node is not None and others is not None:
+        others.append(node)
+
+
+def _is_source(node: list[Any], names: Mapping[str, None]) -> bool:
+    is_triple = len(node) in (3, 4) and isinstance(node[0], str) and node[0] in names
+    return is_triple and type(node[1]) is int and type(node[2]) is int

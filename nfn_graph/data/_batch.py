@@ -15,8 +15,8 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 
 from nfn_graph.data._graph import WeightGraph
 from nfn_graph.data._layout import Layout
-from nfn_graph.features._rows import group_of_rows
-from nfn_graph.spec._types import Key, NetworkSpec
+from nfn_graph.features import group_of_rows
+from nfn_graph.spec import Key, NetworkSpec
 
 
 class _StaticInheritance(DynamicInheritance, type(WeightGraph)):  # type: ignore[misc]

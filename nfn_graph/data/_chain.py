@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nfn_graph.data._layout import Layout, Placement, PlacementAxis
+from nfn_graph.spec import NetworkSpec, Shape
 from nfn_graph.spec._checks import check_unique
-from nfn_graph.spec._types import NetworkSpec, Shape
 
 
 def chain_layout(

@@ -15,10 +15,8 @@ from torch_geometric.data import Data, HeteroData
 from nfn_graph.data._chain import chain_layout
 from nfn_graph.data._layout import Layout, gather_tensors, scatter_tensors
 from nfn_graph.data._plain import to_data, to_hetero_data
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
-from nfn_graph.features._incidence import Incidence
-from nfn_graph.spec._types import Key, NetworkSpec, Symmetry, WeightKey
+from nfn_graph.features import Incidence, WeightFeatures
+from nfn_graph.spec import Key, NetworkSpec, Symmetry
 
 _COLLATE_HINT = (
     "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "
@@ -127,23 +125,21 @@ class WeightGraph(HeteroData):
         def rows(key: Key, taps: int) -> Tensor:
             return stores.get(key, empty.reshape(0, taps, like.shape[-1])).to(dtype)
 
-        weights = {w.key: rows(w.key, w.taps) for w in spec.weights}
-        neurons = {n.name: rows(n.name, n.taps) for n in spec.neurons}
+        keys: list[Key] = [*spec.weight, *spec.neuron]
+        tensors = {key: rows(key, spec.taps[key]) for key in keys}
         shapes = [layout.shape_in(spec) for layout in self.layouts]
         incidence = Incidence.of(spec, shapes, like.device)
-        raw = WeightFeatures(Levels(weights, neurons, {}), spec, incidence, self)
+        raw = WeightFeatures(tensors, spec, incidence, self)
         return raw if symmetry is None else raw.fold(symmetry)
 
-    def with_features(
-        self, weights: Mapping[WeightKey, Tensor], neurons: Mapping[str, Tensor]
-    ) -> WeightGraph:
+    def with_features(self, tensors: Mapping[Any, Tensor]) -> WeightGraph:
         """The same network, or batch, with other values; labels and all else are kept."""
         graph = copy.copy(self)
         spec = self.spec
         for neuron in spec.neurons:
-            graph[neuron.name].x = neurons[neuron.name]
+            graph[neuron.name].x = tensors[neuron.name]
         for weight in spec.weights:
-            graph[weight.key].edge_attr = weights[weight.key]
+            graph[weight.key].edge_attr = tensors[weight.key]
         graph._check(spec)
         return graph
 
@@ -217,7 +213,7 @@ class WeightGraph(HeteroData):
         except ValueError:
             return super().__repr__()
         layouts = self.layouts
-        entries = [x for _, x in self.features().tensors()]
+        entries = list(stored_tensors(self, self.spec).values())
         head = f"{len(layouts)} networks, " if not isinstance(self.layout, Layout) else ""
         sizes = [
             f"{n.name}{'[fixed]' if n.fixed else ''} {self[n.name].x.shape[0]} x {n.taps}"

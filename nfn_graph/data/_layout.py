@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nfn_graph.data._layout_checks import check_placements, check_shape
+from nfn_graph.data._layout_checks import check_placements, check_shape, shared_neurons
 from nfn_graph.spec import Key, NetworkSpec, Shape
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
@@ -215,8 +215,9 @@ class Layout:
         sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
         rows: dict[Key, int] = {name: sum(layers) for name, layers in sizes.items()}
         for (source, name, target), blocks in zip(self.spec.weight, self.shape.blocks, strict=True):
+            shared = shared_neurons(self.spec, sizes, source, target)
             ends = ((sizes[target][t], sizes[source][s]) for t, s in blocks)
-            rows[source, name, target] = sum(targets * sources for targets, sources in ends)
+            rows[source, name, target] = sum(t * s // shared for t, s in ends)
         return rows
 
 

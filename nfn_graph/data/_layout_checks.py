@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nfn_graph.spec._types import Key, NetworkSpec
+from nfn_graph.spec import Key, NetworkSpec
 
 if TYPE_CHECKING:
     from nfn_graph.data._layout import Placement
-from nfn_graph.spec._types import Shape
+from nfn_graph.spec import Shape
 
 
 def check_shape(spec: NetworkSpec, shape: Shape) -> None:
@@ -27,10 +28,19 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
             raise ValueError(
                 f"Expected one layer of neuron type '{neuron.name}' (got sizes {sizes})"
             )
-        if neuron.size is not None and sizes != (neuron.size,):
+        inside = math.prod(sum(layers[parent]) for parent in neuron.parents)
+        if len(neuron.parents) == 2:
+            inside //= shared_neurons(spec, layers, *neuron.parents)
+        exact = inside if len(neuron.parents) == 2 else neuron.size and neuron.size * inside
+        if exact is not None and sum(sizes) != exact:
             raise ValueError(
-                f"Expected {neuron.size} neurons of the fixed type '{neuron.name}' "
-                f"(got {sum(sizes)})"
+                f"Expected {exact} neurons of the {'fixed ' if neuron.fixed else ''}type "
+                f"'{neuron.name}' (got {sum(sizes)})"
+            )
+        if neuron.parents and (sum(sizes) == 0 or sum(sizes) % inside):
+            raise ValueError(
+                f"Expected equally many neurons of type '{neuron.name}' in each of the {inside} "
+                f"neurons of '{neuron.parents[0]}' (got {sum(sizes)} neurons)"
             )
     for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
         targets, sources = len(layers[weight.target]), len(layers[weight.source])
@@ -66,9 +76,10 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
             expected = {"neuron": layers[p.store][p.block]}
         else:
             target, source = joined[p.store][p.block]
+            shared = shared_neurons(spec, layers, p.store[0], p.store[2])
             expected = {
                 "target": layers[p.store[2]][target],
-                "source": layers[p.store[0]][source],
+                "source": layers[p.store[0]][source] // shared,
             }
         found = {a: n for a, n in zip(p.axes, p.taken, strict=True) if a != "tap"}
         if found != expected:
@@ -93,3 +104,14 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
             raise ValueError(
                 f"Expected all {sizes[name]} entries of '{name}' to be placed once (got {count})"
             )
+
+
+def shared_neurons(
+    spec: NetworkSpec, sizes: Mapping[str, tuple[int, ...]], first: str, second: str
+) -> int:
+    """The neurons of the parents that two types share: inside each, all pairs are joined."""
+    if first == second:
+        return 1
+    shared = [i for i in spec.indices(first) if i in spec.indices(second)]
+    inside = [sum(sizes[p]) for i in shared for p in spec.neuron[i].parents]
+    return math.prod(sum(sizes[i]) for i in shared) // math.prod(inside)

@@ -1,15 +1,13 @@
 """What layers pass to each other, and which rows of a batch belong together."""
 
-from nfn_graph.features._cache import IncidenceCache
 from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.features._rows import Segments, group_of_rows, is_lasting
+from nfn_graph.features._rows import NeuronRows, Rows, Segments, group_of_rows, is_lasting
 
 __all__ = [
     "Incidence",
-    "IncidenceCache",
-    "Levels",
+    "NeuronRows",
+    "Rows",
     "Segments",
     "WeightFeatures",
     "group_of_rows",

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, ItemsView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nfn_graph.features._fold import Levels, fold, owned_taps, unfold
+from nfn_graph.features._fold import fold, owned_taps, unfold
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.spec._sites import FoldedSpec
-from nfn_graph.spec._types import Key, NetworkSpec, Symmetry
+from nfn_graph.features._rows import Rows
+from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Symmetry, WeightKey
 
+# Graphs make features, and features only hand their graph back.
 if TYPE_CHECKING:
-    from nfn_graph.data._graph import WeightGraph
+    from nfn_graph.data import WeightGraph
 
 
 class WeightFeatures:
-    """Features of all entries of a batch of networks, by level.
+    """Features of all entries of a batch of networks: one tensor for every type.
 
     Operations return new features; every tensor is `[count, taps, channels]`. A pytree of its
     tensors.
 
-    Attributes:
-        weights: Per weight type, one row per edge.
-        neurons: Per neuron type, one row per neuron.
-        network: `{"network": ...}`, one row per network; empty before the fold.
+    Args:
+        tensors: The features of every type, in the order weights, neurons, network.
         spec: What the rows and taps mean: the networks' own :class:`NetworkSpec`, or the
             :class:`FoldedSpec` that layers work on.
-        incidence: Which neurons the edges touch, shared by all features of a batch.
+        incidence: Which rows belong together, shared by all features of a batch.
+        origin: The graph that the features came from.
     """
 
-    __slots__ = ("_origin", "incidence", "network", "neurons", "spec", "weights")
+    __slots__ = ("_origin", "_tensors", "incidence", "spec")
 
     def __init__(
         self,
-        levels: Levels,
+        tensors: Mapping[Key, Tensor],
         spec: NetworkSpec | FoldedSpec,
         incidence: Incidence,
         origin: WeightGraph | None = None,
     ) -> None:
-        self.weights, self.neurons, self.network = levels
+        self._tensors = dict(tensors)
         self.spec = spec
         self.incidence = incidence
         self._origin = origin
@@ -67,11 +68,39 @@ class WeightFeatures:
         """The device of the features."""
         return self._any.device
 
-    def tensors(self) -> Iterator[tuple[Key, Tensor]]:
-        """All tensors with the names of their types: weights, neurons, network."""
-        yield from self.weights.items()
-        yield from self.neurons.items()
-        yield from self.network.items()
+    def tensors(self) -> ItemsView[Key, Tensor]:
+        """All types with their tensors: weights, neurons, network."""
+        return self._tensors.items()
+
+    def __getitem__(self, key: Key) -> Tensor:
+        return self._tensors[key]
+
+    @property
+    def weights(self) -> dict[WeightKey, Tensor]:
+        """The features of the weights, one row per edge."""
+        return {k: x for k, x in self._tensors.items() if not isinstance(k, str)}
+
+    @property
+    def neurons(self) -> dict[str, Tensor]:
+        """The features of the neurons: biases and norm parameters."""
+        return {k: x for k, x in self._tensors.items() if isinstance(k, str) and k != NETWORK}
+
+    @property
+    def network(self) -> dict[str, Tensor]:
+        """`{"network": ...}`, one row per network; empty before the fold."""
+        return {NETWORK: self._tensors[NETWORK]} if NETWORK in self._tensors else {}
+
+    def rows(self, key: Key) -> Rows:
+        """Which rows of a type belong together: weights by target and source neuron, neurons
+        by network."""
+        if not isinstance(self.spec, FoldedSpec):
+            return self.incidence.rows(key)
+        number = self.spec.sites.index(self.spec.site[key])
+        return self.incidence.sites[self.spec.symmetry][number]
+
+    def graph_of(self, key: Key) -> Tensor:
+        """`[rows]`, the network of each row of a type."""
+        return self.incidence.networks(key, self.spec)
 
     def owned(self) -> WeightFeatures:
         """Zeros where a network of a union of specs owns no such entry; usually `self`."""
@@ -82,9 +111,9 @@ class WeightFeatures:
         masks = owned_taps(self.spec, self.incidence)
         if not masks:
             return self
-        neurons = {k: x.where(masks[k], 0) if k in masks else x for k, x in self.neurons.items()}
-        network = {k: x.where(masks[k], 0) if k in masks else x for k, x in self.network.items()}
-        return self.replace(Levels(self.weights, neurons, network))
+        return self.replace(
+            {k: x.where(masks[k], 0) for k, x in self._tensors.items() if k in masks}
+        )
 
     def fold(self, symmetry: Symmetry | FoldedSpec) -> WeightFeatures:
         """The same features in the view that NP or HNP layers work on.
@@ -97,15 +126,15 @@ class WeightFeatures:
                 return self
             return self.unfold().fold(symmetry)
         spec = symmetry if isinstance(symmetry, FoldedSpec) else self.spec.fold(symmetry)
-        levels = fold(spec, self.incidence, self._levels)
-        return WeightFeatures(levels, spec, self.incidence, self._origin)
+        tensors = fold(spec, self.incidence, self._tensors)
+        return WeightFeatures(tensors, spec, self.incidence, self._origin)
 
     def unfold(self) -> WeightFeatures:
         """The same features as the networks' own tensors."""
         if not isinstance(self.spec, FoldedSpec):
             return self
-        levels = unfold(self.spec, self.incidence, self._levels)
-        return WeightFeatures(levels, self.incidence.spec, self.incidence, self._origin)
+        tensors = unfold(self.spec, self.incidence, self._tensors)
+        return WeightFeatures(tensors, self.incidence.spec, self.incidence, self._origin)
 
     def to_graph(self) -> WeightGraph:
         """The graph (or batch) with these features: the inverse of `graph.features(...)`."""
@@ -113,24 +142,22 @@ class WeightFeatures:
             raise ValueError(
                 "Expected features made by graph.features(...) (got features without a graph)"
             )
-        raw = self.unfold()
-        return self._origin.with_features(raw.weights, raw.neurons)
+        return self._origin.with_features(self.unfold()._tensors)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> WeightFeatures:
         """Applies a function to every tensor; it may change the number of channels only."""
-        return self._map_levels(lambda k, x: function(x))
+        return self._map(lambda k, x: function(x))
 
     def map_types(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
         """Applies `function(type, tensor)` to every tensor that has taps."""
-        return self._map_levels(lambda k, x: function(k, x) if x.shape[1] else x)
+        return self._map(lambda k, x: function(k, x) if x.shape[1] else x)
 
     def combine(
         self, other: WeightFeatures, function: Callable[[Tensor, Tensor], Tensor]
     ) -> WeightFeatures:
         """Applies a function to every tensor and its counterpart in `other`."""
         self._check_same(other)
-        theirs = dict(other.tensors())
-        return self._map_levels(lambda k, x: function(x, theirs[k]))
+        return self._map(lambda k, x: function(x, other[k]))
 
     @staticmethod
     def cat(features: Sequence[WeightFeatures]) -> WeightFeatures:
@@ -140,22 +167,29 @@ class WeightFeatures:
         first = features[0]
         for other in features[1:]:
             first._check_same(other)
-        all_tensors = [dict(f.tensors()) for f in features]
-        return first._map_levels(lambda k, _: torch.cat([t[k] for t in all_tensors], -1))
+        return first._map(lambda k, _: torch.cat([f[k] for f in features], -1))
 
     def to(self, *args: Any, **kwargs: Any) -> WeightFeatures:
-        """Moves or casts all tensors, as :meth:`torch.Tensor.to`."""
+        """Moves or casts all tensors, as :meth:`torch.Tensor.to`.
+
+        The labels of the graph that they came from go along to another device.
+        """
         moved = self.map(lambda x: x.to(*args, **kwargs))
+        if moved.device == self.device:
+            return moved
+        origin = self._origin
+        if origin is not None:
+            origin = copy.copy(origin).to(moved.device)
         incidence = self.incidence.to(moved.device)
-        return WeightFeatures(moved._levels, self.spec, incidence, self._origin)
+        return WeightFeatures(moved._tensors, self.spec, incidence, origin)
 
     def detach(self) -> WeightFeatures:
         """Features that share memory but not gradients."""
         return self.map(Tensor.detach)
 
-    def replace(self, levels: Levels) -> WeightFeatures:
-        """Features of the same networks with other tensors."""
-        return WeightFeatures(levels, self.spec, self.incidence, self._origin)
+    def replace(self, tensors: Mapping[Any, Tensor]) -> WeightFeatures:
+        """The same features with other tensors for some types."""
+        return self._with({**self._tensors, **tensors})
 
     def __add__(self, other: WeightFeatures | Tensor | float) -> WeightFeatures:
         return self._arithmetic(other, torch.add)
@@ -185,22 +219,16 @@ class WeightFeatures:
         )
         return f"WeightFeatures({self.num_graphs} networks; {shapes})"
 
-    @property
-    def _levels(self) -> Levels:
-        return Levels(self.weights, self.neurons, self.network)
+    def _with(self, tensors: Mapping[Key, Tensor]) -> WeightFeatures:
+        """Features of the same networks with these tensors alone."""
+        return WeightFeatures(tensors, self.spec, self.incidence, self._origin)
 
-    def _map_levels(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
-        return self.replace(
-            Levels(
-                {k: function(k, x) for k, x in self.weights.items()},
-                {k: function(k, x) for k, x in self.neurons.items()},
-                {k: function(k, x) for k, x in self.network.items()},
-            )
-        )
+    def _map(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
+        return self._with({k: function(k, x) for k, x in self._tensors.items()})
 
     @property
     def _any(self) -> Tensor:
-        return next(x for _, x in self.tensors())
+        return next(iter(self._tensors.values()))
 
     def _arithmetic(
         self, other: WeightFeatures | Tensor | float, function: Callable[..., Tensor]
@@ -223,11 +251,11 @@ class WeightFeatures:
 
 def _flatten(features: WeightFeatures) -> tuple[list[Any], _Context]:
     context = _Context(features.spec, features.incidence, features._origin)
-    return [features.weights, features.neurons, features.network], context
+    return [features._tensors], context
 
 
-def _unflatten(levels: Any, context: _Context) -> WeightFeatures:
-    return WeightFeatures(Levels(*levels), *context)
+def _unflatten(children: Any, context: _Context) -> WeightFeatures:
+    return WeightFeatures(children[0], context.spec, context.incidence, context.origin)
 
 
 class _Context(NamedTuple):

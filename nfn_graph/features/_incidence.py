@@ -1,48 +1,62 @@
-"""Which neurons the edges of a batch touch, built from sizes by arithmetic.
+"""Which rows of a batch belong together, built from sizes by arithmetic.
 
-Edges are never listed by value and never sorted: layers are complete bipartite, their edges
-target-major (the memory order of a `[out, in, ...]` weight tensor), so every index follows
-from the sizes of the layers.
+Entries are never listed by value and never sorted. Layers are completely connected and their
+weights lie in the memory order of a `[out, in, ...]` tensor, so the rows of a site are numbers in
+a mixed radix whose digits are its indices. To go to a coarser site is to drop a digit; to order
+weights by source neuron is to exchange two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
 
 import torch
 from torch import Tensor
 
-from nfn_graph.features._cache import IncidenceCache
+from nfn_graph.features._blocks import (
+    Blocks,
+    block_tables,
+    ends_of,
+    family_of,
+    kept_labels,
+    on_device,
+)
 from nfn_graph.features._rows import (
-    EdgeRows,
     NeuronRows,
+    Rows,
+    Segments,
     SelfRows,
-    as_segments,
     group_of_rows,
     is_lasting,
     tensor_bytes,
 )
-from nfn_graph.spec._sites import Bundle, FoldedSpec
-from nfn_graph.spec._types import NetworkSpec, Shape, WeightKey
+from nfn_graph.spec import (
+    NETWORK,
+    FoldedSpec,
+    Key,
+    NetworkSpec,
+    Part,
+    Shape,
+    Site,
+    Symmetry,
+    WeightKey,
+)
+
+_Counts = dict[tuple[Key, tuple[str, ...]], Tensor]
 
 
-class Block(NamedTuple):
-    """One weight tensor of one network.
-
-    Attributes:
-        graph: The network.
-        target_size: Neurons at its target.
-        source_size: Neurons at its source.
-        target_start: The row of its first target neuron.
-        source_start: The row of its first source neuron.
-    """
-
-    graph: int
-    target_size: int
-    source_size: int
-    target_start: int
-    source_start: int
+def _folds(spec: NetworkSpec) -> dict[Symmetry, FoldedSpec]:
+    """The folds of a spec under both groups, as far as there are."""
+    folds: dict[Symmetry, FoldedSpec] = {"np": spec.fold("np")}
+    if all(n.size is not None for n in spec.neurons if n.fixed) and not any(
+        n.role for n in spec.neurons
+    ):
+        folds["hnp"] = spec.fold("hnp")
+    return folds
 
 
 class Incidence:
@@ -51,7 +65,13 @@ class Incidence:
     Args:
         spec: The types, in whose order the shapes are given.
         shapes: The sizes of every network.
-        device: Where the index tensors live.
+        device: The device of the index tensors.
+
+    Attributes:
+        neurons: The rows of every neuron type, by network.
+        weights: The rows of every weight type, by target and by source neuron.
+        self_weights: How the weights of a layer with itself split.
+        sites: For each symmetry group, the rows of every site of the folded spec.
     """
 
     def __init__(self, spec: NetworkSpec, shapes: tuple[Shape, ...], device: torch.device) -> None:
@@ -59,40 +79,42 @@ class Incidence:
         self.shapes = shapes
         self.device = device
         self.num_graphs = len(shapes)
-        self.neurons: dict[str, NeuronRows] = {}
-        self.weights: dict[WeightKey, EdgeRows] = {}
-        self.self_weights: dict[WeightKey, SelfRows] = {}
-        self.masks: dict[FoldedSpec, dict[str, Tensor]] = {}
-        self.scales: dict[tuple[FoldedSpec, torch.dtype], tuple[Tensor, ...]] = {}
-        self._starts: dict[str, list[list[int]]] = {}
-        sizes = [[shape.sizes[i] for shape in shapes] for i in range(len(spec.neurons))]
-        for neuron, layers in zip(spec.neurons, sizes, strict=True):
-            self._starts[neuron.name] = _starts(layers)
         # Whether every network has every type; the usual case, in which nothing is masked.
-        self.is_whole = all(all(shape.sizes) and all(shape.blocks) for shape in shapes)
-        self._blocks = {w.key: list(self._list_blocks(i)) for i, w in enumerate(spec.weights)}
-        edges = [sum(b.target_size * b.source_size for b in bs) for bs in self._blocks.values()]
-        rows = [sum(map(sum, layers)) for layers in sizes]
-        # Both ends of every edge are numbered.
-        most = max(edges + rows) + 1
-        self._dtype = torch.int32 if 2 * most < 2**31 else torch.int64
+        self.is_whole = all(all(shape.sizes) and all(shape.blocks) for shape in set(shapes))
+        self.neurons: dict[str, NeuronRows] = {}
+        self.weights: dict[WeightKey, Rows] = {}
+        self.self_weights: dict[WeightKey, SelfRows] = {}
+        self.sites: dict[Symmetry, tuple[Rows, ...]] = {}
+        self.masks: dict[Symmetry, dict[Key, Tensor]] = {}
+        self.scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
+        folds = _folds(spec)
+        tables = block_tables(spec, shapes, folds.values())
+        most = max(table.total for table in tables.values()) + 1
+        # The rows of all covers of a site are numbered together.
+        width = max(len(site.covers) for fold in folds.values() for site in fold.sites)
+        self._dtype = torch.int32 if max(2, width) * most < 2**31 else torch.int64
         # Index tensors made in inference mode could not be used in training later on.
         with torch.inference_mode(False):
             self._steps = torch.arange(most, dtype=self._dtype, device=device)
             self._pairs = 2 * self._steps
-            for neuron, layers in zip(spec.neurons, sizes, strict=True):
-                self.neurons[neuron.name] = self._neuron_rows(layers)
+            self._blocks = on_device(tables, device)
+            for neuron in spec.neurons:
+                self.neurons[neuron.name] = self._neuron_rows(neuron.name)
             for weight in spec.weights:
-                blocks = self._blocks[weight.key]
-                self.weights[weight.key] = self._edges(weight.target, weight.source, blocks)
+                self.weights[weight.key] = self._weight_rows(weight.key)
                 if spec.is_self(weight):
                     self.self_weights[weight.key] = self._split_self(weight.key)
+            counts: _Counts = {}
+            for symmetry, fold in folds.items():
+                self.sites[symmetry] = tuple(self._site_rows(fold, s, counts) for s in fold.sites)
 
     @staticmethod
     def of(spec: NetworkSpec, shapes: Sequence[Shape], device: torch.device) -> Incidence:
         """The incidence of these sizes; training repeats few of them, so it is cached."""
         sizes = tuple(shapes)
-        return _CACHE.get((spec, sizes, device), lambda: Incidence(spec, sizes, device))
+        key = (spec, sizes, device)
+        found = _CACHE.get(key)
+        return _CACHE.put(key, Incidence(spec, sizes, device)) if found is None else found
 
     def to(self, device: torch.device) -> Incidence:
         """The same incidence on another device."""
@@ -103,152 +125,219 @@ class Incidence:
     @property
     def num_bytes(self) -> int:
         """Bytes of the index tensors."""
-        held = (self.neurons, self.weights, self.self_weights, self.masks, self.scales)
-        return tensor_bytes(held)
+        held = (self.neurons, self.weights, self.self_weights, self.sites)
+        return tensor_bytes((held, self.masks, self.scales))
 
     @property
     def is_lasting(self) -> bool:
         """Whether the tensors are ordinary ones, not those of a mode or transform."""
         return is_lasting(self._pairs)
 
-    def edges(self, bundle: Bundle) -> EdgeRows:
-        """The edges of a bundle of weight tensors."""
-        if bundle.is_self:
-            return self.self_weights[bundle.key].edges
-        return self.weights[bundle.key]
+    def rows(self, key: Key) -> Rows:
+        """The rows of a stored type: neurons by network, weights by target and source."""
+        return self.neurons[key] if isinstance(key, str) else self.weights[key]
 
-    def lookup(self, key: WeightKey, target: Tensor, source: Tensor) -> Tensor:
-        """For every edge in order, the row of the edge between the given neurons.
+    def renumber(self, key: Key, sequence: Sequence[str], back: bool = False) -> Tensor | None:
+        """The rows of a stored type in another order of its indices; None if that is its own.
 
         Args:
-            target: `[e]`, a neuron of the same layer as the edge's own target.
-            source: `[e]`, a neuron of the same layer as the edge's own source.
+            key: The type.
+            sequence: Its indices, slowest first.
+            back: Whether to return the inverse: for every row of the type, its place in that
+                order.
         """
-        _, target_size, source_size, target_start, source_start = self._columns(self._blocks[key])
-        count = target_size * source_size
-        start = count.cumsum(0) - count
-        base = start - target_start * source_size - source_start
-        block = group_of_rows(count, self.weights[key].count)
-        return base.index_select(0, block) + target * source_size.index_select(0, block) + source
+        own, sequence = self.spec.indices(key), tuple(sequence)
+        if own == sequence:
+            return None
+        blocks = self._blocks[key]
+        block, local = self._locate(blocks)
+        start = blocks.start.index_select(0, block)
+        first, second = (own, sequence) if back else (sequence, own)
+        return start + blocks.number(block, blocks.digits(block, local, first), second)
 
-    def _list_blocks(self, number: int) -> Iterable[Block]:
-        weight = self.spec.weights[number]
-        order = list(self.spec.neuron)
-        target, source = order.index(weight.target), order.index(weight.source)
-        for graph, shape in enumerate(self.shapes):
-            for t, s in shape.blocks[number]:
-                yield Block(
-                    graph,
-                    shape.sizes[target][t],
-                    shape.sizes[source][s],
-                    self._starts[weight.target][graph][t],
-                    self._starts[weight.source][graph][s],
-                )
+    def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
+        """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
+        if key == NETWORK:
+            return torch.arange(self.num_graphs, device=self.device)
+        if isinstance(key, str):
+            return self.neurons[key].graph
+        family: Key = key
+        if isinstance(spec, FoldedSpec):
+            if spec.site[key].is_self:
+                target = self.self_weights[key].edges.targets.index
+                return self.neurons[key[2]].graph.index_select(0, target)
+            family = family_of(self.spec, spec.site[key])
+        blocks = self._blocks[family]
+        return blocks.graph.index_select(0, self._locate(blocks)[0])
 
-    def _neuron_rows(self, sizes: list[tuple[int, ...]]) -> NeuronRows:
-        total = sum(map(sum, sizes))
-        layer_sizes = self._tensor([n for layers in sizes for n in layers])
-        layer_graph = self._tensor([g for g, layers in enumerate(sizes) for _ in layers])
-        layer = group_of_rows(layer_sizes, total)
-        start = layer_sizes.cumsum(0) - layer_sizes
-        per_graph = self._tensor([sum(layers) for layers in sizes])
-        graph = layer_graph.index_select(0, layer)
+    def filled(self, key: Key, site: Site) -> int:
+        """How many rows of a site have an entry of a stored type."""
+        return self._blocks[key].filled[site.indices]
+
+    def owners(self, key: Key, indices: tuple[str, ...]) -> Tensor:
+        """The rows of the site with these indices that have an entry of a stored type."""
+        blocks = self._blocks[key]
+        rows = _product([blocks.size[i] for i in indices], blocks.graph)
+        block = group_of_rows(rows, blocks.filled[indices])
+        place = self._steps.narrow(0, 0, blocks.filled[indices])
+        first = blocks.starts[indices] - (rows.cumsum(0) - rows)
+        return place + first.index_select(0, block)
+
+    def lookup(self, key: WeightKey, target: Tensor, source: Tensor) -> Tensor:
+        """For every weight in order, the row of the weight between the given neurons.
+
+        Args:
+            key: The weight type.
+            target: For every weight, a neuron of the same layer as its own target.
+            source: For every weight, a neuron of the same layer as its own source.
+        """
+        blocks = self._blocks[key]
+        block, _ = self._locate(blocks)
+        digits: dict[str, Tensor] = {}
+        for labels, rows in zip(ends_of(self.spec, key), (target, source), strict=True):
+            local = rows - blocks.starts[labels].index_select(0, block)
+            digits |= blocks.digits(block, local, labels)
+        start = blocks.start.index_select(0, block)
+        return start + blocks.number(block, digits, blocks.indices)
+
+    def moved(
+        self, name: str, parents: Mapping[str, Tensor], places: Mapping[str, Tensor]
+    ) -> Tensor:
+        """For every neuron of a nested type, the neuron that comes to its place.
+
+        Args:
+            name: The type.
+            parents: For the types that it is nested in, the neuron that comes to each place; as
+                they are, if not given.
+            places: For the type itself, the position inside the parent of the neuron that comes
+                to each place.
+        """
+        blocks = self._blocks[name]
+        block, local = self._locate(blocks)
+        digits = blocks.digits(block, local, blocks.indices)
+        found = {k: x for k, x in places.items() if k in digits}
+        for parent in self.spec.neuron[name].parents:
+            above = self._blocks[parent]
+            start = blocks.starts[above.indices].index_select(0, block)
+            row = start + blocks.number(block, digits, above.indices)
+            row = parents[parent].index_select(0, row) if parent in parents else row
+            found = blocks.digits(block, row - start, above.indices) | found
+        return blocks.start.index_select(0, block) + blocks.number(block, found, blocks.indices)
+
+    def _neuron_rows(self, name: str) -> NeuronRows:
+        blocks = self._blocks[name]
+        block, local = self._locate(blocks)
+        last = blocks.indices[-1]
+        position = blocks.digits(block, local, blocks.indices)[last]
+        rows = Rows.of([self._segments(blocks, (), block, local)], [None], self._pairs)
         return NeuronRows(
-            graph=graph,
-            position=torch.arange(total, device=self.device) - start.index_select(0, layer),
-            layer_size=layer_sizes.index_select(0, layer),
-            graphs=as_segments(
-                self._number(graph), None, per_graph, self._steps.narrow(0, 0, total)
-            ),
+            **vars(rows), position=position, layer_size=blocks.size[last].index_select(0, block)
         )
 
-    def _edges(
-        self, target_type: str, source_type: str, blocks: list[Block], skip_diagonal: bool = False
-    ) -> EdgeRows:
-        # Of a self weight, an edge's source counts the other neurons of the layer only.
-        less = int(skip_diagonal)
-        graph, target_size, source_size, target_start, source_start = self._columns(blocks)
-        total = sum(b.target_size * (b.source_size - less) for b in blocks)
-        count = target_size * (source_size - less)
-        targets, sources = self._number(target_size - less), self._number(source_size - less)
-        steps = self._steps.narrow(0, 0, total)
-        block = group_of_rows(count, total)
-        start = self._number(count.cumsum(0) - count).index_select(0, block)
-        local = steps - start
-        target, source = _divide(local, sources.index_select(0, block))
-        # The same arithmetic with the ends exchanged gives the order by source.
-        late_source, late_target = _divide(local, targets.index_select(0, block))
-        column = late_source
-        if skip_diagonal:
-            source = source + (source >= target)
-            late_target = late_target + (late_target >= late_source)
-            column = late_source - (late_source > late_target).to(self._dtype)
-        transposed = start + late_target * sources.index_select(0, block) + column
-        num_targets, num_sources = (self._rows(name) for name in (target_type, source_type))
-        target = target + self._number(target_start).index_select(0, block)
-        source = source + self._number(source_start).index_select(0, block)
-        per_target = _degree(target_start, target_size, source_size - less, num_targets)
-        per_source = _degree(source_start, source_size, target_size - less, num_sources)
-        # Tensors of a type join layers in order, so a neuron's edges are one run in either order.
-        at_target = as_segments(target, None, per_target, steps)
-        at_source = as_segments(source, transposed, per_source, steps)
-        return EdgeRows(
-            ends=torch.stack([target, source + num_targets], 1).flatten(),
-            pairs=self._pairs.narrow(0, 0, total + 1),
-            order=torch.cat([at_target.order, at_source.order]),
-            pointers=torch.cat(
-                [at_target.pointers, at_source.pointers.narrow(0, 1, num_sources) + total]
-            ),
-            transposed=transposed,
-            targets=at_target,
-            sources=at_source,
-            per_graph=count.new_zeros(self.num_graphs).index_add(0, graph, count),
-        )
+    def _weight_rows(self, key: WeightKey) -> Rows:
+        blocks = self._blocks[key]
+        block, local = self._locate(blocks)
+        ends = [self._segments(blocks, labels, block, local) for labels in ends_of(self.spec, key)]
+        return Rows.of(ends, [None], self._pairs)
 
     def _split_self(self, key: WeightKey) -> SelfRows:
-        blocks = self._blocks[key]
-        edges = self._edges(key[2], key[0], blocks, skip_diagonal=True)
-        _, size, _, neuron_start, _ = self._columns(blocks)
-        store_start = (size * size).cumsum(0) - size * size
-        neuron_block = group_of_rows(size, sum(b.target_size for b in blocks))
-        first = (size.cumsum(0) - size).index_select(0, neuron_block)
-        place = torch.arange(neuron_block.shape[0], device=self.device) - first
-        block = group_of_rows(size * (size - 1), edges.count)
-        row = edges.target - neuron_start.index_select(0, block)
-        column = edges.source - neuron_start.index_select(0, block)
+        whole, neurons = self._blocks[key], self.neurons[key[0]]
+        index = whole.indices[0]
+        size, first = whole.size[index], whole.starts[index,]
+        # A neuron's weights leave out the one to itself.
+        count = size * (size - 1)
+        total = whole.total - neurons.count
+        steps, block = self._steps.narrow(0, 0, total), group_of_rows(count, total)
+        start = (count.cumsum(0) - count).index_select(0, block)
+        sizes = size.index_select(0, block)
+        target, place = _divide(steps - start, sizes - 1)
+        source = place + (place >= target)
+        transposed = start + source * (sizes - 1) + target - (target > source).to(target.dtype)
+        degrees = _degree(first, size, size - 1, neurons.count)
+        pointers = _pointers(degrees, self._dtype)
+        offset = first.index_select(0, block)
+        at_target = Segments(self._number(target + offset), steps, pointers, degrees, True)
+        order = self._number(transposed)
+        at_source = Segments(self._number(source + offset), order, pointers, degrees, False)
+        own_block = group_of_rows(size, neurons.count)
         return SelfRows(
-            neuron=neuron_start.index_select(0, neuron_block) + place,
-            diagonal=store_start.index_select(0, neuron_block)
-            + place * (size.index_select(0, neuron_block) + 1),
-            off_diagonal=store_start.index_select(0, block)
-            + row * size.index_select(0, block)
-            + column,
-            edges=edges,
+            diagonal=whole.start.index_select(0, own_block)
+            + neurons.position * (size.index_select(0, own_block) + 1),
+            off_diagonal=whole.start.index_select(0, block) + target * sizes + source,
+            edges=Rows.of([at_target, at_source], [None], self._pairs),
         )
 
-    def _columns(self, blocks: list[Block]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The entries of all blocks."""
-        table = self._tensor([list(b) for b in blocks]).reshape(len(blocks), 5)
-        graph, target_size, source_size, target_start, source_start = table.unbind(1)
-        return graph, target_size, source_size, target_start, source_start
+    def _site_rows(self, fold: FoldedSpec, site: Site, counts: _Counts) -> Rows:
+        family = family_of(self.spec, site)
+        blocks = self._blocks[family]
+        found = [
+            None if part.below is None else self._count(fold, part, counts) for part in site.parts
+        ]
+        kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
+        if site.is_self and not isinstance(family, str):
+            return self.self_weights[family].edges
+        if family in self.weights and kept == list(ends_of(self.spec, family)):
+            return replace(self.weights[family], counts=tuple(found))
+        if family in self.neurons and kept == [()]:
+            covers = self.neurons[family].covers
+        else:
+            block, local = self._locate(blocks)
+            covers = tuple(self._segments(blocks, labels, block, local) for labels in kept)
+        pairs = self._pairs if len(covers) < 3 else self._steps * len(covers)
+        return Rows.of(covers, found, pairs, blocks.total)
 
-    def _rows(self, name: str) -> int:
-        return self.neurons[name].count
+    def _count(self, fold: FoldedSpec, part: Part, counts: _Counts) -> Tensor:
+        """The number of entries that each row of a site averages."""
+        entry = fold.site[part.entry]
+        family = family_of(self.spec, entry)
+        if (family, part.kept) not in counts:
+            blocks = self._blocks[family]
+            sizes = dict(blocks.size)
+            if entry.is_self:
+                # Of the other neurons of the layer, whichever end is counted.
+                sizes[entry.indices[0]] = sizes[entry.indices[0]] - 1
+            dropped = [i for i in entry.indices if i not in part.kept]
+            each = _product([sizes[i] for i in dropped], blocks.graph)
+            rows = _product([blocks.size[i] for i in part.kept], blocks.graph)
+            if entry.is_self and not part.kept:
+                each = blocks.size[entry.indices[0]] * sizes[entry.indices[0]]
+            total = self._blocks[blocks.coarser[part.kept]].total
+            counts[family, part.kept] = _degree(blocks.starts[part.kept], rows, each, total)
+        return counts[family, part.kept]
+
+    def _locate(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """For every row, its block and its number there."""
+        block = group_of_rows(_product(list(blocks.size.values()), blocks.graph), blocks.total)
+        start = self._number(blocks.start).index_select(0, block)
+        return block, self._steps.narrow(0, 0, blocks.total) - start
+
+    def _segments(
+        self, blocks: Blocks, kept: tuple[str, ...], block: Tensor, local: Tensor
+    ) -> Segments:
+        """The rows by the rows of the coarser site that keeps some of their indices."""
+        dropped = tuple(i for i in blocks.indices if i not in kept)
+        total = self._blocks[blocks.coarser[kept]].total
+        start = blocks.starts[kept]
+        index = self._number(start).index_select(0, block)
+        if kept:
+            digits = blocks.digits(block, local, blocks.indices)
+            index = index + blocks.number(block, digits, kept)
+        rows = _product([blocks.size[i] for i in kept], blocks.graph)
+        each = _product([blocks.size[i] for i in dropped], blocks.graph)
+        degrees = _degree(start, rows, each, total)
+        contiguous = kept + dropped == blocks.indices
+        order = self._steps.narrow(0, 0, blocks.total)
+        if not contiguous:
+            digits = blocks.digits(block, local, kept + dropped)
+            first = self._number(blocks.start).index_select(0, block)
+            order = first + blocks.number(block, digits, blocks.indices)
+        # The tensors of a type join layers in order, so that every group is one run of `order`.
+        return Segments(
+            self._number(index), order, _pointers(degrees, self._dtype), degrees, contiguous
+        )
 
     def _number(self, values: Tensor) -> Tensor:
         return values.to(self._dtype)
-
-    def _tensor(self, values: Sequence[int] | Sequence[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
-
-
-def _starts(sizes: list[tuple[int, ...]]) -> list[list[int]]:
-    """The first row of every layer of every network."""
-    starts, total = [], 0
-    for layers in sizes:
-        starts.append([total + sum(layers[:i]) for i in range(len(layers))])
-        total += sum(layers)
-    return starts
 
 
 def _divide(number: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,11 +346,76 @@ def _divide(number: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
     return quotient, number - quotient * by
 
 
-def _degree(start: Tensor, size: Tensor, edges: Tensor, total: int) -> Tensor:
-    """How many edges each neuron of a type has, from their number for whole layers."""
+def _product(sizes: Sequence[Tensor], like: Tensor) -> Tensor:
+    return math.prod(sizes[1:], start=sizes[0]) if sizes else torch.ones_like(like)
+
+
+def _degree(start: Tensor, size: Tensor, each: Tensor, total: int) -> Tensor:
+    """How many entries each row has, where `size` rows from `start` on have `each`."""
     change = start.new_zeros(total + 1)
-    change = change.index_add(0, start, edges).index_add(0, start + size, -edges)
+    change = change.index_add(0, start, each).index_add(0, start + size, -each)
     return change.cumsum(0).narrow(0, 0, total).clone()
 
 
-_CACHE: IncidenceCache[Incidence] = IncidenceCache(max_entries=32, max_bytes=2**28)
+def _pointers(counts: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(dtype)
+
+
+class _Cache:
+    """The incidences used last, as many as fit; safe between threads.
+
+    Args:
+        max_entries: The number to keep.
+        max_bytes: The memory they may have together. One that is larger than this by itself is
+            not kept.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
+        self._values: OrderedDict[Hashable, Incidence] = OrderedDict()
+        self._sizes: dict[Hashable, int] = {}
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> Incidence | None:
+        """The incidence of a key, if it is there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: Incidence) -> Incidence:
+        """Keeps an incidence if it may be kept, and returns it."""
+        size = value.num_bytes if value.is_lasting else self.max_bytes + 1
+        if size > self.max_bytes:
+            return value
+        with self._lock:
+            # What was used last may have grown since. Measuring all of them for every new one
+            # would cost more than making it.
+            if self._values:
+                last = next(reversed(self._values))
+                self._sizes[last] = self._values[last].num_bytes
+            self._values[key], self._sizes[key] = value, size
+            total = sum(self._sizes.values())
+            while len(self._values) > self.max_entries or total > self.max_bytes:
+                oldest, _ = self._values.popitem(last=False)
+                total -= self._sizes.pop(oldest)
+        return value
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._values.clear()
+            self._sizes.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all incidences."""
+        with self._lock:
+            return sum(value.num_bytes for value in self._values.values())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+_CACHE = _Cache(max_entries=32, max_bytes=2**28)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ class Segments:
         index: `[rows]`, the group of each row.
         order: `[rows]`, the rows, group by group.
         pointers: `[groups + 1]`, where each group begins in `order`.
-        counts: `[groups]`, how many rows each has.
+        counts: `[groups]`, the number of rows of each.
         contiguous: Whether `order` is 0, 1, 2, ...
     """
 
@@ -33,91 +34,129 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronRows:
-    """The neurons of one type in a batch, ordered by network, then layer, then position.
+class Rows:
+    """The rows of a site, or of a stored type, and the coarser rows that each belongs to.
+
+    Rows are ordered by network, and in a network by the indices of the site, the last index
+    fastest: the memory order of a `[out, in, ...]` tensor for the weights of a layer.
 
     Attributes:
-        graph: `[n]`, the network of each neuron.
-        position: `[n]`, its place in its layer.
-        layer_size: `[n]`, the size of its layer.
-        graphs: The neurons by network.
+        count: The number of rows.
+        covers: The rows by the rows of each coarser site: the weights of a layer by target and
+            by source neuron, its neurons by network.
+        counts: For every part of the site's summary, the number of entries that are averaged
+            in each row; None for the site's own entries.
+        ends: `[count * covers]`, for each row its row in every cover, in a table of the rows of
+            all covers one after another.
+        pairs: `[count + 1]`, where each row begins in `ends`.
+        order: `[count * covers]`, the rows by each cover, one after another.
+        pointers: Where each row of each cover begins in `order`.
     """
 
-    graph: Tensor
-    position: Tensor
-    layer_size: Tensor
-    graphs: Segments
-
-    @property
-    def per_graph(self) -> Tensor:
-        """`[graphs]`, how many neurons of this type each network has."""
-        return self.graphs.counts
-
-    @property
-    def count(self) -> int:
-        """Neurons of this type in the batch."""
-        return self.graph.shape[0]
-
-
-@dataclass(frozen=True, eq=False)
-class EdgeRows:
-    """The edges of one weight type in a batch, ordered by network, target, source.
-
-    Attributes:
-        ends: `[2 * e]`, for each edge the rows of its target and its source neuron in a table
-            of all target neurons followed by all source neurons.
-        pairs: `[e + 1]`, where each edge begins in `ends`.
-        order: `[2 * e]`, the edges by target neuron, then the edges by source neuron.
-        pointers: `[targets + sources + 1]`, where each neuron begins in `order`.
-        transposed: `[e]`, tensor by tensor, the edges by source, then target.
-        targets: The edges by target neuron.
-        sources: The edges by source neuron.
-        per_graph: `[graphs]`, how many each network has.
-    """
-
+    count: int
+    covers: tuple[Segments, ...]
+    counts: tuple[Tensor | None, ...]
     ends: Tensor
     pairs: Tensor
     order: Tensor
     pointers: Tensor
-    transposed: Tensor
-    targets: Segments
-    sources: Segments
-    per_graph: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        covers: Sequence[Segments],
+        counts: Sequence[Tensor | None],
+        pairs: Tensor,
+        count: int | None = None,
+    ) -> Rows:
+        """Puts the covers together.
+
+        Args:
+            covers: The rows by the rows of each coarser site.
+            counts: The counts of the site's parts.
+            pairs: Multiples of the number of covers.
+            count: The number of rows, if there are no covers that tell.
+        """
+        count = covers[0].index.shape[0] if count is None else count
+        none = pairs.narrow(0, 0, 0)
+        if not covers:
+            return cls(count, (), tuple(counts), none, none, none, none)
+        if len(covers) == 1:
+            only = covers[0]
+            return cls(count, (only,), tuple(counts), only.index, none, only.order, only.pointers)
+        # The parts of the joint order serve as the orders of the covers: one memory for both.
+        order = torch.cat([cover.order for cover in covers])
+        orders = order.split(count) if count else [order] * len(covers)
+        tables, pointers, offset = [], [covers[0].pointers], 0
+        for i, cover in enumerate(covers):
+            tables.append(cover.index + offset)
+            offset += cover.count
+            if i:
+                pointers.append(cover.pointers.narrow(0, 1, cover.count) + i * count)
+        return cls(
+            count=count,
+            covers=tuple(
+                replace(cover, order=part) for cover, part in zip(covers, orders, strict=True)
+            ),
+            counts=tuple(counts),
+            ends=torch.stack(tables, 1).flatten(),
+            pairs=pairs.narrow(0, 0, count + 1),
+            order=order,
+            pointers=torch.cat(pointers),
+        )
 
     @property
-    def per_target(self) -> Tensor:
-        """`[targets]`, how many of these edges end at each neuron."""
-        return self.targets.counts
+    def targets(self) -> Segments:
+        """The weights of a layer by target neuron."""
+        return self.covers[0]
 
     @property
-    def per_source(self) -> Tensor:
-        """`[sources]`, how many of these edges start at each neuron."""
-        return self.sources.counts
-
-    @property
-    def count(self) -> int:
-        """Edges of this type in the batch."""
-        return self.transposed.shape[0]
-
-    @property
-    def num_ends(self) -> tuple[int, int]:
-        """How many target and source neurons there are, those without edges included."""
-        return self.targets.count, self.sources.count
+    def sources(self) -> Segments:
+        """The weights of a layer by source neuron."""
+        return self.covers[-1]
 
     @property
     def target(self) -> Tensor:
-        """`[e]`, the row of each edge's target neuron."""
-        return self.targets.index.long()
+        """`[count]`, the row of each weight's target neuron."""
+        return self.covers[0].index.long()
 
     @property
     def source(self) -> Tensor:
-        """`[e]`, the row of each edge's source neuron."""
-        return self.sources.index.long()
+        """`[count]`, the row of each weight's source neuron."""
+        return self.covers[-1].index.long()
 
     @property
-    def by_source(self) -> Tensor:
-        """`[e]`, the permutation that orders each tensor's edges by source, then target."""
-        return self.transposed.long()
+    def transposed(self) -> Tensor:
+        """`[count]`, the weights of each tensor by source, then target."""
+        return self.covers[-1].order
+
+    @property
+    def cover_sizes(self) -> list[int]:
+        """The number of rows of every cover."""
+        return [cover.count for cover in self.covers]
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronRows(Rows):
+    """The neurons of one type in a batch, by network.
+
+    Attributes:
+        position: `[count]`, the place of each neuron in its layer, or in its parent.
+        layer_size: `[count]`, the number of places there.
+    """
+
+    position: Tensor
+    layer_size: Tensor
+
+    @property
+    def graphs(self) -> Segments:
+        """The neurons by network."""
+        return self.covers[0]
+
+    @property
+    def graph(self) -> Tensor:
+        """`[count]`, the network of each neuron."""
+        return self.covers[0].index
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,17 +164,15 @@ class SelfRows:
     """How a weight tensor of a layer with itself splits.
 
     Attributes:
-        neuron: `[n]`, the neurons of the layer.
-        diagonal: `[n]`, the row of each neuron's diagonal entry in the whole tensor.
+        diagonal: `[neurons]`, the row of each neuron's diagonal entry in the whole tensor.
         off_diagonal: The rows of all other entries in the whole tensor.
-        edges: Those other entries as edges of their own; `by_source` is at the same time
-            the place of each edge's transposed edge.
+        edges: Those other entries as rows of their own; `transposed` is at the same time the
+            place of each entry's transposed entry.
     """
 
-    neuron: Tensor
     diagonal: Tensor
     off_diagonal: Tensor
-    edges: EdgeRows
+    edges: Rows
 
 
 def is_lasting(x: Tensor) -> bool:
@@ -162,7 +199,7 @@ def _storages(value: object) -> set[tuple[int, int]]:
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         return {(storage.data_ptr(), storage.nbytes())}
-    if isinstance(value, Segments | NeuronRows | EdgeRows | SelfRows):
+    if isinstance(value, Segments | Rows | SelfRows):
         value = vars(value)
     if isinstance(value, dict):
         value = list(value.values())
@@ -175,24 +212,10 @@ def group_of_rows(counts: Tensor, total: int) -> Tensor:
     """For rows in groups one after another, the group of each row: `[total]`.
 
     Args:
-        counts: `[groups]`, how many rows each has.
-        total: Their sum, which to read from a device would be to wait for it.
+        counts: `[groups]`, the number of rows of each.
+        total: Their sum. Reading it from a device would wait for the device.
     """
     # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
     ends = counts.cumsum(0)
     steps = counts.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
     return steps.cumsum(0).narrow(0, 0, total)
-
-
-def as_segments(index: Tensor, order: Tensor | None, counts: Tensor, steps: Tensor) -> Segments:
-    """Segments of the given sizes.
-
-    Args:
-        index: The group of each row.
-        order: The rows group by group; None if they are so already.
-        counts: `[groups]`, the size of each.
-        steps: The rows: 0, 1, 2, ...
-    """
-    pointers = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(steps.dtype)
-    rows = steps if order is None else order
-    return Segments(index, rows, pointers, counts, order is None)

@@ -7,11 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.data._batch import Batch
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.data._layout import Layout
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.spec._types import NetworkSpec, WeightKey
+from nfn_graph.data import Batch, Layout, WeightGraph
+from nfn_graph.features import WeightFeatures
+from nfn_graph.spec import NetworkSpec, WeightKey
 
 
 def spec_from_nfn(network_spec: Any) -> NetworkSpec:
@@ -60,9 +58,7 @@ def batch_from_nfn(features: Any) -> Batch:
     neurons[spec.weights[0].source] = inputs
     return Batch.from_data_list(
         [
-            first.with_features(
-                {key: x[i] for key, x in rows.items()}, {key: x[i] for key, x in neurons.items()}
-            )
+            first.with_features({key: x[i] for key, x in (*rows.items(), *neurons.items())})
             for i in range(networks)
         ]
     )

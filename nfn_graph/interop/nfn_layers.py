@@ -14,8 +14,7 @@ from nfn_graph.interop.nfn_linear import carry_hnp, carry_np, carry_pointwise, f
 from nfn_graph.interop.nfn_modules import Fold, JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.nn import Activation, Dropout, FourierFeatures, IOEncoding, Pool, Residual
 from nfn_graph.nn.encoding import position_name
-from nfn_graph.spec._sites import NETWORK
-from nfn_graph.spec._types import Key, NetworkSpec, Symmetry, module_name
+from nfn_graph.spec import NETWORK, Key, NetworkSpec, Symmetry, module_name
 
 View = Symmetry | Literal["any", "unknown"] | None
 

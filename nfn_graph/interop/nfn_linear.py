@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.nn import NFLinear
-from nfn_graph.spec._sites import NETWORK, FoldedSpec
-from nfn_graph.spec._types import Key, NetworkSpec, WeightKey, module_name
+from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, WeightKey, module_name
 
 
 class Slot(NamedTuple):
@@ -47,18 +46,25 @@ class Read(NamedTuple):
 Slots = dict[Key, Slot]
 
 
-def find_slots(spec: FoldedSpec) -> dict[str, Slots]:
-    """For every neuron type and the network, where its map has the tensors of a chain."""
-    network = spec.network
+def find_slots(spec: FoldedSpec, pointwise: bool = False) -> dict[str, Slots]:
+    """For every neuron type and the network, where its map has the tensors of a chain.
+
+    Args:
+        spec: The folded spec of a layer.
+        pointwise: Whether the maps of its neurons read their own taps alone.
+    """
     slots: dict[str, Slots] = {}
-    everywhere: list[tuple[Key, int]] = [(b.key, b.taps) for b in spec.bundles]
-    for neuron in spec.neurons:
-        own: list[tuple[Key, int]] = [(p.store, p.taps) for p in neuron.pieces]
-        everywhere += own
-        means = [(bundle.key, bundle.taps) for bundle, _ in spec.incident[neuron.name]]
-        slots[neuron.name] = _line_up([*own, *means], network)
-    everywhere += [(p.store, p.taps) for p in spec.pieces]
-    slots[NETWORK] = _line_up(everywhere, network)
+    for site in spec.sites:
+        if not isinstance(site.key, str):
+            continue
+        here = slots.setdefault(site.key, {})
+        alone = pointwise and site.indices
+        for part in site.parts[-1:] if alone else site.parts:
+            start = 0 if alone else part.start
+            for piece in spec.site[part.entry].pieces:
+                taps = spec.unfolded.taps[piece.store]
+                here[piece.store] = Slot(start, piece.taps // taps, taps)
+                start += piece.taps
     return slots
 
 
@@ -132,7 +138,7 @@ class _Carrier:
         layer = NFLinear(spec, in_channels, out_channels, pointwise=pointwise, max_parameters=limit)
         self.published = published
         self.layer = layer.to(device=like.device, dtype=like.dtype)
-        self.slots = find_slots(spec)
+        self.slots = find_slots(spec, pointwise)
         with torch.no_grad():
             for parameter in self.layer.parameters():
                 parameter.zero_()
@@ -159,7 +165,7 @@ class _Carrier:
     def add_edges(self, block: Any, key: WeightKey) -> None:
         """A map from the entries of a weight to themselves."""
         slot = self.slots[NETWORK][key]
-        parameter = self.layer.weights[module_name(key)]
+        parameter = self.layer.maps[module_name(key)]
         parameter += self._reordered(block.weight.flatten(1), slot, slot)
         self._add_constant(block.bias, key)
 
@@ -167,7 +173,7 @@ class _Carrier:
     def add(self, at: str, block: Any, to: Key, reads: Sequence[Read]) -> None:
         """A map at a neuron type or the network, to one tensor from several."""
         slots, channels = self.slots[at], self.layer.in_channels
-        parameter = self.layer.network if at == NETWORK else self.layer.neurons[at]
+        parameter = self.layer.maps[at]
         out = slots[to]
         rows = slice(out.start * self.layer.out_channels, out.stop * self.layer.out_channels)
         widths = [
@@ -201,13 +207,3 @@ class _Carrier:
 def _means(spec: NetworkSpec) -> list[Read]:
     """The means of all weights, then of all biases."""
     return [Read(w.key) for w in spec.weights] + [Read(w.target) for w in spec.weights]
-
-
-def _line_up(parts: Sequence[tuple[Key, int]], network: NetworkSpec) -> Slots:
-    slots: Slots = {}
-    start = 0
-    for store, count in parts:
-        taps = network.taps[store]
-        slots[store] = Slot(start, count // taps, taps)
-        start = slots[store].stop
-    return slots

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
+from nfn_graph.data import WeightGraph
+from nfn_graph.features import WeightFeatures
 from nfn_graph.nn import Dropout, Pool
-from nfn_graph.spec._types import Key, Symmetry, module_name
+from nfn_graph.spec import Key, Symmetry, module_name
 
 
 class Fold(nn.Module):
@@ -136,7 +135,7 @@ class MatrixDropout(nn.Module):
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies dropout; does nothing in `eval`."""
         weights, neurons = self.weights(features), self.neurons(features)
-        return features.replace(Levels(weights.weights, neurons.neurons, features.network))
+        return features.replace({**weights.weights, **neurons.neurons})
 
 
 def _check_types(features: WeightFeatures, known: nn.ParameterDict) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.spec._sites import FoldedSpec
-from nfn_graph.spec._types import NetworkSpec
+from nfn_graph.features import WeightFeatures
+from nfn_graph.ops._precision import autocast_dtype
+from nfn_graph.spec import FoldedSpec, NetworkSpec
 
 _UNION_HINT = (
     "networks of some types of a larger spec become features of it by "
@@ -44,6 +45,23 @@ def check_features(
     return features.owned()
 
 
+def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> None:
+    """Raises unless features and parameters are of one dtype and on one device."""
+    like = next(iter(parameters), None)
+    if like is None:
+        return
+    if like.device != features.device:
+        raise ValueError(
+            f"Expected features on {like.device}, where the parameters of the layer are (got "
+            f"{features.device}). Use batch.to('{like.device}') or move the model."
+        )
+    if like.dtype != features.dtype and autocast_dtype(features.device) is None:
+        raise ValueError(
+            f"Expected features of {like.dtype}, as the parameters of the layer (got "
+            f"{features.dtype}). Use batch.to({like.dtype}) or model.to({features.dtype})."
+        )
+
+
 def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     """Raises unless the value is one of the choices."""
     if value not in choices:
@@ -66,7 +84,7 @@ def _difference(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -
     if isinstance(spec, FoldedSpec) and isinstance(got, FoldedSpec):
         if spec.symmetry != got.symmetry:
             return f"features folded for '{got.symmetry}'"
-        return f"{spec.network.difference(got.network)}; {_UNION_HINT}"
+        return f"{spec.unfolded.difference(got.unfolded)}; {_UNION_HINT}"
     if isinstance(spec, FoldedSpec):
         return f"features before the fold; use features.fold('{spec.symmetry}')"
     if isinstance(got, FoldedSpec):

@@ -15,34 +15,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
-from nfn_graph.nn._message_passing import apply_maps
-from nfn_graph.nn._steps import Maps, collect, map_summaries, split_taps
-from nfn_graph.nn._summary import network_summary
+from nfn_graph.features import WeightFeatures
+from nfn_graph.nn._fused import down_maps, own_parts, scale_summaries, up
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
-from nfn_graph.nn.pool import Pool
+from nfn_graph.nn.pool import Pool, network_summary
 from nfn_graph.ops._kernels import bag_rows
-from nfn_graph.ops._precision import autocast_dtype, sum_dtype
-from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
+from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
+from nfn_graph.spec import FoldedSpec, Key, Site
 
 
 class LayerBlock(NamedTuple):
     """An NF-Layer with what acts on every entry before and behind it.
 
     Attributes:
-        maps: The layer's parameters.
-        said: For every bundle, what its edges hear: the messages of all target and then all
-            source neurons; in a pointwise layer the constant.
+        before: What acts before the layer.
+        layer: The layer.
+        behind: What acts behind it.
+        residual: Whether the input is added to the output.
+        said: What the weights of each leaf hear: a table of the messages of all covers; in a
+            pointwise layer the constant.
     """
 
     before: Sequence[nn.Module]
     layer: NFLinear
-    maps: Maps
     behind: Sequence[nn.Module]
     residual: bool
-    said: list[Tensor | None]
+    said: dict[Key, Tensor | None]
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerBlock:
@@ -51,12 +50,12 @@ class LayerBlock(NamedTuple):
         inner = module.layer if isinstance(module, Residual) else module
         parts: list[nn.Module] = list(inner) if isinstance(inner, nn.Sequential) else [inner]
         if any(isinstance(part, Dropout) and part.training and part.p for part in parts):
-            raise ValueError("Expected a model in eval() for max_edges (got one in train())")
+            raise ValueError("Expected a model in eval() for chunk_edges (got one in train())")
         layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, NFLinear)]
         if len(layers) != 1:
             raise ValueError(f"Expected one NFLinear in a block (got {len(layers)})")
         place, layer = layers[0]
-        return cls(parts[:place], layer, layer.maps(), parts[place + 1 :], residual, [])
+        return cls(parts[:place], layer, parts[place + 1 :], residual, {})
 
 
 class ChunkedFeatures:
@@ -64,25 +63,31 @@ class ChunkedFeatures:
 
     Args:
         features: The input, folded.
-        max_edges: How many edges of one type to hold at a time.
+        chunk_edges: How many edges of one type to hold at a time.
     """
 
-    def __init__(self, features: WeightFeatures, max_edges: int) -> None:
+    def __init__(self, features: WeightFeatures, chunk_edges: int) -> None:
         if torch.is_grad_enabled():
             raise ValueError(
-                "Expected torch.no_grad() or torch.inference_mode() for max_edges (got "
+                "Expected torch.no_grad() or torch.inference_mode() for chunk_edges (got "
                 "gradients enabled). For training use recompute=True."
             )
-        if max_edges < 1:
-            raise ValueError(f"Expected max_edges of at least 1 (got {max_edges})")
+        if chunk_edges < 1:
+            raise ValueError(f"Expected chunk_edges of at least 1 (got {chunk_edges})")
         if not isinstance(features.spec, FoldedSpec):
             raise TypeError("Expected features after the fold (got features before it)")
         self.input = features
         self.spec = features.spec
-        self.max_edges = max_edges
+        self.chunk_edges = chunk_edges
         self.blocks: list[LayerBlock] = []
-        # Neurons and network are held as they are.
-        self.small = features.replace(Levels({}, features.neurons, features.network))
+        # The leaves among the weights are chunked, all else is held as it is.
+        self.leaves: dict[Key, int] = {
+            site.key: number
+            for number, site in enumerate(self.spec.sites)
+            if site.is_leaf and not isinstance(site.key, str)
+        }
+        held = {k: x for k, x in features.tensors() if k not in self.leaves}
+        self.small = features._with(held)
 
     def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
         """Applies blocks of a model, one after the other."""
@@ -96,124 +101,119 @@ class ChunkedFeatures:
         return self
 
     def features(self) -> WeightFeatures:
-        """All features, the edges in one tensor again."""
-        weights = {}
-        for bundle in self.spec.bundles:
-            count, channels = self.input.weights[bundle.key].shape[0], self.small.channels
-            out = self.small.network[NETWORK].new_empty(count, bundle.taps, channels)
-            for start, x in self._chunks(bundle):
+        """All features, the weights in one tensor again."""
+        like, channels = next(iter(self.small.tensors()))[1], self.small.channels
+        tensors: dict[Key, Tensor] = {}
+        for key, taps in self.spec.taps.items():
+            if key not in self.leaves:
+                tensors[key] = self.small[key]
+                continue
+            out = like.new_empty(self.input[key].shape[0], taps, channels)
+            for start, x in self._chunks(key):
                 out.narrow(0, start, len(x)).copy_(x)
-            weights[bundle.key] = out
-        return self.small.replace(Levels(weights, self.small.neurons, self.small.network))
+            tensors[key] = out
+        return self.small._with(tensors)
 
     def summary(self, pool: Pool) -> Tensor:
         """What a pool makes of the features: `[graphs, entries * channels]`."""
-        incidence, like, totals = self.input.incidence, self.small.network[NETWORK], []
+        like = next(iter(self.small.tensors()))[1]
         act: list[nn.Module] = [] if pool.act is None else [pool.act]
-        reduce = pool.reduce
-        for bundle in self.spec.bundles:
-            edges, graph = incidence.edges(bundle), incidence.neurons[bundle.target].graph
-            shape = (incidence.num_graphs, bundle.taps * self.small.channels)
-            lowest = -torch.inf if reduce == "max" else 0.0
+        totals: dict[Key, Tensor] = {}
+        for key in self.leaves:
+            networks = self.input.incidence.networks(key, self.spec)
+            shape = (self.input.num_graphs, self.spec.taps[key] * self.small.channels)
+            lowest = -torch.inf if pool.reduce == "max" else 0.0
             total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
-            for start, x in self._chunks(bundle, act):
-                x = x.flatten(1).to(total.dtype)
-                rows = graph.index_select(0, edges.targets.index.narrow(0, start, len(x)))
-                if reduce == "max":
+            seen = torch.zeros(shape[0], dtype=torch.bool, device=like.device)
+            for start, x in self._chunks(key, act):
+                rows = networks.narrow(0, start, len(x)).long()
+                seen.index_fill_(0, rows, True)
+                if pool.reduce == "max":
                     where = rows.unsqueeze(1).expand(len(x), shape[1])
-                    total = total.scatter_reduce(0, where, x, "amax")
+                    total.scatter_reduce_(0, where, x.flatten(1).to(total.dtype), "amax")
                 else:
-                    total = total.index_add(0, rows, x)
-            totals.append(total.where(edges.per_graph.unsqueeze(1) > 0, 0.0))
-        return network_summary(_run(act, self.small).owned(), self.spec, reduce, totals)
+                    total.index_add_(0, rows, x.flatten(1).to(total.dtype))
+            totals[key] = total.where(seen.unsqueeze(1), 0.0)
+        return network_summary(_run(act, self.small).owned(), self.spec, pool.reduce, totals)
 
     def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, values = block.layer, block.layer.values(read)
-        dtype = values.network.dtype
-        sums: list[Tensor] = []
-        batch = layer.scaled_rows(self.input.incidence, dtype)
-        for bundle, edges in zip(self.spec.bundles, batch.edges, strict=True):
-            shape = (sum(edges.num_ends), bundle.taps * layer.in_channels)
-            table = values.network.new_zeros(shape, dtype=sum_dtype(dtype))
-            neurons_of = edges.ends.view(-1, 2)
-            for start, x in self._chunks(bundle, block.before):
-                for rows in neurons_of.narrow(0, start, len(x)).unbind(1):
-                    table.index_add_(0, rows, x.flatten(1).to(table.dtype))
-            sums.append(table.to(dtype))
-        neurons, summary = collect(batch, sums, values.neurons, values.network)
-        mapped, message = map_summaries(batch, neurons, summary, block.maps)
-        wires = batch.wiring
-        split = [split_taps(x, n.taps) for x, n in zip(mapped, wires.neurons, strict=True)]
-        for bundle_wires in wires.bundles:
-            ends = (bundle_wires.target, bundle_wires.source)
-            block.said.append(torch.cat([split[end.neuron][end.part] for end in ends]))
-        new = [*(parts[0] for parts in split), split_taps(message, wires.summary)[-1]]
-        return self._levels(new, layer.out_channels)
+        dtype = values[-1].dtype
+        plan = layer.plan(self.input.incidence, dtype)
+        sums: dict[int, Tensor] = {}
+        for key, number in self.leaves.items():
+            rows = plan.rows[number]
+            shape = (sum(rows.cover_sizes), self.spec.taps[key] * layer.in_channels)
+            table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
+            covers_of = rows.ends.view(rows.count, len(rows.covers))
+            for start, x in self._chunks(key, block.before):
+                for owners in covers_of.narrow(0, start, len(x)).unbind(1):
+                    table.index_add_(0, owners, x.flatten(1).to(table.dtype))
+            sums[number] = table
+        with without_autocast(read.device):
+            summaries = up(plan, values, sums)
+            scale_summaries(plan, summaries)
+            messages = down_maps(
+                plan, summaries, layer.site_maps(), layer.bias, dtype, leaves=False
+            )
+            new = layer.entries(own_parts(plan, messages, dtype, leaves=False))
+        block.said.update({key: messages[number] for key, number in self.leaves.items()})
+        return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
 
     def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
-        layer, maps, count = block.layer, block.maps, len(self.spec.bundles)
-        values, constants = layer.values(read), layer.constants(maps)
-        block.said.extend(constants[:count])
-        new = apply_maps(
-            [*values.neurons, values.network], [*maps.neurons, maps.network], constants[count:]
-        )
-        return self._levels(new, layer.out_channels)
+        layer, constants = block.layer, block.layer.constants()
+        block.said.update({key: constants.get(key) for key in self.leaves})
+        values = layer.values(read)
+        with without_autocast(read.device):
+            new = layer.entries(layer._pointwise(values, layer.site_maps()))
+        return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
 
-    def _levels(self, tensors: Sequence[Tensor], channels: int) -> WeightFeatures:
-        names = [*(neuron.name for neuron in self.spec.neurons), NETWORK]
-        tapped = {
-            name: x.reshape(x.shape[0], self.spec.taps[name], channels)
-            for name, x in zip(names, tensors, strict=True)
-        }
-        network = {NETWORK: tapped.pop(NETWORK)}
-        return self.small.replace(Levels({}, tapped, network))
-
-    def _chunks(
-        self, bundle: Bundle, before: Sequence[nn.Module] = ()
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The first row of every chunk of edges, and the edges `[size, taps, channels]`, as
+    def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:
+        """The first row of every chunk of weights, and the weights `[size, taps, channels]`, as
         they are after all blocks and some modules more."""
-        count = self.input.weights[bundle.key].shape[0]
-        for start in range(0, count, self.max_edges):
-            x = self._chunk(bundle, start, min(self.max_edges, count - start), before)
+        count = self.input[key].shape[0]
+        for start in range(0, count, self.chunk_edges):
+            x = self._chunk(key, start, min(self.chunk_edges, count - start), before)
             yield start, x
 
-    def _chunk(self, bundle: Bundle, start: int, size: int, before: Sequence[nn.Module]) -> Tensor:
-        edges = self.input.incidence.edges(bundle)
+    def _chunk(self, key: Key, start: int, size: int, before: Sequence[nn.Module]) -> Tensor:
+        site = self.spec.site[key]
+        edges = self.input.incidence.sites[self.spec.symmetry][self.leaves[key]]
         rows = torch.arange(start, start + size, device=self.input.device)
-        if bundle.is_self:
-            # An edge reads its transposed one, and that one reads it: both go along.
+        if site.is_self:
+            # A weight reads its transposed one, and that one reads it: both go along.
             rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-        ends = edges.ends.view(-1, 2).index_select(0, rows).flatten()
-        pairs = torch.arange(0, 2 * len(rows) + 1, 2, device=ends.device, dtype=ends.dtype)
-        x = self.input.weights[bundle.key].index_select(0, rows)
-        number = self.spec.bundles.index(bundle)
+        width = len(edges.covers)
+        ends = edges.ends.view(edges.count, width).index_select(0, rows).flatten()
+        steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
+        x = self.input[key].index_select(0, rows)
         for block in self.blocks:
-            x = self._edge_step(block, bundle, number, x, ends, pairs)
-        return self._entries(before, bundle, x).narrow(0, 0, size)
+            x = self._leaf_step(block, site, x, ends, width * steps)
+        return self._entries(before, key, x).narrow(0, 0, size)
 
-    def _edge_step(
-        self, block: LayerBlock, bundle: Bundle, number: int, x: Tensor, ends: Tensor, pairs: Tensor
+    def _leaf_step(
+        self, block: LayerBlock, site: Site, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
-        layer, said, matrix = block.layer, block.said[number], block.maps.weights[number]
-        read = self._entries(block.before, bundle, x).flatten(1)
+        layer, said = block.layer, block.said[site.key]
+        read = self._entries(block.before, site.key, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
-        if layer.pointwise or said is None:
-            new = linear(read, matrix, said)
-        else:
-            if bundle.is_self:
-                read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
-            new = bag_rows(said, ends, pairs).addmm_(read, matrix.t())
-        new = new.view(len(x), bundle.taps, layer.out_channels)
-        new = self._entries(block.behind, bundle, new)
+        matrix = layer.maps[site.name].to(read.dtype)
+        with without_autocast(read.device):
+            if layer.pointwise or said is None:
+                new = linear(read, matrix, None if said is None else said.to(read.dtype))
+            else:
+                if site.is_self:
+                    read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
+                new = bag_rows(said, ends, pairs).addmm_(read, matrix.t())
+        new = new.view(len(x), site.taps, layer.out_channels)
+        new = self._entries(block.behind, site.key, new)
         return x + new if block.residual else new
 
-    def _entries(self, modules: Sequence[nn.Module], bundle: Bundle, x: Tensor) -> Tensor:
+    def _entries(self, modules: Sequence[nn.Module], key: Key, x: Tensor) -> Tensor:
         """Applies modules that act on every entry by itself."""
         if not modules:
             return x
-        entries = self.input.replace(Levels({bundle.key: x}, {}, {}))
-        return _run(modules, entries).weights[bundle.key]
+        return _run(modules, self.input._with({key: x}))[key]
 
 
 def _run(modules: Sequence[nn.Module], features: WeightFeatures) -> WeightFeatures:

@@ -1,231 +1,301 @@
-r"""The NF-Layer as one autograd function.
+r"""The NF-Layer as one autograd function: :func:`message_passing` in few and large steps.
 
-The layer of :mod:`nfn_graph.nn.linear`, which is its definition, in few and large steps:
-
-.. math::
-    \text{collect}\quad & s_l = [v_l, \textstyle\sum W_{j,\star}, \sum W_{\star,j}, \ldots],
-        \qquad s = [\textstyle\sum s_l, g] \\
-    \text{map}\quad & m = N s / n + b, \qquad m_l = M_l\,(s_l / n_l) + m \\
-    \text{spread}\quad & W'_{jk} = (m_j + m_k) + D\,W_{jk}
-
-Collecting and spreading are adjoint, so the gradient is the same computation with transposed
-maps. The largest tensors are written once: `embedding_bag` writes the sum of an edge's two
-messages, and the product is added to it in place.
+Going up and coming down are adjoint to each other, so the gradient is the same computation with
+transposed maps. The largest tensors are written once: `embedding_bag` writes the sum of the
+messages that an entry hears from its coarser sites, and its own product is added in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nfn_graph.nn._batch_rows import BatchRows
-from nfn_graph.nn._steps import (
-    Maps,
-    Values,
-    collect,
-    edge_sums,
-    map_summaries,
-    read_edges,
-    spread,
-    spread_network,
-    tapped,
+from nfn_graph.features import Rows
+from nfn_graph.nn._message_passing import (
+    channels_in,
+    channels_out,
+    columns,
+    heard,
+    message_passing,
+    own_columns,
 )
+from nfn_graph.ops._backends import is_transformed
+from nfn_graph.ops._kernels import bag_down, bag_up
+from nfn_graph.ops._precision import sum_dtype, without_autocast
+from nfn_graph.spec import Site
 
-Plain = Callable[[BatchRows, Values, Maps], Values]
 
+class Plan(NamedTuple):
+    """What a layer does with a batch, tensors of values and parameters left out.
 
-def fused_layer(plain: Plain, batch: BatchRows, values: Values, maps: Maps) -> Values:
-    """Computes `plain(batch, values, maps)`.
-
-    Args:
-        plain: The same function in operations that every transform of torch knows.
-        batch: Which rows belong together.
-        values: The input.
-        maps: The parameters.
+    Attributes:
+        sites: The sites of the layer's spec.
+        rows: The rows of each.
+        scales: For every site that is no leaf, `[rows, summary taps, 1]`, what turns sums into
+            means; empty if the aggregates are sums.
     """
-    flat = (*values.weights, *values.neurons, values.network)
-    parameters = (*maps.weights, *maps.neurons, maps.network, maps.bias)
-    outputs = _FusedLayer.apply(plain, batch, *flat, *parameters)
-    return _values(batch, outputs)
+
+    sites: Sequence[Site]
+    rows: Sequence[Rows]
+    scales: Sequence[Tensor | None]
 
 
-class _FusedLayer(torch.autograd.Function):
-    """Inputs: values, maps. Outputs: values, then what the gradient needs."""
+def fused_message_passing(
+    plan: Plan,
+    values: Sequence[Tensor],
+    maps: Sequence[Tensor | None],
+    bias: Tensor | None,
+) -> list[Tensor]:
+    """Computes :func:`message_passing`."""
+    outputs = _Fused.apply(plan, *values, *maps, bias)
+    return list(outputs[: len(plan.sites)])
+
+
+class _Fused(torch.autograd.Function):
+    """Inputs: values, maps, bias. Outputs: new values, then the summaries that are no inputs."""
 
     @staticmethod
-    def forward(plain: Plain, batch: BatchRows, *tensors: Tensor) -> tuple[Tensor, ...]:
-        values, maps = _values(batch, tensors), _maps(batch, tensors)
-        sums = edge_sums(batch, values.weights)
-        neurons, summary = collect(batch, sums, values.neurons, values.network)
-        del sums
-        mapped, message = map_summaries(batch, neurons, summary, maps)
-        return (*spread(batch, values, maps.weights, mapped, message), *neurons, summary)
+    def forward(plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values, maps, bias = _split(plan, tensors)
+        summaries = up(plan, values)
+        scale_summaries(plan, summaries)
+        messages = down_maps(plan, summaries, maps, bias, values[0].dtype)
+        kept = [x for x, site in zip(summaries, plan.sites, strict=True) if not site.is_leaf]
+        return (*own_parts(plan, messages, values[0].dtype), *kept)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.plain, ctx.batch = inputs[:2]
-        read = output[_num_values(ctx.batch) :]
-        ctx.mark_non_differentiable(*read)
-        ctx.set_materialize_grads(False)  # What was read has none, and is large.
-        ctx.shapes = [x.shape for x in output[: _num_values(ctx.batch)]]
-        ctx.save_for_backward(*inputs[2:], *read)
+        ctx.plan = inputs[0]
+        count = len(ctx.plan.sites)
+        kept = output[count:]
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)  # The summaries have none, and are large.
+        ctx.shapes = [x.shape for x in output[:count]]
+        ctx.save_for_backward(*inputs[1:], *kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = _num_values(ctx.batch)
-        needs = ctx.needs_input_grad[2:]
-        wanted = (any(needs[:count]), any(needs[count:]))
-        saved = ctx.saved_tensors
+        plan, count = ctx.plan, len(ctx.plan.sites)
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        inputs = saved[: len(needs)]
         flat = [
-            saved[0].new_zeros(shape) if g is None else g.contiguous()
+            inputs[0].new_zeros(shape) if g is None else g.contiguous()
             for g, shape in zip(grads, ctx.shapes, strict=False)
         ]
-        # A function of its own only for those who look into the gradient.
-        watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-        gradient = _FusedGradient.apply if watched else _FusedGradient.forward
-        found = gradient(ctx.plain, ctx.batch, wanted, *flat, *saved)
-        values = found[:count] if wanted[0] else (None,) * count
-        maps: list[Tensor | None] = [None] * (len(needs) - count)
-        if wanted[1]:
-            computed = iter(found[count if wanted[0] else 0 :])
-            maps = [None if x is None else next(computed) for x in saved[count : len(needs)]]
-        return (None, None, *values, *maps)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], plain: Plain, batch: BatchRows, *tensors: Tensor
-    ) -> Any:
-        def one(*each: Tensor) -> tuple[Tensor, ...]:
-            return _flat(plain(batch, _values(batch, each), _maps(batch, each)))
-
-        outputs = torch.vmap(one, in_dims[2:], randomness=info.randomness)(*tensors)
-        # Under vmap the gradient starts from the inputs again.
-        unread = [x.new_empty(0) for x in outputs[: len(batch.neurons) + 1]]
-        return (*outputs, *unread), (*(0 for _ in outputs), *(None for _ in unread))
+        # Whoever looks into the gradient gets it in operations that know their own derivative.
+        if torch.is_grad_enabled() or is_transformed():
+            return (None, *_plain_gradient(plan, flat, inputs, needs))
+        with without_autocast(flat[0].device):
+            wanted = (any(needs[:count]), any(needs[count:]))
+            found = _gradient(plan, flat, inputs, saved[len(needs) :], *wanted)
+        return (None, *found)
 
 
-class _FusedGradient(torch.autograd.Function):
-    """Inputs: gradients of the values; values, maps and what forward read. Outputs: gradients
-    of the values if wanted, then of the maps if wanted."""
+def up(plan: Plan, values: Sequence[Tensor], sums: dict[int, Tensor] | None = None) -> list[Tensor]:
+    """The summaries of all sites, with sums for means.
 
-    @staticmethod
-    def forward(
-        plain: Plain, batch: BatchRows, wanted: tuple[bool, bool], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        count = _num_values(batch)
-        grads, inputs = _values(batch, tensors), tensors[count:]
-        values, maps = _values(batch, inputs), _maps(batch, inputs)
-        *reads, summary = inputs[-len(batch.neurons) - 1 :]
-        ends = edge_sums(batch, grads.weights)
-        sums, total = collect(batch, ends, grads.neurons, grads.network)
-        del ends
-        found: list[Tensor] = []
-        if wanted[1]:
-            rows = (read_edges(x, batch, i) for i, x in enumerate(values.weights))
-            found += [g.t() @ x for g, x in zip(grads.weights, rows, strict=True)]
-            for g, x, matrix in zip(sums, reads, maps.neurons, strict=True):
-                if matrix is not None:
-                    found.append(g.t() @ x)
-            found.append((total.t() @ summary).to(maps.network.dtype))
-            if maps.bias is not None:
-                found.append(total.sum(0).to(maps.bias.dtype))
-        if not wanted[0]:
-            return tuple(found)
-        mapped, message = _map_gradients(batch, maps, sums, total)
-        del sums  # The largest tensors come now.
-        adjoint = [
-            _adjoint(matrix, wires.is_self)
-            for matrix, wires in zip(maps.weights, batch.wiring.bundles, strict=True)
-        ]
-        return (*spread(batch, grads, adjoint, mapped, message), *found)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise RuntimeError(
-            "Expected a first derivative of the fused layer (got a second one). "
-            "Use `with nfn_graph.use_backend('plain'):` around the forward pass."
-        )
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        plain: Plain,
-        batch: BatchRows,
-        wanted: tuple[bool, bool],
-        *tensors: Tensor,
-    ) -> Any:
-        count = _num_values(batch)
-
-        def one(*each: Tensor) -> tuple[Tensor, ...]:
-            grads, values, rest = each[:count], each[count : 2 * count], each[2 * count :]
-            maps = rest[: -len(batch.neurons) - 1]
-            present = [x for x in maps if x is not None]
-
-            def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-                given = iter(inputs[count:])
-                filled = [None if x is None else next(given) for x in maps]
-                flat = (*inputs[:count], *filled)
-                return _flat(plain(batch, _values(batch, flat), _maps(batch, flat)))
-
-            pull: Callable[..., Any] = torch.func.vjp(function, *values, *present)[1]
-            found = pull(tuple(grads))
-            return (*found[: count * wanted[0]], *(found[count:] if wanted[1] else ()))
-
-        outputs = torch.vmap(one, in_dims[3:], randomness=info.randomness)(*tensors)
-        return outputs, (0,) * len(outputs)
+    Args:
+        plan: The sites and their rows.
+        values: The own entries of every site.
+        sums: For leaves whose entries are not at hand, what :func:`bag_up` makes of them.
+    """
+    wide = sum_dtype(values[0].dtype)
+    channels = channels_in(plan.sites, values)
+    below: list[Sequence[Tensor]] = []
+    summaries: list[Tensor] = []
+    for number, (site, rows, own) in enumerate(zip(plan.sites, plan.rows, values, strict=True)):
+        parts = []
+        for part in site.parts[:-1]:
+            finer, cover, place = part.below or (0, 0, 0)
+            parts.append(columns(below[finer][cover], plan.sites[finer].parts[place], channels))
+        summary = own if site.is_leaf else torch.cat([*parts, own.to(wide)], 1)
+        summaries.append(summary)
+        known = None if sums is None else sums.get(number)
+        if known is None and site.covers:
+            known = bag_up(summary.to(wide), rows)
+        below.append(() if known is None else known.split_with_sizes(rows.cover_sizes))
+    return summaries
 
 
-def _map_gradients(
-    batch: BatchRows, maps: Maps, sums: Sequence[Tensor], total: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """What all neurons and the network say back."""
-    message = total @ maps.network.to(total.dtype)
-    if batch.scales:
-        tapped(message, batch.scales[-1]).mul_(batch.scales[-1])
-    message = message.to(maps.network.dtype)
-    mapped = spread_network(batch, message)
-    for i, (x, read, matrix) in enumerate(zip(mapped, sums, maps.neurons, strict=True)):
-        if matrix is None:
-            continue
-        if batch.scales:
-            scale = batch.scales[i]
-            tapped(x, scale).addcmul_(tapped(read @ matrix, scale), scale)
-        else:
-            x.addmm_(read, matrix)
-    return mapped, message
+def scale_summaries(plan: Plan, summaries: Sequence[Tensor]) -> None:
+    """Turns the sums of summaries into means, in place."""
+    for x, scale in zip(summaries, plan.scales, strict=bool(plan.scales)):
+        if scale is not None:
+            _tapped(x, scale).mul_(scale)
+
+
+def down(
+    plan: Plan,
+    channels: int,
+    product: Callable[[int, Tensor | None], Tensor],
+    dtype: torch.dtype,
+    leaves: bool = True,
+) -> list[Tensor]:
+    """What every site makes of its summary and of what coarser sites say to it.
+
+    Args:
+        plan: The sites and their rows.
+        channels: The channels of the messages.
+        product: Adds a site's own product to a tensor, or makes it.
+        dtype: The dtype of the leaves.
+        leaves: Whether to go on to the leaves among the weights, or to return the table of
+            what they would hear.
+    """
+    messages: list[Tensor] = [torch.empty(0)] * len(plan.sites)
+    for number in reversed(range(len(plan.sites))):
+        site, rows = plan.sites[number], plan.rows[number]
+        stops = not leaves and site.is_leaf and not isinstance(site.key, str)
+        said: Tensor | None = None
+        if site.covers:
+            tables = [
+                heard(site, plan.sites[c.site], c.heard, messages[c.site], channels)
+                for c in site.covers
+            ]
+            table = tables[0] if len(tables) == 1 else torch.cat(tables)
+            said = table.to(dtype) if site.is_leaf else table
+            said = said if stops else bag_down(said, rows)
+        if not stops:
+            messages[number] = product(number, said)
+        elif said is not None:
+            messages[number] = said
+    return messages
+
+
+def down_maps(
+    plan: Plan,
+    summaries: Sequence[Tensor],
+    maps: Sequence[Tensor | None],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    leaves: bool = True,
+) -> list[Tensor]:
+    """:func:`down` with the maps of a layer."""
+
+    def product(number: int, out: Tensor | None) -> Tensor:
+        constant = None if plan.sites[number].indices else bias
+        return _add_product(plan, number, out, summaries[number], maps[number], constant)
+
+    return down(plan, channels_out(plan.sites, maps), product, dtype, leaves)
+
+
+def own_parts(
+    plan: Plan, messages: Sequence[Tensor], dtype: torch.dtype, leaves: bool = True
+) -> list[Tensor]:
+    """The part of every message that is the site's new entries; nothing for skipped leaves."""
+    new = []
+    for site, x in zip(plan.sites, messages, strict=True):
+        if site.is_leaf and not leaves and not isinstance(site.key, str):
+            x = x.new_empty(0, site.taps * (x.shape[1] // max(site.taps, 1)))
+        elif not site.is_leaf:
+            channels = x.shape[1] // max(site.summary_taps, 1)
+            # Not a view: users may change what they get in place.
+            x = own_columns(site, x, channels).to(dtype)
+        new.append(x)
+    return new
+
+
+def _gradient(
+    plan: Plan,
+    grads: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    of_values: bool,
+    of_maps: bool,
+) -> list[Tensor | None]:
+    """The gradients of values, maps and bias, as far as they are wanted."""
+    values, maps, bias = _split(plan, inputs)
+    rest = iter(kept)
+    reads = [x if s.is_leaf else next(rest) for s, x in zip(plan.sites, values, strict=True)]
+    # The gradient of a message is what all finer entries that heard it send back.
+    sums = up(plan, grads)
+    found: list[Tensor | None] = [None] * (len(maps) + 1)
+    if of_maps:
+        for i, (g, x, matrix) in enumerate(zip(sums, reads, maps, strict=True)):
+            if matrix is not None:
+                found[i] = (g.t() @ _with_transposed(plan, i, x)).to(matrix.dtype)
+        if bias is not None:
+            found[-1] = sums[-1].sum(0).to(bias.dtype)
+    if not of_values:
+        return [*[None] * len(values), *found]
+
+    def product(number: int, out: Tensor | None) -> Tensor:
+        site, matrix, read = plan.sites[number], maps[number], sums[number]
+        if matrix is not None:
+            matrix = _adjoint(matrix, site.is_self).t()
+        scale = plan.scales[number] if plan.scales else None
+        if scale is None or matrix is None:
+            return _add_product(plan, number, out, read, matrix, None)
+        new = _tapped(read @ matrix.t().to(read.dtype), scale)
+        if out is None:
+            return new.mul_(scale).flatten(1)
+        _tapped(out, scale).addcmul_(new, scale)
+        return out
+
+    channels = channels_in(plan.sites, values)
+    messages = down(plan, channels, product, values[0].dtype)
+    return [*own_parts(plan, messages, values[0].dtype), *found]
+
+
+def _plain_gradient(
+    plan: Plan, grads: Sequence[Tensor], inputs: Sequence[Tensor], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The same, through :func:`message_passing`, for those who differentiate it again."""
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        full = [next(given) if need else x for x, need in zip(inputs, needs, strict=True)]
+        values, maps, bias = _split(plan, full)
+        return tuple(message_passing(plan.sites, plan.rows, values, maps, bias, bool(plan.scales)))
+
+    wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
+    pull: Callable[..., Any] = torch.func.vjp(run, *wanted)[1]
+    pulled = iter(pull(tuple(grads)))
+    return [next(pulled) if need else None for need in needs]
+
+
+def _add_product(
+    plan: Plan,
+    number: int,
+    out: Tensor | None,
+    read: Tensor,
+    matrix: Tensor | None,
+    constant: Tensor | None,
+) -> Tensor:
+    """Adds a site's map of what it reads, in place."""
+    if matrix is None:
+        return read.new_zeros(read.shape[0], 0) if out is None else out
+    read = _with_transposed(plan, number, read)
+    matrix = matrix.t().to(read.dtype)
+    if out is not None:
+        return out.addmm_(read, matrix)
+    return read @ matrix if constant is None else torch.addmm(constant.to(read.dtype), read, matrix)
+
+
+def _with_transposed(plan: Plan, number: int, x: Tensor) -> Tensor:
+    """What a site reads: its summary and, in a self weight, that of the transposed entry."""
+    if not plan.sites[number].is_self:
+        return x
+    return torch.cat([x, x.index_select(0, plan.rows[number].transposed)], 1)
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
-    """The map of the gradients. Transposing edges is its own adjoint."""
+    """The map of the gradients. Transposing entries is its own adjoint."""
     if not is_self:
-        return matrix.t()
-    return matrix.reshape(matrix.shape[0], 2, -1).permute(2, 1, 0).flatten(1)
+        return matrix
+    rows, reads = matrix.shape
+    return matrix.reshape(rows, 2, reads // 2).transpose(0, 1).flatten(0, 1)
 
 
-def _num_values(batch: BatchRows) -> int:
-    return len(batch.edges) + len(batch.neurons) + 1
+def _tapped(x: Tensor, like: Tensor) -> Tensor:
+    """Rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
+    return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))
 
 
-def _values(batch: BatchRows, tensors: Sequence[Tensor]) -> Values:
-    weights, neurons = batch.sizes
-    both = weights + neurons
-    return Values(tensors[:weights], tensors[weights:both], tensors[both])
-
-
-def _maps(batch: BatchRows, tensors: Sequence[Tensor]) -> Maps:
-    weights, neurons = batch.sizes
-    maps = tensors[weights + neurons + 1 :]
-    both = weights + neurons
-    return Maps(maps[:weights], maps[weights:both], maps[both], maps[both + 1])
-
-
-def _flat(values: Values) -> tuple[Tensor, ...]:
-    return (*values.weights, *values.neurons, values.network)
+def _split(
+    plan: Plan, tensors: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor | None], Tensor | None]:
+    count = len(plan.sites)
+    return tensors[:count], tensors[count : 2 * count], tensors[2 * count]

@@ -1,4 +1,18 @@
-"""The equations of the NF-Layer, in operations that every transform of torch knows."""
+r"""The equations of the NF-Layer, for every site of a spec.
+
+Means go up the sites, one square map acts at every site, messages come down:
+
+.. math::
+    \text{up}\quad & s_u = [\text{means of all finer entries that meet at } u,\;
+        \text{own entries}] \\
+    \text{map}\quad & m_u = M_u s_u \quad (+\, b \text{ at the network}) \\
+    \text{down}\quad & m_u \mathrel{+}= \text{messages of the coarser sites to } u, \qquad
+        x'_u = \text{the own part of } m_u
+
+For the weights of a layer the coarser sites are its target neurons (:math:`W_{j,\star}`), its
+source neurons (:math:`W_{\star,k}`) and, through the target neurons, the network
+(:math:`W_{\star,\star}`).
+"""
 
 from __future__ import annotations
 
@@ -8,73 +22,107 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from nfn_graph.nn._batch_rows import BatchRows
-from nfn_graph.nn._steps import Maps, Values
+from nfn_graph.features import Rows
+from nfn_graph.ops import divide_by_count, expand, segment_sum
 from nfn_graph.ops._precision import sum_dtype
-from nfn_graph.ops._segments import divide_by_count, expand, segment_sum, with_transposed
+from nfn_graph.spec import Part, Site
 
 
-def apply_maps(
-    tensors: Sequence[Tensor],
-    matrices: Sequence[Tensor | None],
-    constants: Sequence[Tensor | None],
+def message_passing(
+    sites: Sequence[Site],
+    rows: Sequence[Rows],
+    values: Sequence[Tensor],
+    maps: Sequence[Tensor | None],
+    bias: Tensor | None,
+    mean: bool,
 ) -> list[Tensor]:
-    """Every tensor's own map and constant, as in a pointwise layer."""
+    """The new entries of every site, in operations that every transform of torch knows.
+
+    Args:
+        sites: The sites of the layer's spec.
+        rows: The rows of each in the batch.
+        values: The own entries of each, `[rows, taps * channels]`.
+        maps: The square map of each; None for a site with an empty summary.
+        bias: The constant of every entry of the network's summary.
+        mean: Whether aggregates are means, not sums.
+    """
+    dtype, wide = values[0].dtype, sum_dtype(values[0].dtype)
+    in_channels, out_channels = channels_in(sites, values), channels_out(sites, maps)
+    # Up: the summary of a site is made of those of finer sites.
+    sums: list[Tensor] = []
+    for site, own in zip(sites, values, strict=True):
+        parts = [own if site.is_leaf else own.to(wide)]
+        for part in reversed(site.parts[:-1]):
+            finer, slot, place = part.below or (0, 0, 0)
+            below = columns(sums[finer], sites[finer].parts[place], in_channels)
+            parts.insert(0, segment_sum(below.to(wide), rows[finer].covers[slot]))
+        sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
+    # One square map of every summary, and down: what coarser sites say to the parts of it.
+    messages: dict[int, Tensor] = {}
+    for number in reversed(range(len(sites))):
+        site, summary, matrix = sites[number], sums[number], maps[number]
+        if mean and not site.is_leaf:
+            summary = averaged(site, rows[number], summary)
+        if site.is_self:
+            summary = torch.cat([summary, summary.index_select(0, rows[number].transposed)], 1)
+        constant = bias.to(summary.dtype) if bias is not None and not site.indices else None
+        new = summary if matrix is None else linear(summary, matrix.to(summary.dtype), constant)
+        for cover, segments in zip(site.covers, rows[number].covers, strict=True):
+            said = heard(site, sites[cover.site], cover.heard, messages[cover.site], out_channels)
+            new = new + expand(said.to(new.dtype), segments)
+        messages[number] = new
+    # Not views: users may change what they get in place.
     return [
-        x if matrix is None else linear(x, matrix, constant)
-        for x, matrix, constant in zip(tensors, matrices, constants, strict=True)
+        messages[i] if site.is_leaf else own_columns(site, messages[i], out_channels).to(dtype)
+        for i, site in enumerate(sites)
     ]
 
 
-def message_passing(batch: BatchRows, values: Values, maps: Maps) -> Values:
-    """The equations of :class:`~nfn_graph.NFLinear`, one after the other."""
-    wiring, edges, neurons = batch.wiring, batch.edges, batch.neurons
-    # W_{j,*} and W_{*,k}: the aggregates over the edges of a target and of a source neuron.
-    rows = [segment_sum(x, e.targets) for x, e in zip(values.weights, edges, strict=True)]
-    columns = [segment_sum(x, e.sources) for x, e in zip(values.weights, edges, strict=True)]
-    # W_{*,*} and v_*: the aggregates over all edges and all neurons of a type.
-    dtype, wide = values.network.dtype, sum_dtype(values.network.dtype)
-    sums = [
-        segment_sum(x.to(wide), neurons[wires.target.neuron].graphs)
-        for x, wires in zip(rows, wiring.bundles, strict=True)
+def columns(x: Tensor, part: Part, channels: int) -> Tensor:
+    """The columns of a summary or message that belong to one part."""
+    return x.narrow(1, part.start * channels, part.taps * channels)
+
+
+def own_columns(site: Site, message: Tensor, channels: int) -> Tensor:
+    """A copy of the part of a message that is the site's new entries."""
+    if not site.taps:
+        return message.new_zeros(message.shape[0], 0)
+    return columns(message, site.parts[-1], channels).clone()
+
+
+def channels_in(sites: Sequence[Site], values: Sequence[Tensor]) -> int:
+    """The channels of the entries."""
+    return next(
+        (x.shape[1] // site.taps for site, x in zip(sites, values, strict=True) if site.taps), 1
+    )
+
+
+def channels_out(sites: Sequence[Site], maps: Sequence[Tensor | None]) -> int:
+    """The channels that the maps of a layer return."""
+    pairs = zip(sites, maps, strict=True)
+    return next(m.shape[0] // site.summary_taps for site, m in pairs if m is not None)
+
+
+def averaged(site: Site, rows: Rows, sums: Tensor) -> Tensor:
+    """The summary of a site with means for the sums of finer entries."""
+    channels = sums.shape[1] // max(site.summary_taps, 1)
+    parts = sums.split([part.taps * channels for part in site.parts], 1)
+    means = [
+        x if count is None else divide_by_count(x, count)
+        for x, count in zip(parts, rows.counts, strict=True)
     ]
-    sums += [
-        segment_sum(x.to(wide), n.graphs) for x, n in zip(values.neurons, neurons, strict=True)
+    return torch.cat(means, 1)
+
+
+def heard(
+    site: Site, coarser: Site, parts: Sequence[int | None], message: Tensor, channels: int
+) -> Tensor:
+    """What a coarser site says to every part of a finer one; zeros where it says nothing."""
+    zeros = message.new_zeros(message.shape[0], max(part.taps for part in site.parts) * channels)
+    said = [
+        zeros.narrow(1, 0, part.taps * channels)
+        if number is None
+        else columns(message, coarser.parts[number], channels)
+        for part, number in zip(site.parts, parts, strict=True)
     ]
-    if batch.mean:
-        rows = [divide_by_count(x, e.per_target) for x, e in zip(rows, edges, strict=True)]
-        columns = [divide_by_count(x, e.per_source) for x, e in zip(columns, edges, strict=True)]
-        counts = [e.per_graph for e in edges] + [n.per_graph for n in neurons]
-        sums = [divide_by_count(x, n) for x, n in zip(sums, counts, strict=True)]
-    # The network: one map of everything, split into what it says to each type.
-    summary = torch.cat([*sums, values.network.to(wide)], 1)
-    bias = None if maps.bias is None else maps.bias.to(wide)
-    message = linear(summary, maps.network.to(wide), bias).to(dtype)
-    channels = message.shape[1] // max(sum(wiring.summary), 1)
-    *said, network = message.split([taps * channels for taps in wiring.summary], 1)
-    # The neurons: one map of each, split into its own part and one message per end.
-    ends = {"target": rows, "source": columns}
-    new_neurons: list[Tensor] = []
-    messages: dict[tuple[int, str], Tensor] = {}
-    for i, (own, wires) in enumerate(zip(values.neurons, wiring.neurons, strict=True)):
-        matrix = maps.neurons[i]
-        read = torch.cat([own, *(ends[end][bundle] for bundle, end in wires.incident)], 1)
-        mapped = read.new_zeros(read.shape[0], 0) if matrix is None else linear(read, matrix)
-        new, *sent = mapped.split([taps * channels for taps in wires.taps], 1)
-        graphs = neurons[i].graphs
-        new_neurons.append(new + expand(said[len(edges) + i], graphs))
-        for (bundle, end), part in zip(wires.incident, sent, strict=True):
-            # Every edge has one target: what the network says goes along.
-            along = expand(said[bundle], graphs) if end == "target" else 0
-            messages[bundle, end] = part + along
-    # The weights: each one's own map, and the messages of its two neurons.
-    new_weights = []
-    for i, (x, rows_) in enumerate(zip(values.weights, edges, strict=True)):
-        read = with_transposed(x, rows_) if wiring.bundles[i].is_self else x
-        new_weights.append(
-            linear(read, maps.weights[i])
-            + expand(messages[i, "target"], rows_.targets)
-            + expand(messages[i, "source"], rows_.sources)
-        )
-    # Not a view: users may change what they get in place.
-    return Values(new_weights, new_neurons, network.clone())
+    return said[0] if len(said) == 1 else torch.cat(said, 1)

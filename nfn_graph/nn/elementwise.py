@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
-from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.features import WeightFeatures
+from nfn_graph.spec import Key
 
 
 class Activation(nn.Module):
@@ -53,27 +52,13 @@ class Dropout(nn.Module):
             return features
         if not self.per_channel:
             return features.map(lambda x: nn.functional.dropout(x, self.p))
-        incidence = features.incidence
 
-        def drop(x: Tensor, graph: Tensor | None) -> Tensor:
+        def drop(key: Key, x: Tensor) -> Tensor:
             keep = x.new_ones(features.num_graphs, *x.shape[1:])
             keep = nn.functional.dropout(keep, self.p)
-            return x * (keep if graph is None else keep.index_select(0, graph))
+            return x * keep.index_select(0, features.graph_of(key))
 
-        graph_of = {name: rows.graph for name, rows in incidence.neurons.items()}
-        edges = dict(incidence.weights)
-        if isinstance(features.spec, FoldedSpec):
-            edges.update({key: rows.edges for key, rows in incidence.self_weights.items()})
-        return features.replace(
-            Levels(
-                {
-                    key: drop(x, graph_of[key[2]].index_select(0, edges[key].target))
-                    for key, x in features.weights.items()
-                },
-                {key: drop(x, graph_of[key]) for key, x in features.neurons.items()},
-                {key: drop(x, None) for key, x in features.network.items()},
-            )
-        )
+        return features.replace({key: drop(key, x) for key, x in features.tensors()})
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""

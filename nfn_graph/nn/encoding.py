@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
-from nfn_graph.features._rows import NeuronRows
+from nfn_graph.features import NeuronRows, WeightFeatures
 from nfn_graph.nn._checks import check_choice, check_features
 from nfn_graph.ops._precision import without_autocast
+from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 from nfn_graph.spec._checks import check_count
-from nfn_graph.spec._sites import End
-from nfn_graph.spec._types import Key, NetworkSpec, WeightKey, module_name
+
+End = Literal["target", "source"]
 
 
 class IOEncoding(nn.Module):
@@ -115,51 +114,54 @@ class IOEncoding(nn.Module):
                     self.layers[neuron.name] = torch.empty(neuron.taps, channels)
 
     def _learned(self, features: WeightFeatures) -> WeightFeatures:
-        incidence = features.incidence
-        weights, neurons = dict(features.weights), dict(features.neurons)
-        for key, x in weights.items():
-            edges = incidence.weights[key]
-            ends: dict[End, tuple[str, Tensor]] = {
-                "source": (key[0], edges.source),
-                "target": (key[2], edges.target),
-            }
-            for end, (name, rows) in ends.items():
-                if position_name(key, end) in self.positions:
-                    position = incidence.neurons[name].position.index_select(0, rows)
-                    x = x + self.positions[position_name(key, end)].index_select(0, position)
-            weights[key] = x + self.layers[module_name(key)] if self.encode_layers else x
-        for name, x in neurons.items():
-            if name in self.positions:
-                x = x + self.positions[name].index_select(0, incidence.neurons[name].position)
-            if name in self.layers:
-                x = x + self.layers[name]
-            neurons[name] = x
-        return features.replace(Levels(weights, neurons, {}))
+        def encoded(key: Key, x: Tensor) -> Tensor:
+            for name, positions in self._positions(features, key):
+                if name in self.positions:
+                    x = x + self.positions[name].index_select(0, positions)
+            if module_name(key) in self.layers:
+                x = x + self.layers[module_name(key)]
+            return x
+
+        return features.replace({key: encoded(key, x) for key, x in features.tensors()})
+
+    def _positions(self, features: WeightFeatures, key: Key) -> list[tuple[str, Tensor]]:
+        """The places of the neurons that each row of a type has, by the names of embeddings."""
+        neurons = features.incidence.neurons
+        if isinstance(key, str):
+            return [(key, neurons[key].position)]
+        rows, ends = features.rows(key), []
+        for end, name, segments in (
+            ("source", key[0], rows.sources),
+            ("target", key[2], rows.targets),
+        ):
+            places = neurons[name].position.index_select(0, segments.index)
+            ends.append((f"{module_name(key)}__{end}", places))
+        return ends
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
-        incidence, like = features.incidence, next(iter(features.weights.values()))
+        neurons = features.incidence.neurons
         # A dtype of few digits could not tell hundreds of positions apart.
         dtype = torch.promote_types(features.dtype, torch.float32)
         fixed = {
-            n.name: self._fourier(_places(incidence.neurons[n.name], dtype))
+            n.name: self._fourier(_places(neurons[n.name], dtype))
             for n in self.spec.neurons
             if n.fixed
         }
         depth = self._depths(dtype, features.device)
-        zeros = like.new_zeros(1, self.out_channels - self.in_channels, dtype=dtype)
-        weights: dict[WeightKey, Tensor] = {}
-        for key, x in features.weights.items():
-            edges = incidence.weights[key]
+        width = self.out_channels - self.in_channels
+        zeros = torch.zeros(1, width, dtype=dtype, device=features.device)
+
+        def encoded(key: Key, x: Tensor) -> Tensor:
             code = depth.get(key, zeros)
-            for name, rows in ((key[0], edges.source), (key[2], edges.target)):
+            if isinstance(key, str):
+                return _cat_channels(x, code + fixed[key] if key in fixed else code)
+            rows = features.rows(key)
+            for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
                 if name in fixed:
-                    code = code + fixed[name].index_select(0, rows)
-            weights[key] = _cat_channels(x, code)
-        neurons = {}
-        for name, x in features.neurons.items():
-            code = depth.get(name, zeros)
-            neurons[name] = _cat_channels(x, code + fixed[name] if name in fixed else code)
-        return features.replace(Levels(weights, neurons, {}))
+                    code = code + fixed[name].index_select(0, segments.index)
+            return _cat_channels(x, code)
+
+        return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
     def _depths(self, dtype: torch.dtype, device: torch.device) -> Mapping[Key, Tensor]:
         """The encoding of each tensor's depth; a neuron type has that of its first weight."""

@@ -7,22 +7,16 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
-from nfn_graph.features._incidence import Incidence
-from nfn_graph.nn._batch_rows import BatchRows
-from nfn_graph.nn._checks import check_choice, check_features, check_folded
-from nfn_graph.nn._fused import fused_layer
-from nfn_graph.nn._message_passing import apply_maps, message_passing
-from nfn_graph.nn._steps import Maps, Values
-from nfn_graph.nn._wiring import Wiring
-from nfn_graph.ops._backends import current_backend
-from nfn_graph.ops._precision import autocast_dtype
-from nfn_graph.ops._segments import Reduce
+from nfn_graph.features import Incidence, WeightFeatures, is_lasting
+from nfn_graph.nn._checks import check_choice, check_features, check_folded, check_parameters
+from nfn_graph.nn._fused import Plan, fused_message_passing
+from nfn_graph.nn._message_passing import message_passing
+from nfn_graph.ops import Reduce, current_backend
+from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
+from nfn_graph.spec import FoldedSpec, Key, Site
 from nfn_graph.spec._checks import check_count
-from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
-from nfn_graph.spec._types import module_name
 
 
 class NFLinear(nn.Module):
@@ -74,174 +68,177 @@ class NFLinear(nn.Module):
         self.pointwise = pointwise
         self.reduce: Reduce = check_choice(reduce, ("mean", "sum"))
         self._check_size(max_parameters)
-        self.weights = nn.ParameterDict(
+        self.maps = nn.ParameterDict(
             {
-                module_name(bundle.key): self._map(bundle.taps, self._read_taps(bundle))
-                for bundle in spec.bundles
+                site.name: torch.empty(out_taps * out_channels, in_taps * in_channels)
+                for site in spec.sites
+                for out_taps, in_taps in [self._map_taps(site)]
+                if out_taps
             }
         )
-        self.neurons = nn.ParameterDict(
-            {
-                neuron.name: self._map(taps, taps)
-                for neuron in spec.neurons
-                if (taps := self._neuron_taps(neuron.name))
-            }
-        )
-        taps = self._network_taps()
-        self.network = nn.Parameter(self._map(taps, taps))
         self.bias: nn.Parameter | None = None
         if bias:
             self.bias = nn.Parameter(torch.empty(spec.summary_taps * out_channels))
-        self._wiring = Wiring.of(spec)
-        self._names = [module_name(bundle.key) for bundle in spec.bundles]
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan-in); the fan-in counts all maps that add into an output."""
-        spec, neurons = self.spec, {n.name: self._neuron_taps(n.name) for n in self.spec.neurons}
-        top = 0 if self.pointwise else self._network_taps()
-        # The taps that add into an output of each type, over all levels.
-        into_weights = {
-            bundle.key: self._read_taps(bundle)
-            + (0 if self.pointwise else neurons[bundle.target] + neurons[bundle.source] + top)
-            for bundle in spec.bundles
-        }
-        into_neurons = {name: taps + top for name, taps in neurons.items()}
-        own = [into_neurons[neuron.name] for neuron in spec.neurons]
-        with torch.no_grad():
-            for bundle in spec.bundles:
-                self._fill(self.weights[module_name(bundle.key)], [into_weights[bundle.key]])
-            for neuron in spec.neurons:
-                if neuron.name not in self.neurons:
-                    continue
-                fans = [(neuron.taps, into_neurons[neuron.name])]
-                if not self.pointwise:
-                    fans += [(b.taps, into_weights[b.key]) for b, _ in spec.incident[neuron.name]]
-                self._fill_rows(self.neurons[neuron.name], fans)
-            everywhere = [
-                *((bundle.taps, into_weights[bundle.key]) for bundle in spec.bundles),
-                *((n.taps, fan) for n, fan in zip(spec.neurons, own, strict=True)),
-                (spec.network_taps, self._network_taps()),
-            ]
-            self._fill_rows(self.network, everywhere[-1:] if self.pointwise else everywhere)
-            if self.bias is not None:
-                self._fill_rows(self.bias, everywhere)
+        """Uniform in +-1/sqrt(fan-in).
+
+        The fan-in of a message counts all maps that add into the same entries. The map from an
+        entry to itself counts its own inputs alone: the messages are means over many entries,
+        which hardly differ from entry to entry, and beside them little of an entry would be
+        left in its own features after a few layers.
+        """
+        into: dict[Key, int] = {}
+        for site in self.spec.sites:
+            for part in site.parts:
+                into[part.entry] = into.get(part.entry, 0) + site.read_taps
+        for site in self.spec.sites:
+            if site.name not in self.maps:
+                continue
+            alone = self.pointwise or site.is_leaf
+            fans = [self._map_taps(site)[1] if alone else into[part.entry] for part in site.parts]
+            parts = site.parts[-1:] if self.pointwise else site.parts
+            self._fill(self.maps[site.name], [p.taps for p in parts], fans[-len(parts) :])
+        if self.bias is not None:
+            parts = self.spec.sites[-1].parts
+            self._fill(self.bias, [p.taps for p in parts], [into[p.entry] for p in parts])
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
         features = check_features(features, self.spec, self.in_channels)
-        values, maps = self.values(features), self.maps()
-        if self.pointwise:
-            return self._output(features, self._pointwise(values, maps))
-        if current_backend() == "torch":
-            batch = self.scaled_rows(features.incidence, values.network.dtype)
-            return self._output(features, fused_layer(message_passing, batch, values, maps))
-        batch = self.rows(features.incidence)
-        return self._output(features, message_passing(batch, values, maps))
+        check_parameters(features, self.maps.values())
+        values = self.values(features)
+        maps = self.site_maps()
+        with without_autocast(features.device):
+            if self.pointwise:
+                new = self._pointwise(values, maps)
+            elif current_backend() == "fused":
+                plan = self.plan(features.incidence, values[0].dtype)
+                new = fused_message_passing(plan, values, maps, self.bias)
+            else:
+                rows, mean = features.incidence.sites[self.spec.symmetry], self.reduce == "mean"
+                new = message_passing(self.spec.sites, rows, values, maps, self.bias, mean)
+        return features.replace(self.entries(new))
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
         kind = "pointwise, " if self.pointwise else ""
         return f"{self.in_channels} -> {self.out_channels}, {kind}{self.spec}"
 
-    def values(self, features: WeightFeatures) -> Values:
-        """The input, in the order of the spec's types; of the edges what there is of them."""
-        values = Values(
-            [features.weights[b.key].flatten(1) for b in self.spec.bundles if features.weights],
-            [features.neurons[n.name].flatten(1) for n in self.spec.neurons],
-            features.network[NETWORK].flatten(1),
-        )
-        # Autocast does not look into the fused layer.
-        dtype = autocast_dtype(values.network.device)
-        return values if dtype is None else values.to(dtype)
+    def values(self, features: WeightFeatures) -> list[Tensor]:
+        """The own entries of every site, `[rows, taps * channels]`, in the dtype to compute in.
 
-    def maps(self) -> Maps:
-        """The parameters, in the order of the spec's types."""
-        maps = Maps(
-            [self.weights[name] for name in self._names],
-            [self.neurons.get(n.name) for n in self.spec.neurons],
-            self.network,
-            self.bias,
-        )
-        dtype = autocast_dtype(self.network.device)
-        return maps if dtype is None else maps.to(dtype)
+        Where features hold no entries of a site, they are empty.
+        """
+        dtype = autocast_dtype(features.device) or features.dtype
+        known = dict(features.tensors())
+        rows = features.incidence.sites[self.spec.symmetry]
+        empty = next(iter(known.values())).new_empty(0, dtype=dtype)
+        return [
+            known[site.key].flatten(1).to(dtype)
+            if site.key in known
+            else empty.reshape(0 if site.taps else rows[i].count, site.taps * self.in_channels)
+            for i, site in enumerate(self.spec.sites)
+        ]
 
-    def constants(self, maps: Maps) -> Sequence[Tensor | None]:
-        """The constant term of every type, in the order of the spec's taps."""
-        taps = self.spec.taps
-        if maps.bias is None:
-            return [None] * len(taps)
-        return maps.bias.split([count * self.out_channels for count in taps.values()])
+    def site_maps(self) -> list[Tensor | None]:
+        """The map of every site; None where there is nothing to map."""
+        return [self.maps.get(site.name) for site in self.spec.sites]
 
-    def rows(self, incidence: Incidence) -> BatchRows:
-        """Which rows of a batch belong together."""
-        return BatchRows.of(incidence, self.spec, self._wiring, self.reduce == "mean")
+    def plan(self, incidence: Incidence, dtype: torch.dtype) -> Plan:
+        """The rows of a batch and what turns their sums into means."""
+        rows, symmetry = incidence.sites[self.spec.symmetry], self.spec.symmetry
+        if self.reduce != "mean":
+            return Plan(self.spec.sites, rows, ())
+        scales = incidence.scales.get((symmetry, dtype))
+        if scales is None:
+            # Scales made in inference mode could not be used in training later on.
+            with torch.inference_mode(False), torch.no_grad():
+                scales = tuple(
+                    _scales(site, rows[i].counts, sum_dtype(dtype), rows[i].count, incidence)
+                    for i, site in enumerate(self.spec.sites)
+                )
+            if all(is_lasting(x) for x in scales if x is not None):
+                incidence.scales[symmetry, dtype] = scales
+        return Plan(self.spec.sites, rows, scales)
 
-    def scaled_rows(self, incidence: Incidence, dtype: torch.dtype) -> BatchRows:
-        """The same for the steps of :mod:`nfn_graph.nn._steps`, which do not divide but scale."""
-        return self.rows(incidence).with_scales(incidence, self.spec, dtype)
-
-    def _pointwise(self, values: Values, maps: Maps) -> Values:
-        tensors = (*values.weights, *values.neurons, values.network)
-        matrices = (*maps.weights, *maps.neurons, maps.network)
-        new = apply_maps(tensors, matrices, self.constants(maps))
-        count = len(maps.weights)
-        return Values(new[:count], new[count:-1], new[-1])
-
-    def _output(self, features: WeightFeatures, values: Values) -> WeightFeatures:
-        taps = self.spec.taps
-        tensors = (*values.weights, *values.neurons, values.network)
-        tapped = {
-            key: x.view(x.shape[0], count, self.out_channels)
-            for (key, count), x in zip(taps.items(), tensors, strict=True)
+    def entries(self, new: Sequence[Tensor]) -> dict[Key, Tensor]:
+        """The new entries of all sites as features, `[rows, taps, channels]`."""
+        return {
+            site.key: x.view(x.shape[0], site.taps, self.out_channels)
+            for site, x in zip(self.spec.sites, new, strict=True)
+            if site.key in self.spec.taps
         }
-        return features.replace(
-            Levels(
-                {b.key: tapped[b.key] for b in self.spec.bundles},
-                {n.name: tapped[n.name] for n in self.spec.neurons},
-                {NETWORK: tapped[NETWORK]},
-            )
-        )
 
-    def _map(self, out_taps: int, in_taps: int) -> Tensor:
-        return torch.empty(out_taps * self.out_channels, in_taps * self.in_channels)
+    def constants(self) -> dict[Key, Tensor | None]:
+        """The constant term of every kind of entry."""
+        parts = self.spec.sites[-1].parts
+        if self.bias is None:
+            return dict.fromkeys(self.spec.taps)
+        split = self.bias.split([part.taps * self.out_channels for part in parts])
+        return {part.entry: x for part, x in zip(parts, split, strict=True)}
 
-    def _read_taps(self, bundle: Bundle) -> int:
-        return bundle.taps if self.pointwise else bundle.read_taps
+    def _pointwise(self, values: Sequence[Tensor], maps: Sequence[Tensor | None]) -> list[Tensor]:
+        constants = self.constants()
+        new = []
+        for site, x, matrix in zip(self.spec.sites, values, maps, strict=True):
+            constant = constants.get(site.key)
+            constant = None if constant is None else constant.to(x.dtype)
+            new.append(x if matrix is None else linear(x, matrix.to(x.dtype), constant))
+        return new
 
-    def _neuron_taps(self, name: str) -> int:
+    def _map_taps(self, site: Site) -> tuple[int, int]:
+        """The taps that the map of a site returns, and those that it reads."""
         if self.pointwise:
-            return next(n.taps for n in self.spec.neurons if n.name == name)
-        return self.spec.neuron_summary_taps[name]
+            return site.taps, site.taps
+        return site.summary_taps, site.read_taps
 
-    def _network_taps(self) -> int:
-        return self.spec.network_taps if self.pointwise else self.spec.summary_taps
-
-    def _fill(self, parameter: Tensor, fan: list[int]) -> None:
-        bound = 1 / math.sqrt(fan[0] * self.in_channels)
-        parameter.uniform_(-bound, bound)
-
-    def _fill_rows(self, parameter: Tensor, fans: list[tuple[int, int]]) -> None:
-        """Fills blocks of rows, given as (output taps, fan-in taps)."""
-        parts = parameter.split([taps * self.out_channels for taps, _ in fans])
-        for part, (taps, fan) in zip(parts, fans, strict=True):
-            if taps:
-                self._fill(part, [fan])
+    def _fill(self, parameter: Tensor, taps: Sequence[int], fans: Sequence[int]) -> None:
+        """Fills blocks of rows, each with its own fan-in."""
+        blocks = parameter.split([count * self.out_channels for count in taps])
+        for block, fan in zip(blocks, fans, strict=True):
+            if block.numel():
+                bound = 1 / math.sqrt(fan * self.in_channels)
+                block.uniform_(-bound, bound)
 
     def _check_size(self, limit: int) -> None:
         pair = self.in_channels * self.out_channels
-        sizes: dict[str, int] = {
-            f"weight type {b.key}": b.taps * self._read_taps(b) * pair for b in self.spec.bundles
-        }
-        for neuron in self.spec.neurons:
-            taps = self._neuron_taps(neuron.name)
-            sizes[f"neuron type '{neuron.name}'"] = taps**2 * pair
-        sizes["the network level"] = self._network_taps() ** 2 * pair
+        sizes = {site: math.prod(self._map_taps(site)) * pair for site in self.spec.sites}
         total = sum(sizes.values())
         if total > limit:
             largest = max(sizes, key=sizes.__getitem__)
             raise ValueError(
                 f"Expected a layer of at most {limit:,} parameters (got {total:,}, of which "
-                f"{sizes[largest]:,} at {largest}). HNP grows with the square of fixed sizes: "
-                f"use 'np' with IOEncoding, fewer channels, or raise max_parameters."
+                f"{sizes[largest]:,} at {_called(largest)}). HNP grows with the square of fixed "
+                f"sizes: use 'np' with IOEncoding, fewer channels, or raise max_parameters."
             )
+
+
+def _called(site: Site) -> str:
+    if not site.indices:
+        return "the network level"
+    if isinstance(site.key, str):
+        return f"neuron type '{site.key}'"
+    return f"site {site.name}" if site.key[0] == "*" else f"weight type {site.key}"
+
+
+def _scales(
+    site: Site,
+    counts: Sequence[Tensor | None],
+    dtype: torch.dtype,
+    rows: int,
+    incidence: Incidence,
+) -> Tensor | None:
+    """What turns the sums of a summary into means, `[rows, taps, 1]`; None for a leaf."""
+    if site.is_leaf:
+        return None
+    ones = torch.ones(rows, dtype=dtype, device=incidence.device)
+    columns = [
+        (ones if count is None else 1 / count.clamp(min=1).to(dtype))
+        .unsqueeze(1)
+        .expand(rows, part.taps)
+        for part, count in zip(site.parts, counts, strict=True)
+    ]
+    return torch.cat(columns, 1).unsqueeze(-1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.features._features import WeightFeatures
+from nfn_graph.data import WeightGraph
+from nfn_graph.features import WeightFeatures
 from nfn_graph.nn._checks import check_features
 from nfn_graph.nn._chunked import ChunkedFeatures
 from nfn_graph.nn.elementwise import Dropout, Residual, activation
@@ -20,9 +20,9 @@ from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
+from nfn_graph.ops import Reduce
 from nfn_graph.ops._backends import current_backend, use_backend
-from nfn_graph.ops._segments import Reduce
-from nfn_graph.spec._types import NetworkSpec, Symmetry
+from nfn_graph.spec import NetworkSpec, Symmetry
 
 
 class NFN(nn.Module):
@@ -149,14 +149,14 @@ class NFN(nn.Module):
         self,
         graph: WeightGraph | WeightFeatures,
         return_graph: bool = False,
-        max_edges: int | None = None,
+        chunk_edges: int | None = None,
     ) -> Tensor | WeightFeatures | WeightGraph:
         """Applies the model to a graph, a batch, or features before the fold.
 
         Args:
             graph: The input.
             return_graph: Whether an equivariant model returns a graph.
-            max_edges: Without gradients, how many edges of one type to hold at a time, for
+            chunk_edges: Without gradients, how many edges of one type to hold at a time, for
                 networks whose features do not fit into memory; the result is the same.
         """
         features = self._features(graph)
@@ -166,8 +166,8 @@ class NFN(nn.Module):
         if self.standardize is not None:
             features = self.standardize(features)
         features = self.before(features).fold(self.folded)
-        if max_edges is not None:
-            chunked = ChunkedFeatures(features, max_edges).apply(self.layers)
+        if chunk_edges is not None:
+            chunked = ChunkedFeatures(features, chunk_edges).apply(self.layers)
             if self.pool is not None and self.head is not None:
                 return self.head(chunked.summary(self.pool))
             features = chunked.features()

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.features._features import WeightFeatures
+from nfn_graph.data import WeightGraph
+from nfn_graph.features import WeightFeatures
 from nfn_graph.nn._checks import check_features
+from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, module_name
 from nfn_graph.spec._checks import check_count
-from nfn_graph.spec._sites import FoldedSpec
-from nfn_graph.spec._types import Key, NetworkSpec, module_name
 
 
 class ChannelNorm(nn.Module):

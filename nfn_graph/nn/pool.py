@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.features._fold import Levels
+from nfn_graph.features import Segments, WeightFeatures
 from nfn_graph.nn._checks import check_choice, check_features, check_folded
-from nfn_graph.nn._summary import network_summary
 from nfn_graph.nn.elementwise import Activation
-from nfn_graph.ops._segments import Reduce
-from nfn_graph.spec._sites import FoldedSpec
+from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
+from nfn_graph.ops._precision import sum_dtype
+from nfn_graph.spec import FoldedSpec, Key
 
 
 class Pool(nn.Module):
@@ -54,7 +53,7 @@ class Pool(nn.Module):
         self.reduce: Reduce = check_choice(reduce, ("mean", "sum", "max"))
         self.full = full
         self.act = act
-        self._coarse = spec.network.fold("np") if full and spec.symmetry == "hnp" else None
+        self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
         # Where the aggregates of tensors with a fixed axis are in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
         self.num_entries = (
@@ -66,10 +65,10 @@ class Pool(nn.Module):
         check_features(features, self.spec)
         relu = self._sums_relu()
         if self.act is not None:
-            weights = {} if relu else features.weights
-            new = self.act(features.replace(Levels(weights, features.neurons, features.network)))
-            weights = features.weights if relu else new.weights
-            features = features.replace(Levels(weights, new.neurons, new.network))
+            # The sums over the weights take the ReLU themselves.
+            left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
+            features = self.act(features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()}))
+            features = features.replace(left)
         features = features.owned()
         entries = self._summary(features, self.spec, relu)
         if self._coarse is None:
@@ -82,7 +81,7 @@ class Pool(nn.Module):
         return f"{self.num_entries} entries, {self.reduce}, {self.spec.symmetry}"
 
     def _sums_relu(self) -> bool:
-        """Whether the sums over the edges take the ReLU themselves."""
+        """Whether the sums over the weights take the ReLU themselves."""
         relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
         return relu and self.reduce != "max" and not self.full
 
@@ -91,13 +90,67 @@ class Pool(nn.Module):
         return flat.reshape(features.num_graphs, spec.summary_taps, features.channels)
 
 
+def network_summary(
+    features: WeightFeatures,
+    spec: FoldedSpec,
+    reduce: Reduce,
+    totals: dict[Key, Tensor] | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """One aggregate for every tap of every type, `[graphs, summary taps * channels]`: the
+    summary that the network's map of the NF-Layer reads.
+
+    Args:
+        features: Features of that spec.
+        spec: The folded spec, whose order the entries have.
+        reduce: The aggregate.
+        totals: The sums (or the largest) of some kinds of entries, where they are known.
+        relu: Whether to take the ReLU of the weights first, for a mean or a sum.
+    """
+    rows = features.incidence.sites[spec.symmetry]
+    network, found = spec.sites[-1], []
+    for part, count in zip(network.parts, rows[-1].counts, strict=True):
+        if totals is not None and part.entry in totals:
+            total = totals[part.entry]
+        else:
+            x = features[part.entry].flatten(1)
+            path = [rows[number].covers[cover] for number, cover in reversed(spec.path(part))]
+            gated = relu and not isinstance(part.entry, str)
+            total = _aggregate(x, path, reduce, gated)
+        if reduce == "mean" and count is not None:
+            total = divide_by_count(total, count)
+        found.append(total)
+    return torch.cat(found, 1).to(features.dtype)
+
+
+def _aggregate(x: Tensor, path: list[Segments], reduce: Reduce, relu: bool) -> Tensor:
+    if reduce == "max":
+        return _largest(x, path)
+    x = x.to(sum_dtype(x.dtype))
+    # Through coarser and coarser sites: many short sums, which run in parallel.
+    for segments in path:
+        x, relu = segment_sum(x, segments, relu), False
+    return x
+
+
+def _largest(x: Tensor, path: list[Segments]) -> Tensor:
+    if not path:
+        return x
+    index = path[0].index
+    for segments in path[1:]:
+        index = segments.index.index_select(0, index)
+    return segment_max(x, index, path[-1].count)
+
+
 def _fixed_entries(spec: FoldedSpec) -> list[int]:
     """Positions in the summary of tensors with a fixed axis: weights in order, then biases."""
-    places: dict[object, range] = {}
-    start = sum(bundle.taps for bundle in spec.bundles)
-    for piece in [p for neuron in spec.neurons for p in neuron.pieces] + list(spec.pieces):
-        if piece.axis not in ("own", "diagonal"):
-            places[piece.store] = range(start, start + piece.taps)
-        start += piece.taps
-    order = [*spec.network.weight, *spec.network.neuron]
-    return [i for store in order if store in places for i in places[store]]
+    network = spec.unfolded
+    places: dict[Key, range] = {}
+    for part in spec.sites[-1].parts:
+        start = part.start
+        for piece in spec.site[part.entry].pieces:
+            if len(spec.free(network.indices(piece.store))) < len(network.indices(piece.store)):
+                places[piece.store] = range(start, start + piece.taps)
+            start += piece.taps
+    order: list[Key] = [*network.weight, *network.neuron]
+    return [i for key in order if key in places for i in places[key]]

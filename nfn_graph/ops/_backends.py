@@ -1,10 +1,10 @@
 """Which kernels the layers use, chosen for a block of code.
 
 =================  ====================================================================
-`"torch"`          the default: fused, on `torch.embedding_bag`
-`"plain"`          `index_add` and `index_select` only: differentiable any number of
-                   times; what `torch.compile` and `torch.func.vmap` get in any case
-`"torch-scatter"`  the package of that name, in the place of `index_add`
+`"fused"`          the default: few and large steps on `torch.embedding_bag`
+`"plain"`          the equations in `index_add` and `index_select`; also what
+                   `torch.compile` and the transforms of `torch.func` get in any case
+`"torch-scatter"`  the equations with the package of that name for the scatters
 =================  ====================================================================
 """
 
@@ -17,10 +17,11 @@ from contextvars import ContextVar
 from typing import Literal, get_args
 
 import torch
+from torch.autograd import forward_ad
 
-Backend = Literal["torch", "plain", "torch-scatter"]
+Backend = Literal["fused", "plain", "torch-scatter"]
 
-_BACKEND: ContextVar[Backend] = ContextVar("nfn_graph_backend", default="torch")
+_BACKEND: ContextVar[Backend] = ContextVar("nfn_graph_backend", default="fused")
 
 
 @contextmanager
@@ -45,5 +46,15 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 
 def current_backend() -> Backend:
-    """The backend in use; the compiler fuses the plain operations by itself."""
-    return "plain" if torch.compiler.is_compiling() else _BACKEND.get()
+    """The backend in use."""
+    if torch.compiler.is_compiling():
+        return "plain"  # The compiler fuses by itself.
+    backend = _BACKEND.get()
+    if backend == "fused" and is_transformed():
+        return "plain"  # Every transform knows the plain operations.
+    return backend
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.features._rows import EdgeRows, Segments
+from nfn_graph.features import Rows, Segments
+from nfn_graph.ops._backends import is_transformed
 
 
 def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:
@@ -30,14 +31,16 @@ def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     return bag_rows(x, segments.order, segments.pointers)
 
 
-def bag_edges(x: Tensor, edges: EdgeRows) -> Tensor:
-    """The sums of the edges at every target, and below them at every source neuron."""
-    return bag_rows(x, edges.order, edges.pointers)
+def bag_up(x: Tensor, rows: Rows) -> Tensor:
+    """The sums over the rows of every cover, one cover below another."""
+    return bag_rows(x, rows.order, rows.pointers)
 
 
-def bag_ends(table: Tensor, edges: EdgeRows) -> Tensor:
-    """For every edge, its target's plus its source's row: the adjoint of :func:`bag_edges`."""
-    return bag_rows(table, edges.ends, edges.pairs)
+def bag_down(table: Tensor, rows: Rows) -> Tensor:
+    """For every row, the sum of its covers' rows of a table: the adjoint of :func:`bag_up`."""
+    if len(rows.covers) == 1:
+        return table.index_select(0, rows.ends)
+    return bag_rows(table, rows.ends, rows.pairs)
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def where_positive(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor
 
 
 class _Gated(torch.autograd.Function):
-    """A linear function of a tensor, given segments and perhaps a gate."""
+    """A linear function of rows, given segments and perhaps a gate of the finer rows."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -81,14 +84,11 @@ class SegmentSum(_Gated):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Expands."""
-        return Expand.apply(grads[0], ctx.segments, *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The plain operation, with the batch among the columns."""
-        x, gate, segments = *_columns_batched(info, in_dims, inputs), inputs[1]
-        x = x if gate is None else where_positive(x, gate)
-        return _batched(plain_segment_sum(x.flatten(1), segments), x)
+        (gate,) = ctx.saved_tensors
+        if not is_transformed():
+            return Expand.apply(grads[0], ctx.segments, gate), None, None
+        out = plain_expand(grads[0], ctx.segments)
+        return (out if gate is None else out.where(gate > 0, 0)), None, None
 
 
 class Expand(_Gated):
@@ -103,29 +103,8 @@ class Expand(_Gated):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Sums."""
-        return SegmentSum.apply(grads[0], ctx.segments, *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The plain operation, with the batch among the columns."""
-        x, gate, segments = *_columns_batched(info, in_dims, inputs), inputs[1]
-        out, _ = _batched(plain_expand(x.flatten(1), segments), x)
-        return (out if gate is None else where_positive(out, gate)), 1
-
-
-def _columns_batched(
-    info: Any, in_dims: tuple[Any, ...], inputs: tuple[Any, ...]
-) -> tuple[Tensor, Tensor | None]:
-    """The tensor and its gate, if it has one: `[rows, batch, width]`."""
-
-    def batched(x: Tensor, dim: int | None) -> Tensor:
-        if dim is None:
-            return x.unsqueeze(1).expand(-1, info.batch_size, -1)
-        return x.movedim(dim, 1)
-
-    x, _, gate = inputs
-    return batched(x, in_dims[0]), None if gate is None else batched(gate, in_dims[2])
-
-
-def _batched(columns: Tensor, like: Tensor) -> tuple[Tensor, int]:
-    return columns.reshape(columns.shape[0], *like.shape[1:]), 1
+        (gate,) = ctx.saved_tensors
+        if not is_transformed():
+            return SegmentSum.apply(grads[0], ctx.segments, gate), None, None
+        x = grads[0] if gate is None else grads[0].where(gate > 0, 0)
+        return plain_segment_sum(x, ctx.segments), None, None

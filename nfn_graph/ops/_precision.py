@@ -23,5 +23,5 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums over a whole network: float16 ends at 65,504, which few edges reach."""
+    """The dtype of sums: float16 overflows above 65,504, so they use at least float32."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,7 +1,8 @@
 """What a family of networks looks like, free of tensors: types, sites, symmetry."""
 
-from nfn_graph.spec._sites import NETWORK, Bundle, FoldedSpec
+from nfn_graph.spec._sites import NETWORK, Cover, FoldedSpec, Part, Piece, Site
 from nfn_graph.spec._types import (
+    PRIME,
     Key,
     NetworkSpec,
     NeuronType,
@@ -14,12 +15,16 @@ from nfn_graph.spec._types import (
 
 __all__ = [
     "NETWORK",
-    "Bundle",
+    "PRIME",
+    "Cover",
     "FoldedSpec",
     "Key",
     "NetworkSpec",
     "NeuronType",
+    "Part",
+    "Piece",
     "Shape",
+    "Site",
     "Symmetry",
     "WeightKey",
     "WeightType",

@@ -1,11 +1,16 @@
-"""That names and counts are such as specs and layers can use."""
+"""Checks of names, counts and nesting: a spec that exists is valid."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 from torch import nn
+
+# A spec checks itself when it is made.
+if TYPE_CHECKING:
+    from nfn_graph.spec._types import NetworkSpec
 
 # Names that modules, graphs and the network level need for themselves.
 _RESERVED = (
@@ -33,8 +38,41 @@ def check_count(value: int, least: int, what: str) -> int:
 
 def check_unique(names: Sequence[object], what: str) -> None:
     """Raises if a name comes twice."""
-    repeated = sorted({repr(name) for name in names if names.count(name) > 1})
+    repeated = sorted(repr(name) for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ValueError(
             f"Expected the names of {what} to differ (got {', '.join(repeated)} twice)"
         )
+
+
+def check_nesting(spec: NetworkSpec) -> None:
+    """Raises unless parents and children of a spec go together."""
+    place = {name: i for i, name in enumerate(spec.neuron)}
+    for i, neuron in enumerate(spec.neurons):
+        if not neuron.parents:
+            continue
+        what = f"neuron type '{neuron.name}'"
+        known = all(place.get(name, i) < i for name in neuron.parents)
+        if not known or len(neuron.parents) > 2 or len(set(neuron.parents)) < len(neuron.parents):
+            raise ValueError(
+                f"Expected one or two parents of {what}, which the spec lists before it "
+                f"(got {neuron.parents})"
+            )
+        parents = [spec.neuron[name] for name in neuron.parents]
+        if any(n.role for n in (neuron, *parents)):
+            raise ValueError(
+                f"Expected {what} and its parents to be single layers (got a role type)"
+            )
+        if len(parents) == 2 and neuron.fixed:
+            raise ValueError(f"Expected the pairs of {what} to be free (got a fixed type)")
+        if len(parents) == 1 and parents[0].fixed and not neuron.fixed:
+            raise ValueError(
+                f"Expected a free parent of the free {what} (got '{parents[0].name}', whose "
+                f"neurons keep their order). Give the neurons inside each a type of their own."
+            )
+    for weight in spec.weights:
+        if weight.source == weight.target and spec.neuron[weight.source].parents:
+            raise ValueError(
+                f"Expected the weight type {weight.key} between two neuron types, or of one "
+                f"without parents with itself (got '{weight.source}', which has parents)"
+            )

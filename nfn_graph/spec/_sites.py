@@ -1,108 +1,169 @@
-r"""The fold: how NP and HNP become one and the same layer.
+r"""Sites: where the entries of a network meet, and so what the NF-Layer is made of.
 
-HNP says that the neurons of fixed types (inputs, outputs) keep their order. A fixed axis is
-*folded* into taps, the entries that no permutation mixes:
+An *index* is something that a permutation moves: the neurons of a free layer. Every entry of a
+tensor carries the indices of its axes and of their parents: a bias :math:`\{j\}`, a weight
+:math:`\{j, k\}`, the weight of an attention head :math:`\{head, dim, r\}`. A *site* is a set of
+indices that contains the parents of each. The sites of a weight :math:`\{j, k\}` are
 
-==================================  =================================================
-tensor                              becomes
-==================================  =================================================
-bias of a fixed type                taps of the network
-weight between two fixed types      taps of the network
-weight with one fixed end           taps of the neurons at its other end
-weight between two free types       taps of the edges, bundled with all other tensors
-                                    over that pair of types (reversed ones transposed)
-weight of a free type with itself   diagonal: taps of the neurons; the rest: edges that
-                                    read their own and their transposed entry
-==================================  =================================================
+==================  ==========================  ==========================================
+site                its rows                    the paper's aggregate
+==================  ==========================  ==========================================
+:math:`\{j, k\}`    the weights themselves      :math:`W_{jk}`
+:math:`\{j\}`       the target neurons          rows :math:`W_{j,\star}`
+:math:`\{k\}`       the source neurons          columns :math:`W_{\star,k}`
+:math:`\{\}`        the network                 the layer :math:`W_{\star,\star}`
+==================  ==========================  ==========================================
 
-Under NP no type is fixed. What is left has three levels, weights, neurons and network, and
-every layer works on it without knowing which group it came from.
+A site's *summary* puts side by side the mean of every kind of entry that has the site. The
+complete equivariant layer is one square map of every site's summary, so the sum of all squares
+of summary sizes is the number of orbits of the group on pairs of entries.
+
+**NP and HNP differ in a fold only.** HNP says that the neurons of fixed types (inputs, outputs)
+keep their order. A fixed index is dropped, and its positions become taps, the values that no
+permutation mixes: the first weight becomes taps of the first hidden neurons, the last bias
+becomes taps of the network. Under NP no type is fixed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from nfn_graph.spec._types import Key, NetworkSpec, NeuronType, Symmetry, WeightKey, WeightType
+from nfn_graph.spec._types import PRIME, Key, NetworkSpec, Symmetry, WeightType, module_name
 
 NETWORK = "network"
-End = Literal["target", "source"]
-Axis = Literal["own", "target", "source", "diagonal", "all"]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One stored tensor's share in the taps of a neuron type or of the network.
+class Piece(NamedTuple):
+    """One stored tensor's share in the taps of a site.
 
-    Args:
+    Attributes:
         store: The neuron type or weight type that it comes from.
-        axis: What its rows are: a neuron type's `own` neurons, the `target` or `source`
-            neurons of a weight, the `diagonal` of a self weight; `all` for the network.
-        taps: How many taps it gives.
+        taps: The number of taps: those of the store times its fixed positions.
+        diagonal: Whether it is the diagonal of a self weight, whose neurons are the site.
     """
 
     store: Key
-    axis: Axis
     taps: int
+    diagonal: bool = False
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """The weight tensors over one pair of free neuron types, as taps of the same edges.
+class Part(NamedTuple):
+    """A slice of a site's summary: the mean of one kind of entry.
 
-    Args:
-        members: The tensors, and whether each runs against the bundle's direction.
-        taps: Taps of all members together.
-        is_self: Whether both ends are one layer.
+    Attributes:
+        entry: The key of the site whose entries are averaged; the site itself for its own.
+        start: The first tap of the slice.
+        taps: The number of taps.
+        below: Where the mean comes from, and the message goes to: the number of a finer site,
+            of one of its covers, and of one of its parts. None for the site's own entries.
+        kept: The indices of the entry that the site has; of a self or role weight they tell
+            the mean over a target neuron's edges from the one over a source neuron's.
     """
 
-    source: str
-    target: str
-    members: tuple[tuple[WeightType, bool], ...]
+    entry: Key
+    start: int
     taps: int
-    is_self: bool
+    below: tuple[int, int, int] | None
+    kept: tuple[str, ...]
 
-    @property
-    def key(self) -> WeightKey:
-        """The key of the first tensor, whose direction and order the edges have."""
-        return self.members[0][0].key
 
-    @property
-    def read_taps(self) -> int:
-        """The taps that an edge reads: a self weight's edge also sees its transposed."""
-        return self.taps * (2 if self.is_self else 1)
+class Cover(NamedTuple):
+    """A coarser site that a site hangs on.
+
+    Attributes:
+        site: The number of the coarser site.
+        heard: For every part of the finer site, the part of the coarser site that is its mean
+            and speaks to it; None where another path is taken.
+    """
+
+    site: int
+    heard: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class FoldedNeuron:
-    """A free neuron type and the pieces that its taps are made of."""
+class Site:
+    """A set of indices, what lives there, and what it exchanges with other sites.
 
-    name: str
+    Attributes:
+        key: The neuron type, the first weight type or `"network"` that the site is named
+            after; `("*", ...)` for a site without entries of its own.
+        indices: The indices, slowest first, which number the rows.
+        pieces: The tensors that its own taps are made of.
+        parts: The slices of its summary: means of finer entries, and last its own entries.
+        covers: The coarser sites that it hangs on; a weight hangs on its two neurons.
+        is_self: Whether its entries are the weights of a layer with itself, each of which also
+            reads the weight in the other direction.
+    """
+
+    key: Key
+    indices: tuple[str, ...]
     pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
+    covers: tuple[Cover, ...]
+    is_self: bool = False
 
     @property
     def taps(self) -> int:
-        """Taps of all pieces together."""
-        return sum(piece.taps for piece in self.pieces)
+        """The taps of its own entries."""
+        return self.parts[-1].taps
+
+    @property
+    def summary_taps(self) -> int:
+        """The taps of its summary, and so of its map."""
+        return self.parts[-1].start + self.parts[-1].taps
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no finer site has this one, so that its summary is its own entries."""
+        return len(self.parts) == 1
+
+    @property
+    def read_taps(self) -> int:
+        """The taps that its map reads."""
+        return self.summary_taps * (2 if self.is_self else 1)
+
+    @property
+    def name(self) -> str:
+        """The name of its map in a module's parameters."""
+        return "*".join(self.indices) if self.key[0] == "*" else module_name(self.key)
+
+    def __str__(self) -> str:
+        parts = []
+        for part in self.parts:
+            if not part.taps:
+                continue
+            entry = part.entry if isinstance(part.entry, str) else "->".join(part.entry[::2])
+            mean = f" at {'*'.join(part.kept) or 'network'}" if part.below else ""
+            parts.append(f"{entry}{mean}:{part.taps}")
+        return f"{{{', '.join(self.indices)}}} [{', '.join(parts)}]"
 
 
 @dataclass(frozen=True)
 class FoldedSpec:
-    """A spec in the folded view of one symmetry group. Made by :meth:`NetworkSpec.fold`."""
+    """A spec in the folded view of one symmetry group. Made by :meth:`NetworkSpec.fold`.
 
-    network: NetworkSpec
+    Example:
+        >>> print(NetworkSpec.chain(2, input_size=3, output_size=1).fold("hnp"))
+        FoldedSpec(hnp)
+          {hidden1} [hidden1:5]
+          {} [hidden1 at network:5, network:1]
+    """
+
+    unfolded: NetworkSpec
     symmetry: Symmetry
 
     @classmethod
-    def of(cls, network: NetworkSpec, symmetry: Symmetry) -> FoldedSpec:
+    @lru_cache(maxsize=64)  # Every batch folds its spec, and most specs come again.
+    def of(cls, spec: NetworkSpec, symmetry: Symmetry) -> FoldedSpec:
         """Folds a spec; see :meth:`NetworkSpec.fold`."""
         if symmetry == "np":
-            return cls(network.free, symmetry)
+            return cls(spec.free, symmetry)._prepared()
         if symmetry != "hnp":
             raise ValueError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
-        for neuron in network.neurons:
+        for neuron in spec.neurons:
             if neuron.fixed and neuron.size is None:
                 raise ValueError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for 'hnp' "
@@ -111,140 +172,243 @@ class FoldedSpec:
                 )
             if neuron.role:
                 raise ValueError(
-                    f"Expected depth types for 'hnp' (got the role type '{neuron.name}'). "
-                    f"The fold would give every neuron of the role taps of a weight that "
-                    f"most of its layers do not have. Use 'np' with IOEncoding."
+                    f"Expected depth types for 'hnp' (got the role type '{neuron.name}': the fold "
+                    f"would give its neurons taps that only some of its layers own). Use 'np'."
                 )
-        return cls(network, symmetry)
+        return cls(spec, symmetry)._prepared()
 
     @cached_property
-    def bundles(self) -> tuple[Bundle, ...]:
-        """Level of the weights: the edges."""
-        free = [w for w in self.network.weights if not self._fixed(w.source, w.target)]
-        groups: dict[object, list[WeightType]] = {}
-        for weight in free:
-            ends = (self.network.neuron[weight.source], self.network.neuron[weight.target])
-            # Layers of one role are told apart by the graph, not by the spec.
-            pair = weight.key if any(n.role for n in ends) else frozenset(n.name for n in ends)
-            groups.setdefault(pair, []).append(weight)
-        return tuple(
-            Bundle(
-                source=group[0].source,
-                target=group[0].target,
-                members=tuple((w, w.source != group[0].source) for w in group),
-                taps=sum(w.taps for w in group),
-                is_self=self.network.is_self(group[0]),
-            )
-            for group in groups.values()
-        )
+    def sites(self) -> tuple[Site, ...]:
+        """All sites, finer ones before coarser ones, the network last."""
+        return _build(self)
 
     @cached_property
-    def neurons(self) -> tuple[FoldedNeuron, ...]:
-        """Level of the neurons: the free neuron types."""
-        return tuple(
-            FoldedNeuron(n.name, tuple(self._neuron_pieces(n)))
-            for n in self.network.neurons
-            if not self._fixed(n.name)
-        )
-
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Level of the network: the tensors without any free axis."""
-        size = {n.name: n.size or 0 for n in self.network.neurons}
-        weights = [
-            Piece(w.key, "all", size[w.target] * size[w.source] * w.taps)
-            for w in self.network.weights
-            if self._fixed(w.source) and self._fixed(w.target)
-        ]
-        neurons = [
-            Piece(n.name, "all", size[n.name] * n.taps)
-            for n in self.network.neurons
-            if self._fixed(n.name) and n.taps
-        ]
-        return tuple(weights + neurons)
-
-    @cached_property
-    def network_taps(self) -> int:
-        """The number of taps at the network level, `m_g`."""
-        return sum(piece.taps for piece in self.pieces)
+    def site(self) -> dict[Key, Site]:
+        """The sites by key."""
+        return {site.key: site for site in self.sites}
 
     @cached_property
     def taps(self) -> dict[Key, int]:
-        """The taps of every type, in the order of the network summary."""
+        """The taps of every kind of entry, in the order of the network's summary."""
         return {
-            **{bundle.key: bundle.taps for bundle in self.bundles},
-            **{neuron.name: neuron.taps for neuron in self.neurons},
-            NETWORK: self.network_taps,
+            site.key: site.taps for site in self.sites if site.taps or isinstance(site.key, str)
         }
 
-    @cached_property
+    @property
     def summary_taps(self) -> int:
-        """`G`: the entries of the network summary, one mean for every tap of every type."""
-        return sum(self.taps.values())
-
-    @cached_property
-    def incident(self) -> dict[str, tuple[tuple[Bundle, End], ...]]:
-        """For every neuron type, the bundles that end there, by end."""
-        ends: list[End] = ["target", "source"]
-        return {
-            neuron.name: tuple(
-                (bundle, end)
-                for bundle in self.bundles
-                for end in ends
-                if getattr(bundle, end) == neuron.name
-            )
-            for neuron in self.neurons
-        }
-
-    @cached_property
-    def neuron_summary_taps(self) -> dict[str, int]:
-        """`s_l`: own taps plus one mean per incident (weight type, end)."""
-        return {
-            neuron.name: neuron.taps + sum(b.taps for b, _ in self.incident[neuron.name])
-            for neuron in self.neurons
-        }
+        """The entries of the network's summary, one mean for every tap of every type."""
+        return self.sites[-1].summary_taps
 
     @cached_property
     def num_orbits(self) -> int:
         """Parameters per `c_out * c_in` of the complete equivariant linear layer."""
-        weights = sum(bundle.taps * bundle.read_taps for bundle in self.bundles)
-        neurons = sum(taps**2 for taps in self.neuron_summary_taps.values())
-        return weights + neurons + self.summary_taps**2
+        return sum(site.summary_taps * site.read_taps for site in self.sites)
 
     @cached_property
     def is_complete(self) -> bool:
         """Whether the types tell all layers apart, so that the layer is the general one."""
-        return not any(n.role for n in self.network.neurons)
+        return not any(n.role for n in self.unfolded.neurons)
+
+    def path(self, part: Part) -> list[tuple[int, int]]:
+        """The finer sites, and of each the cover, through which a mean comes up, last first."""
+        steps = []
+        while part.below is not None:
+            number, cover, finer = part.below
+            steps.append((number, cover))
+            part = self.sites[number].parts[finer]
+        return steps
+
+    def free(self, indices: Iterable[str]) -> tuple[str, ...]:
+        """Those indices that the group permutes."""
+        return tuple(i for i in indices if not self.unfolded.neuron[i.rstrip(PRIME)].fixed)
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.network, self.symmetry))
+        return hash((self.unfolded, self.symmetry))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        return {"network": self.network, "symmetry": self.symmetry}
+        return {"unfolded": self.unfolded, "symmetry": self.symmetry}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._prepared()
+
+    def _prepared(self) -> FoldedSpec:
+        """Derives what layers read: a compiled model could not."""
+        _ = (self.sites, self.site, self.taps, self.unfolded.taps, self.unfolded.weight)
+        return self
 
     def __str__(self) -> str:
-        weights = ", ".join(f"{b.source}->{b.target}:{b.taps}" for b in self.bundles)
-        neurons = ", ".join(f"{n.name}:{n.taps}" for n in self.neurons)
-        return (
-            f"FoldedSpec({self.symmetry}; weights {weights or '-'}; neurons {neurons or '-'}; "
-            f"network {self.network_taps})"
+        return "\n  ".join([f"FoldedSpec({self.symmetry})", *map(str, self.sites)])
+
+
+class _Draft:
+    """A site while its table is being put together."""
+
+    def __init__(self, key: Key, indices: tuple[str, ...]) -> None:
+        self.key = key
+        self.indices = indices
+        self.pieces: list[Piece] = []
+        self.covers: list[_Draft] = []
+        self.finer: list[tuple[int, int]] = []
+        self.parts: list[Part] = []
+
+
+def _build(spec: FoldedSpec) -> tuple[Site, ...]:
+    drafts = _place_entries(spec)
+    _close(spec.unfolded, drafts)
+    weights = [d for d in drafts.values() if not isinstance(d.key, str)]
+    neurons = [d for d in drafts.values() if isinstance(d.key, str)]
+    # Stable: in a flat spec the weights, then the neurons, then the network.
+    ordered = sorted(weights + neurons, key=lambda d: -len(d.indices))
+    number = {id(d): i for i, d in enumerate(ordered)}
+    covers = [[number[id(c)] for c in d.covers] for d in ordered]
+    for i, draft in enumerate(ordered):
+        for c, cover in enumerate(draft.covers):
+            cover.finer.append((i, c))
+    entries = {d.key: i for i, d in enumerate(ordered)}
+    for draft in ordered:
+        _fill_parts(ordered, entries, draft)
+    heard: list[dict[int, list[int | None]]] = [
+        {c: [None] * len(ordered[i].parts) for c in range(len(covers[i]))}
+        for i in range(len(ordered))
+    ]
+    for draft in ordered:
+        for place, part in enumerate(draft.parts):
+            if part.below is not None:
+                finer, slot, finer_part = part.below
+                heard[finer][slot][finer_part] = place
+    selves = [w for w in spec.unfolded.weights if w.source == w.target]
+    # A cover that no mean goes up to is none.
+    used = [[c for c in h if any(x is not None for x in h[c])] for h in heard]
+
+    def renumbered(part: Part) -> Part:
+        if part.below is None:
+            return part
+        finer, cover, finer_part = part.below
+        return part._replace(below=(finer, used[finer].index(cover), finer_part))
+
+    return tuple(
+        Site(
+            draft.key,
+            draft.indices,
+            tuple(draft.pieces),
+            tuple(map(renumbered, draft.parts)),
+            tuple(Cover(covers[i][c], tuple(heard[i][c])) for c in used[i]),
+            any(w.key == draft.key and spec.unfolded.is_self(w) for w in selves),
         )
+        for i, draft in enumerate(ordered)
+    )
 
-    def _fixed(self, *names: str) -> bool:
-        return any(self.network.neuron[name].fixed for name in names)
 
-    def _neuron_pieces(self, neuron: NeuronType) -> list[Piece]:
-        pieces = [Piece(neuron.name, "own", neuron.taps)] if neuron.taps else []
-        for weight in self.network.weights:
-            source, target = (self.network.neuron[n] for n in (weight.source, weight.target))
-            if target is neuron and source.fixed:
-                pieces.append(Piece(weight.key, "target", (source.size or 0) * weight.taps))
-            elif source is neuron and target.fixed:
-                pieces.append(Piece(weight.key, "source", (target.size or 0) * weight.taps))
-            elif source is neuron and self.network.is_self(weight):
-                pieces.append(Piece(weight.key, "diagonal", weight.taps))
-        return pieces
+def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
+    """The sites at which entries live, with the tensors that their taps are made of."""
+    network = spec.unfolded
+    drafts: dict[object, _Draft] = {}
+    for weight in network.weights:
+        place = _place(spec, weight)
+        if isinstance(place, tuple) or len(place) > 1:
+            indices = spec.free(network.indices(weight.key))
+            drafts.setdefault(place, _Draft(weight.key, indices))
+    for neuron in network.neurons:
+        indices = network.indices(neuron.name)
+        if spec.free(indices) == indices:
+            named = drafts.setdefault(frozenset(indices), _Draft(neuron.name, indices))
+            # A type of pairs may be the site of weights between its parents.
+            if not isinstance(named.key, str):
+                named.key, named.indices = neuron.name, indices
+    drafts[frozenset()] = _Draft(NETWORK, ())
+    fixed = {n.name: n.size or 0 for n in network.neurons if n.fixed}
+
+    def taps(key: Key) -> int:
+        count = network.taps[key]
+        for index in network.indices(key):
+            count *= fixed.get(index.rstrip(PRIME), 1)
+        return count
+
+    for weight in network.weights:
+        drafts[_place(spec, weight)].pieces.append(Piece(weight.key, taps(weight.key)))
+        if network.is_self(weight) and not network.neuron[weight.source].fixed:
+            diagonal = drafts[frozenset(network.indices(weight.source))]
+            diagonal.pieces.append(Piece(weight.key, weight.taps, diagonal=True))
+    for neuron in network.neurons:
+        if neuron.taps:
+            pieces = drafts[frozenset(spec.free(network.indices(neuron.name)))].pieces
+            # The network's own taps come last there, a neuron's first.
+            free = not neuron.fixed
+            pieces.insert(0 if free else len(pieces), Piece(neuron.name, taps(neuron.name)))
+    return drafts
+
+
+def _place(spec: FoldedSpec, weight: WeightType) -> frozenset[str] | Key:
+    """What two tensors must share to be taps of the same entries."""
+    network = spec.unfolded
+    # Layers of one role are told apart by the graph, not by the spec.
+    if any(network.neuron[end].role for end in (weight.source, weight.target)):
+        return weight.key
+    return frozenset(spec.free(network.indices(weight.key)))
+
+
+def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
+    """Adds the covers of every site, and the sites among them that hold no entries."""
+    waiting = sorted(drafts.values(), key=lambda d: -len(d.indices))
+    while waiting:
+        draft = waiting.pop(0)
+        parents = {p for i in draft.indices for p in network.neuron[i.rstrip(PRIME)].parents}
+        for index in draft.indices:
+            if index in parents:
+                continue  # Its children would be left alone.
+            indices = tuple(
+                i.rstrip(PRIME) if i.endswith(PRIME) else i for i in draft.indices if i != index
+            )
+            place = frozenset(indices)
+            if place not in drafts:
+                drafts[place] = _Draft(("*", *indices), indices)  # type: ignore[arg-type]
+                waiting.append(drafts[place])
+            draft.covers.insert(0, drafts[place])
+
+
+def _fill_parts(ordered: list[_Draft], entries: dict[Key, int], draft: _Draft) -> None:
+    """The summary of a site whose finer sites have theirs."""
+    Path = tuple[tuple[bool, int], tuple[int, int, int], int]
+    found: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
+    for i, c in draft.finer:
+        finer = ordered[i]
+        dropped = _dropped(finer, draft, c)
+        for p, part in enumerate(finer.parts):
+            if not part.taps:
+                continue
+            entry = entries[part.entry]
+            gone = _label(part, dropped)
+            kept = tuple(label for label in part.kept if label != gone)
+            # Through neurons before pairs of neurons, and through a weight's target.
+            rank = (not isinstance(finer.key, str), ordered[entry].indices.index(gone))
+            found.setdefault((entry, kept), []).append((rank, (i, c, p), part.taps))
+    start = 0
+    for entry, kept in sorted(
+        found, key=lambda e: (e[0], [ordered[e[0]].indices.index(k) for k in e[1]])
+    ):
+        _, below, taps = min(found[entry, kept])
+        draft.parts.append(Part(ordered[entry].key, start, taps, below, kept))
+        start += taps
+    own = sum(piece.taps for piece in draft.pieces)
+    draft.parts.append(Part(draft.key, start, own, None, draft.indices))
+
+
+def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:
+    """The index that a site has and its cover has not."""
+    left = [i for i in finer.indices if i not in coarser.indices]
+    if left and not left[0].endswith(PRIME):
+        return left[0]
+    # Both neurons of such a weight are of one type: the covers are its target and its source.
+    return finer.indices[1 - cover]
+
+
+def _label(part: Part, dropped: str) -> str:
+    """What an entry calls the index that its mean at a site loses."""
+    if dropped in part.kept:
+        return dropped
+    return next(k for k in part.kept if k.rstrip(PRIME) == dropped.rstrip(PRIME))

@@ -12,14 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from nfn_graph.spec._checks import check_count, check_name, check_unique
+from nfn_graph.spec._checks import check_count, check_name, check_nesting, check_unique
 
+# The fold is built from a spec, and a spec offers it as a method.
 if TYPE_CHECKING:
     from nfn_graph.spec._sites import FoldedSpec
 
 Symmetry = Literal["np", "hnp"]
 WeightKey = tuple[str, str, str]
 Key = str | WeightKey
+
+#: Marks the second of two layers of one type, at the source of a self or role weight.
+PRIME = "'"
 
 
 def module_name(key: Key) -> str:
@@ -39,6 +43,12 @@ class NeuronType:
         fixed: Whether the neurons keep their order. Follows from `size`; given by itself,
             it stands for networks whose sizes differ.
         role: Whether several layers of one network share this type.
+        parents: The types that these neurons are nested in. With one parent, such as the head
+            of an attention dimension or the group of a channel, every parent neuron holds
+            equally many of these neurons and moves them along when it is permuted. With two,
+            these neurons are the pairs of both parents (the queries of grouped-query
+            attention: query heads times dimensions), and nothing but the parents moves them.
+            The size of a fixed type counts the neurons inside one parent.
     """
 
     name: str
@@ -46,8 +56,10 @@ class NeuronType:
     size: int | None = None
     fixed: bool = False
     role: bool = False
+    parents: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "parents", tuple(self.parents))
         check_name(self.name, "neuron type")
         check_count(self.taps, 0, f"taps of neuron type '{self.name}'")
         if self.size is not None:
@@ -56,15 +68,17 @@ class NeuronType:
 
     def __str__(self) -> str:
         size = "" if not self.fixed else f"[{'*' if self.size is None else self.size}]"
-        return f"{self.name}{size}:{self.taps}"
+        parents = f"{'*'.join(self.parents)}>" if self.parents else ""
+        return f"{parents}{self.name}{size}:{self.taps}"
 
 
 @dataclass(frozen=True)
 class WeightType:
     """A weight tensor between two neuron types, with `taps` values per pair of neurons.
 
-    The taps of a convolution are the `h * w` entries of one kernel. `name` tells tensors
-    over the same pair of layers apart.
+    Neuron types with a common parent are joined inside of it only, as by the kernel of a
+    grouped convolution. The taps of a convolution are the `h * w` entries of one kernel.
+    `name` tells tensors over the same pair of layers apart.
     """
 
     source: str
@@ -118,6 +132,7 @@ hidden1->hidden2:1, hidden2->output:1)
                         f"Expected the ends of weight type {weight.key} to be neuron types "
                         f"of the spec (got '{end}', known: {sorted(names)})"
                     )
+        check_nesting(self)
 
     @classmethod
     def chain(
@@ -217,6 +232,14 @@ hidden1->hidden2:1, hidden2->output:1)
             tuple(replace(n, size=None, fixed=False) for n in self.neurons), self.weights
         )
 
+    def indices(self, key: Key) -> tuple[str, ...]:
+        """What the rows of a type are numbered by, slowest first: parents, then children.
+
+        A bias has the indices of its neurons, a weight those of its target and then those of
+        its source that are not among them.
+        """
+        return self._indices[key]
+
     def is_self(self, weight: WeightType) -> bool:
         """Whether both axes of a weight tensor are one and the same layer of neurons."""
         return weight.source == weight.target and not self.neuron[weight.source].role
@@ -240,6 +263,27 @@ hidden1->hidden2:1, hidden2->output:1)
         """All types by key."""
         types: list[NeuronType | WeightType] = [*self.neurons, *self.weights]
         return {t.name if isinstance(t, NeuronType) else t.key: t for t in types}
+
+    @cached_property
+    def _indices(self) -> dict[Key, tuple[str, ...]]:
+        found: dict[Key, tuple[str, ...]] = {}
+
+        def of_neuron(name: str) -> tuple[str, ...]:
+            if name not in found:
+                parents = self.neuron[name].parents
+                inherited = [index for parent in parents for index in of_neuron(parent)]
+                own = [] if len(parents) == 2 else [name]
+                found[name] = tuple(dict.fromkeys(inherited + own))
+            return found[name]
+
+        for neuron in self.neurons:
+            of_neuron(neuron.name)
+        for w in self.weights:
+            source = of_neuron(w.source)
+            if w.source == w.target:
+                source = tuple(index + PRIME for index in source)
+            found[w.key] = tuple(dict.fromkeys(of_neuron(w.target) + source))
+        return found
 
     @cached_property
     def _hash(self) -> int:
@@ -283,7 +327,17 @@ def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSp
         parts = re.split(r"(\d+)", neuron.name)
         return kind, [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
-    neurons = sorted(neurons, key=place)
+    sorted_neurons = {n.name: n for n in sorted(neurons, key=place)}
+    ordered: dict[str, NeuronType] = {}
+
+    def add(neuron: NeuronType) -> None:
+        for parent in neuron.parents:
+            add(sorted_neurons[parent])
+        ordered.setdefault(neuron.name, neuron)
+
+    for neuron in sorted_neurons.values():
+        add(neuron)
+    neurons = list(ordered.values())
     number = {n.name: i for i, n in enumerate(neurons)}
     weights = sorted(weights, key=lambda w: (number[w.source], number[w.target], w.name))
     return NetworkSpec(tuple(neurons), tuple(weights))
@@ -296,7 +350,7 @@ def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
             f"Expected one number of taps for neuron type '{name}' (got {first.taps} and "
             f"{second.taps}). Missing biases are added by nfn_graph.transforms.FillBiases."
         )
-    for field in ("fixed", "role"):
+    for field in ("fixed", "role", "parents"):
         if getattr(first, field) != getattr(second, field):
             raise ValueError(
                 f"Expected neuron type '{name}' to be the same in all networks "

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.data._batch import Batch
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.spec._sites import FoldedSpec
-from nfn_graph.spec._types import Symmetry
-from nfn_graph.symmetry import Permutation, sample
+from nfn_graph.data import Batch, WeightGraph
+from nfn_graph.features import WeightFeatures
+from nfn_graph.spec import FoldedSpec, Symmetry
+from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 from nfn_graph.testing.random import random_graph
 
 
@@ -70,7 +68,7 @@ def completeness(
     Args:
         sizes: Neurons per free type; by default small sizes that tell all orbits apart.
     """
-    graph = random_graph(spec.network, sizes)
+    graph = random_graph(spec.unfolded, sizes)
     orbits = orbit_labels(graph, spec.symmetry)
     matrices = matrices_of(layer, graph, spec, channels)
     _assert_constant_on_orbits(matrices, orbits)
@@ -103,16 +101,15 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
 
 
 def _transpositions(graph: WeightGraph, symmetry: Symmetry) -> list[Permutation]:
+    """Exchanges of neighbours in a layer, or inside a parent: they generate the group."""
     moves = []
-    identity = sample(graph, symmetry)
-    rows = graph.features().incidence.neurons
-    for name, index in identity.index.items():
-        for i in range(len(index) - 1):
-            if int(rows[name].position[i + 1]) == 0:
-                continue  # The next neuron begins another layer.
-            swapped = torch.arange(len(index))
-            swapped[[i, i + 1]] = swapped[[i + 1, i]]
-            moves.append(Permutation({name: swapped}))
+    for name, sizes in layer_sizes(graph, symmetry).items():
+        still = torch.cat([torch.arange(size) for size in sizes])
+        for i in range(len(still) - 1):
+            if still[i + 1] > 0:  # Otherwise the next neuron begins another layer.
+                swapped = still.clone()
+                swapped[[i, i + 1]] = swapped[[i + 1, i]]
+                moves.append(from_places(graph, {name: swapped}))
     return moves
 
 
@@ -129,7 +126,7 @@ def matrices_of(
     inputs = entries * channels[0]
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)
     batch = Batch.from_data_list([_filled(graph, unit, channels[0]) for unit in units])
-    features = batch.features(spec.symmetry, spec=spec.network)
+    features = batch.features(spec.symmetry, spec=spec.unfolded)
     layer = copy.deepcopy(layer).double()
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
     total = sum(p.numel() for p in parameters.values())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.features._features import WeightFeatures
-from nfn_graph.spec._types import Symmetry
-from nfn_graph.symmetry import Permutation, sample
+from nfn_graph.data import WeightGraph
+from nfn_graph.features import WeightFeatures
+from nfn_graph.spec import Symmetry
+from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 
 
 def assert_equivariant(
@@ -74,18 +73,17 @@ def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
 
 def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
     """A random element that moves something in every layer that it can."""
-    neurons = graph.features().incidence.neurons
-    index = {}
-    for name, rows in sample(graph, symmetry).index.items():
-        firsts = (neurons[name].position == 0).nonzero().flatten().tolist()
-        layers = []
-        for begin, end in pairwise([*firsts, len(rows)]):
-            layer, still = rows[begin:end], torch.arange(begin, end, device=rows.device)
-            while end - begin > 1 and torch.equal(layer, still):
-                layer = still[torch.randperm(end - begin).to(rows.device)]
+    places = {}
+    for name, sizes in layer_sizes(graph, symmetry).items():
+        layers = [torch.empty(0, dtype=torch.long)]
+        for size in sizes:
+            still = torch.arange(size)
+            layer = torch.randperm(size)
+            while size > 1 and torch.equal(layer, still):
+                layer = torch.randperm(size)
             layers.append(layer)
-        index[name] = torch.cat(layers) if layers else rows
-    permutation = Permutation(index)
+        places[name] = torch.cat(layers)
+    permutation = from_places(graph, places)
     if permutation.is_identity:
         raise ValueError(
             f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.data._layout import Layout
-from nfn_graph.spec._types import NetworkSpec, Shape
+from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.data._layout_checks import shared_neurons
+from nfn_graph.spec import NetworkSpec, Shape
 
 
 def random_graph(
@@ -22,9 +22,9 @@ def random_graph(
 
     Args:
         spec: The types.
-        sizes: Neurons per type; for a role type, those of each of its layers, which follow
-            one another. Fixed types know theirs. By default small sizes at which all orbits
-            are distinct.
+        sizes: Neurons per type, of a nested type those inside one parent; for a role type,
+            those of each of its layers, which follow one another. Fixed types and pairs of two
+            parents know theirs. By default small sizes at which all orbits are distinct.
         channels: Channels of the features.
         dtype: Of the features.
         generator: For reproducible values.
@@ -54,6 +54,12 @@ def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Sha
             default = (2, 3)
         size = sizes.get(neuron.name, default)
         layers[neuron.name] = size if isinstance(size, tuple) else (size,)
+        if len(neuron.parents) == 1:
+            layers[neuron.name] = (sum(layers[neuron.name]) * sum(layers[neuron.parents[0]]),)
+        elif len(neuron.parents) == 2:
+            first, second = neuron.parents
+            pairs = sum(layers[first]) * sum(layers[second])
+            layers[neuron.name] = (pairs // shared_neurons(spec, layers, first, second),)
     blocks = []
     for weight in spec.weights:
         targets, sources = len(layers[weight.target]), len(layers[weight.source])

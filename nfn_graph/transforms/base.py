@@ -8,9 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
-from nfn_graph.data._graph import WeightGraph, stored_tensors
-from nfn_graph.data._layout import Layout
-from nfn_graph.spec._types import Key
+from nfn_graph.data import Layout, WeightGraph, stored_tensors
+from nfn_graph.spec import Key
 
 Stores = dict[Key, Tensor]
 

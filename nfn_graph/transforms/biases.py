@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nfn_graph.data._layout import Layout, Placement
-from nfn_graph.spec._types import NetworkSpec, NeuronType, WeightKey
+from nfn_graph.data import Layout, Placement
+from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
 

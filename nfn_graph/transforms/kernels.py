@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nfn_graph.data._graph import WeightGraph
-from nfn_graph.data._layout import Layout, Placement
-from nfn_graph.spec._types import Key, NetworkSpec, WeightKey
+from nfn_graph.data import Layout, Placement, WeightGraph
+from nfn_graph.spec import Key, NetworkSpec, WeightKey
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
 Kernel = tuple[int, ...]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from nfn_graph.data._layout import Layout
-from nfn_graph.spec._types import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
+from nfn_graph.data import Layout
+from nfn_graph.spec import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
 

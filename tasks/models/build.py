@@ -9,7 +9,6 @@ from torch import nn
 
 from nfn_graph import NFN, Batch, NetworkSpec, Standardize, WeightGraph
 from nfn_graph.tasks.models.flat import FlatMLP
-from nfn_graph.tasks.models.initial import begin_with_own_entries
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
 from nfn_graph.tasks.models.statistics import StatNN
@@ -41,7 +40,6 @@ def build_model(
             head_dropout=settings.head_dropout,
             **nfn_options(name, settings),
         )
-        begin_with_own_entries(model)
         return model
     if name == "statnn":
         return StatNN(spec, out_features, settings.head, settings.head_dropout)

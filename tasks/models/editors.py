@@ -15,7 +15,6 @@ from nfn_graph import NFN, NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.spec import Key
 from nfn_graph.tasks.models.build import nfn_options
 from nfn_graph.tasks.models.flat import FlatMLP, num_places
-from nfn_graph.tasks.models.initial import begin_with_own_entries
 from nfn_graph.tasks.models.settings import ModelSettings
 
 EditorName = Literal["nfn-np", "nfn-hnp", "nfn-pointwise", "mlp", "mlp-aug"]
@@ -105,5 +104,4 @@ def build_editor(
         flat = FlatEditor(spec, sizes, settings.head, settings.head_dropout)
         return Editor(flat, scale, per_tensor)
     network = NFN(spec, (*settings.channels, 1), **nfn_options(name, settings))
-    begin_with_own_entries(network)
     return Editor(network, scale, per_tensor)

@@ -30,7 +30,8 @@ def slow_aggregates(model: nn.Module, lr: float) -> list[dict[str, Any]]:
         id(matrix): matrix.shape[1] // layer.in_channels
         for layer in model.modules()
         if isinstance(layer, NFLinear)
-        for matrix in (*layer.neurons.values(), layer.network)
+        for site, matrix in zip(layer.spec.sites, layer.site_maps(), strict=True)
+        if matrix is not None and isinstance(site.key, str)
     }
     by_taps: dict[int, list[nn.Parameter]] = {}
     for parameter in model.parameters():

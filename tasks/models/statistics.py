@@ -60,12 +60,12 @@ class StatNN(nn.Module):
 
 def tensor_statistics(features: WeightFeatures) -> Tensor:
     """`[networks, tensors * 7]`; zeros for a tensor that a network does not have."""
-    incidence, parts = features.incidence, []
+    parts = []
     for key, x in features.tensors():
         if not x.shape[1]:
             continue
-        rows = incidence.neurons[key] if isinstance(key, str) else incidence.weights[key]
-        counts = rows.per_graph.long() * (x.numel() // max(1, len(x)))
+        rows = features.graph_of(key).bincount(minlength=features.num_graphs)
+        counts = rows * (x.numel() // max(1, len(x)))
         parts.append(_statistics(x.flatten(), counts))
     return torch.cat(parts, 1)
 

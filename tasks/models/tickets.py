@@ -25,7 +25,6 @@ from nfn_graph import (
     WeightFeatures,
     WeightGraph,
 )
-from nfn_graph.tasks.models.initial import begin_with_own_entries
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
 _MOST = 8.0
@@ -80,7 +79,6 @@ class TicketAutoencoder(nn.Module):
         width = 2 + positions
         self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=width + 1, **both)
         self.decoder = NFN(spec, (*channels, 1), "np", in_channels=width + latent, **both)
-        begin_with_own_entries(self)
         # The posterior begins as the prior: a wild divergence would throw the first steps far off.
         for parameter in _last(self.encoder).parameters():
             nn.init.zeros_(parameter)

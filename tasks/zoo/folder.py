@@ -68,7 +68,7 @@ def _check_description(zoo: ZooFolder) -> None:
         for name, type_ in needed.items():
             if not isinstance(holder.get(name), type_):
                 raise _missing(f"'{name}' of the zoo in '{where}'", holder.get(name))
-    shape = about.get("image_shape")
+    shape: Any = about.get("image_shape")
     is_shape = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
     if about.get("signal") == "image" and not (
         is_shape and len(shape) == 3 and math.prod(shape) <= _MAX_PIXELS

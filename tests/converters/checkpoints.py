@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import zipfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +88,51 @@ def write_keras(
                 group.create_dataset(f"{layer}/{name}:0", data=np.asarray(value))
         if config is not None:
             file.attrs["model_config"] = json.dumps(config)
+
+
+def write_keras_archive(
+    path: Path, layers: dict[str, dict[str, Any]], config: dict[str, Any], pack: int = 0
+) -> None:
+    """A file as `model.save("x.keras")` writes it: layers are counted, class by class.
+
+    Args:
+        path: The file.
+        layers: The weights of every layer, by its name in the configuration.
+        config: The configuration; models inside have their layers in `layers`, too.
+        pack: The compression method of the archive.
+    """
+    data = io.BytesIO()
+    with h5py.File(data, "w") as file:
+        _write_counted(file.create_group("layers"), layers, config)
+        file.create_dataset("optimizer/vars/0", data=np.zeros(3))
+    with zipfile.ZipFile(path, "w", pack) as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": "3.1.1"}))
+        archive.writestr("config.json", json.dumps(config))
+        archive.writestr("model.weights.h5", data.getvalue())
+
+
+# How Keras names layers of some classes.
+_STEMS = {
+    "PReLU": "p_re_lu",
+    "Conv2DTranspose": "conv2d_transpose",
+    "GlobalAveragePooling1D": "global_average_pooling1d",
+    "DepthwiseConv2D": "depthwise_conv2d",
+}
+
+
+def _write_counted(group: Any, layers: dict[str, dict[str, Any]], config: dict[str, Any]) -> None:
+    counts: dict[str, int] = {}
+    for layer in config["config"]["layers"]:
+        kind = layer["class_name"]
+        stem = _STEMS.get(kind) or re.sub("([a-z])([A-Z])", r"\1_\2", kind).lower()
+        number = counts.get(stem, 0)
+        counts[stem] = number + 1
+        inner = group.create_group(f"{stem}_{number}" if number else stem)
+        variables = inner.create_group("vars")
+        for i, value in enumerate(layers.get(layer["config"]["name"], {}).values()):
+            variables.create_dataset(str(i), data=np.asarray(value))
+        if "layers" in layer["config"]:
+            _write_counted(inner.create_group("layers"), layers, layer)
 
 
 def sequential(*layers: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:

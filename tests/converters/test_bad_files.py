@@ -71,6 +71,16 @@ def write_keras(path: Path) -> None:
     checkpoints.write_keras(path, checkpoints.keras_mlp(checkpoints.mlp()))
 
 
+def keras_config() -> dict[str, Any]:
+    names = list(checkpoints.keras_mlp(checkpoints.mlp()))
+    return checkpoints.sequential(*(("Dense", name, {"activation": "tanh"}) for name in names))
+
+
+def write_archive(path: Path) -> None:
+    layers = checkpoints.keras_mlp(checkpoints.mlp())
+    checkpoints.write_keras_archive(path, layers, keras_config())
+
+
 def write_onnx(path: Path) -> None:
     path.write_bytes(checkpoints.onnx_mlp(checkpoints.mlp()).SerializeToString())
 
@@ -81,6 +91,7 @@ WRITERS = {
     "safetensors": write_safetensors,
     "npz": write_npz,
     "h5": write_keras,
+    "keras": write_archive,
     "onnx": write_onnx,
 }
 
@@ -150,6 +161,25 @@ def external_onnx(path: Path) -> None:
     tensor.external_data.add(key="location", value="/etc/passwd")
     tensor.ClearField("raw_data")
     path.write_bytes(model.SerializeToString())
+
+
+def huge_archive(path: Path) -> None:
+    """Zeros that are a thousand times as large when they are unpacked."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", json.dumps(keras_config()))
+        archive.writestr("model.weights.h5", bytes(2**27))
+
+
+def bare_archive(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", b"")
+
+
+def lambda_archive(path: Path) -> None:
+    config = keras_config()
+    code = {"name": "code", "function": {"class_name": "__lambda__", "config": {"code": "4wAAAA"}}}
+    config["config"]["layers"].append({"class_name": "Lambda", "config": code})
+    checkpoints.write_keras_archive(path, checkpoints.keras_mlp(checkpoints.mlp()), config)
 
 
 def linked_keras(path: Path) -> None:
@@ -236,6 +266,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "operation.onnx": (unknown_operation, "'memory' .LSTM"),
     "linked.h5": (linked_keras, "kernel:0'.*a link"),
     "external.h5": (external_keras, "kernel:0'.*not followed"),
+    "duplicate.keras": (duplicate_zip("config.json", write_archive), "config.json' twice"),
+    "huge.keras": (huge_archive, "'model.weights.h5'.*at most"),
+    "bare.keras": (bare_archive, "'config.json'.*got .'model.weights.h5'"),
+    "lambda.keras": (lambda_archive, "'code' .Lambda.*never run"),
     "damaged.graph": (damaged_graph, "written by nfn-graph"),
 }
 

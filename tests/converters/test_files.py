@@ -171,7 +171,7 @@ def test_keras_files_in_all_layouts(tmp_path: Path) -> None:
             for i, value in enumerate(values.values()):
                 file.create_dataset(f"layers/{name}/vars/{i}", data=value)
     numbered = keras.read(tmp_path / "new.weights.h5")
-    assert numbered.layers["dense_1"] == ("layers/dense_1/vars/0", "layers/dense_1/vars/1")
+    assert numbered.layers["layers/dense_1"] == ("layers/dense_1/vars/0", "layers/dense_1/vars/1")
 
 
 def test_keras_round_trip(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.io import load, read_tensors, save
-from nfn_graph.converters.keras.permuted import permuted
+from nfn_graph.converters.permuted import permuted
 from nfn_graph.data import Placement
 
 
@@ -122,24 +122,33 @@ def test_a_torch_network_becomes_a_keras_file(make, tmp_path: Path) -> None:
     check_same_graph(load(tmp_path / "x.h5"), graph)
 
 
-@pytest.mark.parametrize("order", ["channels_first", "channels_last"])
-def test_flatten_in_keras_follows_the_configuration(order: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("order", "flatten", "is_last"),
+    [
+        ("channels_last", "channels_last", True),
+        # Keras moves channels to the end before it flattens, so that the weights are the same.
+        ("channels_first", "channels_first", True),
+        ("channels_first", "channels_last", False),
+    ],
+)
+def test_flatten_in_keras_follows_the_configuration(
+    order: str, flatten: str, is_last: bool, tmp_path: Path
+) -> None:
     """The dense kernel's rows are positions times channels, or channels times positions."""
     kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4)).astype("f4")
     dense = np.random.default_rng(1).normal(size=(2 * 3 * 4, 5)).astype("f4")
     layers = {"conv": {"kernel": kernel}, "dense": {"kernel": dense}}
     config = checkpoints.sequential(
         ("Conv2D", "conv", {"data_format": order}),
-        ("Flatten", "flatten", {"data_format": order}),
+        ("Flatten", "flatten", {"data_format": flatten}),
         ("Dense", "dense", {}),
     )
     checkpoints.write_keras(tmp_path / "x.h5", layers, config)
     graph = load(tmp_path / "x.h5")
     edges = graph["hidden1", "weight", "output"].edge_attr
     assert edges.shape == (5 * 4, 6, 1)
-    sizes = (6, 4, 5) if order == "channels_last" else (4, 6, 5)
-    entries = torch.tensor(dense).reshape(sizes)
-    permuted = entries.permute(2, 1, 0) if order == "channels_last" else entries.permute(2, 0, 1)
+    entries = torch.tensor(dense).reshape((6, 4, 5) if is_last else (4, 6, 5))
+    permuted = entries.permute(2, 1, 0) if is_last else entries.permute(2, 0, 1)
     assert torch.equal(edges[..., 0], permuted.reshape(20, 6))
     save(graph, tmp_path / "y.h5")
     assert np.array_equal(read_tensors(tmp_path / "y.h5")["dense/dense/kernel:0"], dense)

@@ -188,9 +188,9 @@ def test_models_begin_with_the_weight_itself() -> None:
     graphs = sirens((32, 32), (32, 32))
     batch = Batch.from_data_list(graphs)
     raw, key = batch.features(), ("hidden1", "weight", "hidden2")
-    moved = {**raw.weights, key: raw.weights[key].clone()}
-    moved[key][0] += raw.weights[key].std()
-    other = batch.with_features(moved, raw.neurons)
+    moved = raw[key].clone()
+    moved[0] += raw[key].std()
+    other = raw.replace({key: moved}).to_graph()
 
     @torch.no_grad()
     def response(model: NFN) -> float:

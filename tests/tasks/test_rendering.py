@@ -49,10 +49,7 @@ def test_gradients_reach_every_weight() -> None:
     raw = batch.features()
     leaves = raw.map(lambda x: x.clone().requires_grad_())
     render_graphs(leaves.to_graph(), (6, 7), W0, OFFSET).square().sum().backward()
-    slopes = batch.with_features(
-        {key: x.grad for key, x in leaves.weights.items()},
-        {key: x.grad if x.numel() else x.detach() for key, x in leaves.neurons.items()},
-    )
+    slopes = leaves.map(lambda x: x.grad if x.numel() else x.detach()).to_graph()
     for i, graph in enumerate(sirens(*SHAPES)):
         own = graph.features().map(lambda x: x.clone().requires_grad_())
         alone(own.to_graph(), float(W0[i]), float(OFFSET[i])).square().sum().backward()

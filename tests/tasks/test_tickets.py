@@ -35,6 +35,11 @@ SCOPES: tuple[TicketScope, ...] = ("expected", "global", "layer")
 BASELINES = ["Dense", "IMP", "Random", "Magnitude", "Random, on paths", "Magnitude, on paths"]
 
 
+def own_maps(layer: NFLinear) -> list[nn.Parameter]:
+    """The maps of the weights to themselves."""
+    return [layer.maps[site.name] for site in layer.spec.sites if not isinstance(site.key, str)]
+
+
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_mlps(tmp_path_factory.mktemp("zoos") / "mlps")
@@ -100,7 +105,7 @@ def test_inputs_are_told_apart(zoo: Path) -> None:
     raw = graph.features()
     weights = raw.weights[key].view(-1, 64, 1, 1).clone()
     weights[:, 1] = weights[:, 0]
-    graph = graph.with_features({**raw.weights, key: weights.flatten(0, 1)}, raw.neurons)
+    graph = raw.replace({key: weights.flatten(0, 1)}).to_graph()
     for positions, is_same in ((0, True), (3, False)):
         model = TicketAutoencoder(graph.spec, (4,), 2, positions).eval()
         scores = model(graph).scores.weights[key].view(-1, 64)
@@ -161,15 +166,15 @@ def test_a_step_moves_constants_alike(kind: str, request: pytest.FixtureRequest)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     layers = [layer for layer in model.modules() if isinstance(layer, NFLinear)]
     assert len(layers) == 4
-    before = [layer.network.detach().clone() for layer in layers]
-    own = [x.detach().clone() for layer in layers for x in layer.weights.values()]
+    before = [layer.maps["network"].detach().clone() for layer in layers]
+    own = [x.detach().clone() for layer in layers for x in own_maps(layer)]
     optimizer = torch.optim.Adam(groups)
     sum(x.sum() for x in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
     for layer, x in zip(layers, before, strict=True):
-        moved = (layer.network - x).view(len(x), -1, layer.in_channels).sum(1)
+        moved = (layer.maps["network"] - x).view(len(x), -1, layer.in_channels).sum(1)
         torch.testing.assert_close(moved, torch.full_like(moved, -0.01), atol=1e-6, rtol=1e-4)
-    for x, y in zip(own, (x for layer in layers for x in layer.weights.values()), strict=True):
+    for x, y in zip(own, (x for layer in layers for x in own_maps(layer)), strict=True):
         torch.testing.assert_close(y - x, torch.full_like(x, -0.01), atol=1e-6, rtol=1e-4)
 
 

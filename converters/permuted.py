@@ -10,14 +10,20 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.data import Placement
 
 
-def permuted(placement: Placement, order: Sequence[int], keys: tuple[str, ...]) -> Placement:
+def permuted(
+    placement: Placement, order: Sequence[int], keys: tuple[str, ...], rank: int | None = None
+) -> Placement:
     """The placement of `x`, given that of `x.permute(order)`.
 
     Args:
         placement: Where the entries of `x.permute(order)` go.
         order: The axes of `x` in the order in which they were converted.
         keys: The names of `x`.
+        rank: The number of axes of `x`, if some of size 1 were left out.
     """
+    for axis in range(rank or 0):
+        if axis not in order:
+            order, placement = (*order, axis), _with_unit_axis(placement)
     groups = _groups(placement)
     back = [list(order).index(axis) for axis in range(len(order))]
     axes = [i for converted in back for i in groups[converted]]
@@ -31,6 +37,20 @@ def permuted(placement: Placement, order: Sequence[int], keys: tuple[str, ...]) 
         axes=tuple(placement.axes[i] for i in axes),
         start=tuple(placement.start[i] for i in axes),
         stop=tuple(placement.stop[i] for i in axes),
+    )
+
+
+def _with_unit_axis(placement: Placement) -> Placement:
+    """The placement of the same tensor with an axis of size 1 at its end."""
+    cut = placement.cut
+    return replace(
+        placement,
+        shape=(*placement.shape, 1),
+        cut=None if cut is None else (*cut, (0, 1)),
+        view=(*placement.view, 1),
+        axes=(*placement.axes, "tap"),
+        start=(*placement.start, 0),
+        stop=(*placement.stop, 1),
     )
 
 

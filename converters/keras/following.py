@@ -1,0 +1,109 @@
+"""Keras models, layer after layer, in the words of `wiring`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.applied import Applied
+from nfn_graph.converters.keras.config import (
+    Call,
+    KerasLayer,
+    KerasModel,
+    Source,
+    input_shape,
+)
+from nfn_graph.converters.keras.layers import LAYERS, refusal
+from nfn_graph.converters.wiring import Value, Wiring
+from nfn_graph.data import Layout
+
+
+def model_layout(model: KerasModel, tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout of a model whose layers know their tensors."""
+    wiring = Wiring(tensors)
+    for value in _follow(wiring, model, None):
+        wiring.output(value)
+    for layer in model.leaves:
+        for key in layer.keys:
+            if key not in wiring.uses and tensors[key].is_floating_point():
+                raise ConversionError(
+                    f"layer '{layer.name}' ({layer.class_name}): Expected a use of every tensor "
+                    f"(got '{key}', which such a layer does not have)"
+                )
+    return wiring.layout()
+
+
+def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | None) -> list[Value]:
+    """The outputs of a model; its inputs are those of the network if None."""
+    if not model.is_sequential:
+        return _follow_calls(wiring, model, inputs)
+    if inputs is not None and len(inputs) != 1:
+        raise ConversionError(f"Expected one input of a Sequential (got {len(inputs)})")
+    shape = input_shape(model.layers[0]) if model.layers else None
+    values: list[Value] = [wiring.input(shape)] if inputs is None else list(inputs)
+    for layer in model.layers:
+        if layer.class_name != "InputLayer":
+            values = _apply(wiring, layer, Call((), ()), values)
+    return values
+
+
+def _follow_calls(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | None) -> list[Value]:
+    """A functional model: the uses of its layers, each as soon as what it reads is known."""
+    values: dict[Source, Value] = {}
+    layers = {layer.name: layer for layer in model.layers}
+    if inputs is not None and len(inputs) != len(model.inputs):
+        raise ConversionError(f"Expected {len(model.inputs)} inputs (got {len(inputs)})")
+    for i, source in enumerate(model.inputs):
+        own = wiring.input(input_shape(layers[source.layer])) if inputs is None else inputs[i]
+        values[Source(source.layer, 0, 0)] = own
+    waiting = [(layer, i, call) for layer in model.layers for i, call in enumerate(layer.calls)]
+    while waiting:
+        left = []
+        for layer, i, call in waiting:
+            sources = [_numbered(layers[source.layer], source) for source in call.sources]
+            if any(source not in values for source in sources):
+                left.append((layer, i, call))
+                continue
+            results = _apply(wiring, layer, call, [values[source] for source in sources])
+            values.update({Source(layer.name, i, n): y for n, y in enumerate(results)})
+        if len(left) == len(waiting):
+            raise ConversionError(
+                f"Expected layers that read inputs or other layers (got '{left[0][0].name}', "
+                f"which reads what nothing computes)"
+            )
+        waiting = left
+    outputs = [_numbered(layers[source.layer], source) for source in model.outputs]
+    missing = next((source for source in outputs if source not in values), None)
+    if missing is not None or not outputs:
+        raise ConversionError(
+            f"Expected outputs that are computed (got {missing.layer if missing else 'none'})"
+        )
+    return [values[source] for source in outputs]
+
+
+def _numbered(layer: KerasLayer, source: Source) -> Source:
+    """A value with the number of its call among those that the model makes.
+
+    A model inside another may count a call of its own before them.
+    """
+    is_later = layer.model is not None and source.call >= len(layer.calls) > 0
+    if is_later and len(layer.calls) == 1:
+        return source._replace(call=0)
+    if is_later:
+        raise ConversionError(
+            f"Expected one of the {len(layer.calls)} calls of '{layer.name}' (got number "
+            f"{source.call})"
+        )
+    return source
+
+
+def _apply(wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Value]) -> list[Value]:
+    with wiring.at(f"layer '{layer.name}' ({layer.class_name})"):
+        if layer.model is not None:
+            return _follow(wiring, layer.model, values)
+        operation = None if layer.is_custom else LAYERS.get(layer.class_name)
+        if operation is None:
+            raise refusal(layer.class_name, layer.is_custom)
+        return [operation(Applied(wiring, layer, values, call.others))]
