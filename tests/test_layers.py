@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from networks import chain, same
+from networks import NAMED_SPECS, chain, same
 from nfn_graph import (
     NFN,
     Activation,
@@ -23,6 +23,8 @@ from nfn_graph import (
     Residual,
     Standardize,
 )
+from nfn_graph.nn._fused import scale_summaries, up
+from nfn_graph.testing import random_graph
 
 FIRST, LAST = ("input", "weight", "hidden1"), ("hidden1", "weight", "output")
 
@@ -147,6 +149,22 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
             if counts:
                 sums.maps[site.name].div_(torch.tensor(counts).double())
     assert same(sums(features), means(features), 1e-12)
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_the_mean_of_equal_entries_is_that_entry(network, symmetry):
+    """At every site, of every kind of entry, whichever way it comes up."""
+    spec = NAMED_SPECS[network]
+    sizes = {n.name: 3 + i for i, n in enumerate(spec.neurons) if n.size is None}
+    features = random_graph(spec, sizes).features(symmetry).map(torch.ones_like)
+    layer = NFLinear(features.spec, 1, 1, bias=False).double()
+    plan = layer.plan(features.incidence, torch.float64)
+    summaries = up(plan, layer.values(features))
+    scale_summaries(plan, summaries)
+    for site, rows, summary in zip(plan.sites, plan.rows, summaries, strict=True):
+        torch.testing.assert_close(summary, torch.ones_like(summary), msg=str(site))
+        assert summary.shape == (rows.count, site.summary_taps)
 
 
 def test_sums_and_maxima_of_the_pool():
