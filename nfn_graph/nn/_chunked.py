@@ -81,7 +81,7 @@ class ChunkedFeatures:
         self.chunk_edges = chunk_edges
         self.blocks: list[LayerBlock] = []
         # The leaves among the weights are chunked, all else is held as it is.
-        self.leaves = {
+        self.leaves: dict[Key, int] = {
             site.key: number
             for number, site in enumerate(self.spec.sites)
             if site.is_leaf and not isinstance(site.key, str)

@@ -80,8 +80,7 @@ class Dropout(nn.Module):
         def drop(key: Key, x: Tensor) -> Tensor:
             keep = x.new_ones(features.num_graphs, *x.shape[1:])
             keep = nn.functional.dropout(keep, self.p)
-            graph = features.graph_of(key)
-            return x * (keep if graph is None else keep.index_select(0, graph))
+            return x * keep.index_select(0, features.graph_of(key))
 
         return features.replace({key: drop(key, x) for key, x in features.tensors()})
 

@@ -103,7 +103,8 @@ class NFLinear(nn.Module):
             self._fill(self.maps[site.name], [p.taps for p in parts], fans[-len(parts) :])
         if self.bias is not None:
             parts = self.spec.sites[-1].parts
-            self._fill(self.bias, [p.taps for p in parts], [into[p.entry] for p in parts])
+            fans = self.spec.taps if self.pointwise else into
+            self._fill(self.bias, [p.taps for p in parts], [fans[p.entry] for p in parts])
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""

@@ -117,8 +117,9 @@ def network_summary(
             path = [rows[number].covers[cover] for number, cover in reversed(spec.path(part))]
             gated = relu and not isinstance(part.entry, str)
             total = _aggregate(x, path, reduce, gated)
-        averages = reduce == "mean" and count is not None
-        found.append(divide_by_count(total, count) if averages else total)
+        if reduce == "mean" and count is not None:
+            total = divide_by_count(total, count)
+        found.append(total)
     return torch.cat(found, 1).to(features.dtype)
 
 
