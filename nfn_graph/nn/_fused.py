@@ -115,7 +115,7 @@ def up(plan: Plan, values: Sequence[Tensor], sums: dict[int, Tensor] | None = No
         summaries.append(summary)
         known = None if sums is None else sums.get(number)
         if known is None and site.covers:
-            known = bag_up(summary.to(wide), rows)
+            known = bag_up(summary, rows, wide)
         below.append(() if known is None else known.split_with_sizes(rows.cover_sizes))
     return summaries
 
