@@ -19,6 +19,11 @@ Labels = tuple[str, ...]
 Array = TypeVar("Array", Tensor, NDArray[np.int64])
 
 
+def take(x: Array, index: Array) -> Array:
+    """The rows of an array or tensor with the given numbers."""
+    return x.index_select(0, index) if isinstance(x, Tensor) else x[index]
+
+
 @dataclass(frozen=True, eq=False)
 class Blocks(Generic[Array]):
     """The blocks of one family of rows: of a neuron type, a weight type or a site.
@@ -49,7 +54,7 @@ class Blocks(Generic[Array]):
         """The digits of numbers whose places are the given indices, slowest first."""
         digits: dict[str, Array] = {}
         for index in reversed(sequence[1:]):
-            size = self.size[index][block]
+            size = take(self.size[index], block)
             quotient = number // size
             digits[index] = number - quotient * size
             number = quotient
@@ -59,7 +64,7 @@ class Blocks(Generic[Array]):
         """The numbers with those digits: the inverse of :meth:`digits`."""
         number = digits[sequence[0]]
         for index in sequence[1:]:
-            number = number * self.size[index][block] + digits[index]
+            number = number * take(self.size[index], block) + digits[index]
         return number
 
 

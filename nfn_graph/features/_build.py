@@ -305,18 +305,7 @@ def on_device(rows: Iterable[object], device: torch.device) -> None:
     for value in rows:
         _find(vars(value), places, roots, seen)
     packed = np.concatenate([array.ravel() for array in roots.values()])
-    sent = torch.from_numpy(packed)
-    like = torch.empty(0, dtype=sent.dtype)
-    if type(like) is not Tensor:  # A mode in which tensors have shapes only.
-        sent = like.new_empty(len(packed))
-    if device.type == "cuda" and torch.cuda.is_available():
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
-                "Call features() of this batch once before the capture."
-            )
-        sent = sent.pin_memory()
-    sent = sent.to(device, non_blocking=True)
+    sent = _sent(torch.from_numpy(packed), device)
     tensors = dict(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
     for place, key in places:
         array = place[key]
@@ -326,6 +315,21 @@ def on_device(rows: Iterable[object], device: torch.device) -> None:
             offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
             tensor = tensor.narrow(0, offset, array.size)
         place[key] = tensor
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, which the host does not wait for."""
+    like = torch.empty(0, dtype=x.dtype, device=device)
+    if type(like) is not Tensor:  # A mode in which tensors have shapes only.
+        return like.new_empty(len(x))
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
+                "Call features() of this batch once before the capture."
+            )
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 def _find(
@@ -339,13 +343,14 @@ def _find(
         return
     seen.add(id(values))
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
-        if isinstance(value, np.ndarray):
+        kind = type(value)
+        if kind is np.ndarray:
             places.append((values, key))
             root = value if value.base is None else value.base
             roots[id(root)] = root  # type: ignore[assignment]
-        elif isinstance(value, dict | list):
+        elif kind is dict or kind is list:
             _find(value, places, roots, seen)
-        elif isinstance(value, Rows | Segments):
+        elif kind is Rows:
             _find(vars(value), places, roots, seen)
         elif key == "covers":
             for cover in value:

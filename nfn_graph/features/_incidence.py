@@ -117,7 +117,7 @@ class Incidence:
             return None
         blocks = self._blocks[key]
         block, local = self._locate(blocks)
-        start = blocks.start[block]
+        start = blocks.start.index_select(0, block)
         first, second = (own, sequence) if back else (sequence, own)
         return start + blocks.number(block, blocks.digits(block, local, first), second)
 
@@ -145,7 +145,7 @@ class Incidence:
         block = group_of_rows(rows, blocks.filled[indices])
         place = torch.arange(len(block), dtype=rows.dtype, device=self.device)
         first = blocks.starts[indices] - (rows.cumsum(0) - rows)
-        return (place + first[block]).long()
+        return (place + first.index_select(0, block)).long()
 
     def lookup(self, key: WeightKey, target: Tensor, source: Tensor) -> Tensor:
         """For every weight in order, the row of the weight between the given neurons.
@@ -159,9 +159,9 @@ class Incidence:
         block, _ = self._locate(blocks)
         digits: dict[str, Tensor] = {}
         for labels, rows in zip(ends_of(self.spec, key), (target, source), strict=True):
-            local = rows - blocks.starts[labels][block]
+            local = rows - blocks.starts[labels].index_select(0, block)
             digits |= blocks.digits(block, local, labels)
-        start = blocks.start[block]
+        start = blocks.start.index_select(0, block)
         return start + blocks.number(block, digits, blocks.indices)
 
     def moved(
@@ -182,17 +182,17 @@ class Incidence:
         found = {k: x for k, x in places.items() if k in digits}
         for parent in self.spec.neuron[name].parents:
             above = self._blocks[parent]
-            start = blocks.starts[above.indices][block]
+            start = blocks.starts[above.indices].index_select(0, block)
             row = start + blocks.number(block, digits, above.indices)
             row = parents[parent].index_select(0, row) if parent in parents else row
             found = blocks.digits(block, row - start, above.indices) | found
-        return blocks.start[block] + blocks.number(block, found, blocks.indices)
+        return blocks.start.index_select(0, block) + blocks.number(block, found, blocks.indices)
 
     def _locate(self, blocks: Blocks[Tensor]) -> tuple[Tensor, Tensor]:
         """For every row, its block and its number there."""
         block = group_of_rows(_product(list(blocks.size.values()), blocks.graph), blocks.total)
         rows = torch.arange(blocks.total, dtype=blocks.start.dtype, device=self.device)
-        return block, rows - blocks.start[block]
+        return block, rows - blocks.start.index_select(0, block)
 
 
 def _product(sizes: Sequence[Tensor], like: Tensor) -> Tensor:
