@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 # Whether to show where a mistake of ours is, as for all commands.
 _TRACEBACK = "NFN_GRAPH_TRACEBACK"
+
+# How messages of Python functions name options.
+_VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*\])")
+# Not as a part of a path or of another name.
+_ARCH = re.compile(
+    r"(?<![\w./'-])arch(=\.\.\.)?(, on the meta device if it is large)?(?![\w/'-]|\.\w)"
+)
+_EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
 class ConversionError(ValueError):
@@ -28,6 +37,21 @@ def reason_of(error: Exception) -> str:
 def one_line(error: BaseException | str) -> str:
     """What an error says, without line breaks and other signs that a terminal would obey."""
     return printable(" ".join(str(error).split()) or type(error).__name__)
+
+
+def in_command_line(message: str) -> str:
+    """A message that names options as commands have them: `--flatten channels_first`.
+
+    Messages name options that take a text with it (`flatten='channels_first'`), and others alone
+    (`arch`, `an example_input`).
+    """
+    message = _ARCH.sub("--arch", _VALUED.sub(_as_option, message))
+    return _EXAMPLE.sub("--input-shape", message)
+
+
+def _as_option(match: re.Match[str]) -> str:
+    values = match[2].strip("[]").replace("'", "").replace(",", "")
+    return f"--{match[1].replace('_', '-')} {values}"
 
 
 def located(path: Path | str, reason: str) -> str:

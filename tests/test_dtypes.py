@@ -100,7 +100,7 @@ def test_float16_sums_over_the_edges_of_one_neuron(cast, aggregate, backend):
     """2,048 edges of 33.0 add up to 67,584: finite wherever the results of float32 fit."""
     features = chain((2048, 3, 2), dtype=torch.float32).features("np")
     features = features.map(lambda x: torch.full_like(x, 33.0))
-    layer = NFLinear(features.spec, 1, 2, reduce=aggregate)
+    layer = NFLinear(features.spec, 1, 2, aggr=aggregate)
     with torch.no_grad():
         for site, matrix in zip(layer.spec.sites, layer.site_maps(), strict=True):
             if matrix is not None and not site.is_leaf:

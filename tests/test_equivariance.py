@@ -55,7 +55,7 @@ MODEL_OPTIONS = [
     {},
     {"norm": True, "residual": True, "dropout": 0.5},
     {"pointwise": True},
-    {"reduce": "sum"},
+    {"aggr": "sum"},
     {"fourier_features": 4, "fourier_scale": 0.5},
     {"standardize": True},
     {"io_encoding": "learned", "encode_layers": True},
@@ -64,7 +64,7 @@ MODEL_OPTIONS = [
 
 FOLDED_LAYERS: dict[str, Callable[[NetworkSpec, str], nn.Module]] = {
     "linear": lambda s, g: NFLinear(s.fold(g), CHANNELS, 4),
-    "linear, sums": lambda s, g: NFLinear(s.fold(g), CHANNELS, 2, reduce="sum"),
+    "linear, sums": lambda s, g: NFLinear(s.fold(g), CHANNELS, 2, aggr="sum"),
     "pointwise": lambda s, g: NFLinear(s.fold(g), CHANNELS, 4, pointwise=True),
     "channel norm": lambda s, g: ChannelNorm(s.fold(g), CHANNELS),
     "residual": lambda s, g: Residual(NFLinear(s.fold(g), CHANNELS, CHANNELS)),
@@ -133,7 +133,7 @@ def test_models(options, symmetry, dtype):
     assert_invariant(model, batch, group, folded=False)
     editor = NFN(spec, (4, 4, 1), symmetry, **common).to(dtype).eval()
     assert_equivariant(editor, batch, group, folded=False)
-    assert_equivariant(lambda f: editor(f, return_graph=True), batch, group, folded=False)
+    assert_equivariant(lambda graph: editor(graph).to_graph(), batch, group)
 
 
 def test_dropout_per_channel_commutes_with_permutations_for_every_draw():

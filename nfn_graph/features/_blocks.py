@@ -14,6 +14,7 @@ from torch import Tensor
 from nfn_graph.spec import NETWORK, PRIME, FoldedSpec, Key, NetworkSpec, Shape, Site, WeightKey
 
 Labels = tuple[str, ...]
+_Row = tuple[int, ...]
 
 
 Array = TypeVar("Array", Tensor, NDArray[np.int64])
@@ -168,7 +169,9 @@ def block_tables(
         plain = tuple(index.rstrip(PRIME) for index in kept)
         coarser = by_order[plain] if plain in by_order else by_set[frozenset(plain)]
         start = first[coarser][table.graph] if kept else table.graph
-        ends = ends_of(spec, family) if family in spec.weight else ()  # type: ignore[arg-type]
+        ends = (
+            ends_of(spec, family) if not isinstance(family, str) and family in spec.weight else ()
+        )
         if kept and kept in ends:
             start = start + table.layers[:, ends.index(kept)]
         elif coarser == family:
@@ -215,7 +218,7 @@ class _Sizes:
             count //= self.of_type[parent][layer]
         return count
 
-    def layers(self, name: str) -> list[tuple[int, ...]]:
+    def layers(self, name: str) -> list[_Row]:
         """The blocks of a neuron type: sizes, and the neurons of the layers before."""
         sizes = self.of_type[name]
         indices = self.spec.indices(name)
@@ -226,13 +229,13 @@ class _Sizes:
             for layer in range(len(sizes))
         ]
 
-    def tensors(self, number: int) -> list[tuple[int, ...]]:
+    def tensors(self, number: int) -> list[_Row]:
         """The blocks of a weight type: sizes, and the neurons of the layers before both ends."""
         weight = self.spec.weights[number]
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
         is_flat = len(at_target) == len(self.spec.indices(weight.source)) == 1
-        blocks = []
+        blocks: list[_Row] = []
         for t, s in self.blocks[number]:
             if is_flat:
                 sizes = [targets[t], sources[s]]
@@ -241,14 +244,14 @@ class _Sizes:
             blocks.append((*sizes, sum(targets[:t]), sum(sources[:s])))
         return blocks
 
-    def pairs(self, site: Site) -> list[tuple[int, ...]]:
+    def pairs(self, site: Site) -> list[_Row]:
         """The block of a site of pairs: present where all of its types are."""
         if not all(self.of_type[index] for index in site.indices):
             return []
         return [tuple(self.index(i, 0) for i in site.indices)]
 
 
-def _table(indices: Labels, blocks: list[list[tuple[int, ...]]], kind: NDArray[np.int64]) -> _Table:
+def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -> _Table:
     """The blocks of all networks, from those of each kind of network."""
     width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
     values = np.array([row for rows in blocks for row in rows], dtype=np.int64).reshape(-1, width)

@@ -250,15 +250,12 @@ class RowBuilder:
         family = family_of(self.spec, entry)
         if (family, part.kept) not in self.counts:
             table = self.blocks[family]
-            sizes = dict(table.size)
-            if entry.is_self:
-                # Of the other neurons of the layer, whichever end is counted.
-                sizes[entry.indices[0]] = sizes[entry.indices[0]] - 1
-            dropped = [i for i in entry.indices if i not in part.kept]
-            each = _product([sizes[i] for i in dropped], table.graph)
             rows = _product([table.size[i] for i in part.kept], table.graph)
-            if entry.is_self and not part.kept:
-                each = table.size[entry.indices[0]] * sizes[entry.indices[0]]
+            dropped = [table.size[i] for i in entry.indices if i not in part.kept]
+            if entry.is_self:
+                # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
+                dropped[-1] = dropped[-1] - 1
+            each = _product(dropped, table.graph)
             total = self.blocks[table.coarser[part.kept]].total
             self.counts[family, part.kept] = _degree(table.starts[part.kept], rows, each, total)
         return self.counts[family, part.kept]

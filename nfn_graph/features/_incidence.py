@@ -123,9 +123,11 @@ class Incidence:
 
     def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
+        if key == NETWORK:
+            return self._blocks[NETWORK].graph
         if isinstance(key, str):
             return self.neurons[key].graph
-        family = key
+        family: Key = key
         if isinstance(spec, FoldedSpec):
             if spec.site[key].is_self:
                 target = self.self_weights[key].edges.targets.index

@@ -53,9 +53,9 @@ def message_passing(
     for site, own in zip(sites, values, strict=True):
         parts = [own if site.is_leaf else own.to(wide)]
         for part in reversed(site.parts[:-1]):
-            number, cover, finer = part.below or (0, 0, 0)
-            below = columns(sums[number], sites[number].parts[finer], in_channels)
-            parts.insert(0, segment_sum(below.to(wide), rows[number].covers[cover]))
+            finer, slot, place = part.below or (0, 0, 0)
+            below = columns(sums[finer], sites[finer].parts[place], in_channels)
+            parts.insert(0, segment_sum(below.to(wide), rows[finer].covers[slot]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One square map of every summary, and down: what coarser sites say to the parts of it.
     messages: dict[int, Tensor] = {}

@@ -43,7 +43,7 @@ class NFLinear(nn.Module):
         out_channels: Channels of the output.
         bias: Whether to add a constant per output tap and channel.
         pointwise: Whether to drop all aggregates and messages (the paper's NFN_PT).
-        reduce: `"mean"` or `"sum"`, the paper's :math:`\star`.
+        aggr: `"mean"` or `"sum"`, the paper's :math:`\star`.
         max_parameters: The size above which the layer refuses to be built.
 
     Shapes:
@@ -58,7 +58,7 @@ class NFLinear(nn.Module):
         out_channels: int,
         bias: bool = True,
         pointwise: bool = False,
-        reduce: Reduce = "mean",
+        aggr: Reduce = "mean",
         max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class NFLinear(nn.Module):
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.out_channels = check_count(out_channels, 1, "out_channels")
         self.pointwise = pointwise
-        self.reduce: Reduce = check_choice(reduce, ("mean", "sum"))
+        self.aggr: Reduce = check_choice(aggr, ("mean", "sum"))
         self._check_size(max_parameters)
         self.maps = nn.ParameterDict(
             {
@@ -103,7 +103,8 @@ class NFLinear(nn.Module):
             self._fill(self.maps[site.name], [p.taps for p in parts], fans[-len(parts) :])
         if self.bias is not None:
             parts = self.spec.sites[-1].parts
-            self._fill(self.bias, [p.taps for p in parts], [into[p.entry] for p in parts])
+            fans = self.spec.taps if self.pointwise else into
+            self._fill(self.bias, [p.taps for p in parts], [fans[p.entry] for p in parts])
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
@@ -118,7 +119,7 @@ class NFLinear(nn.Module):
                 plan = self.plan(features.incidence, values[0].dtype)
                 new = fused_message_passing(plan, values, maps, self.bias)
             else:
-                rows, mean = features.incidence.sites[self.spec.symmetry], self.reduce == "mean"
+                rows, mean = features.incidence.sites[self.spec.symmetry], self.aggr == "mean"
                 new = message_passing(self.spec.sites, rows, values, maps, self.bias, mean)
         return features.replace(self.entries(new))
 
@@ -150,7 +151,7 @@ class NFLinear(nn.Module):
     def plan(self, incidence: Incidence, dtype: torch.dtype) -> Plan:
         """The rows of a batch and what turns their sums into means."""
         rows, symmetry = incidence.sites[self.spec.symmetry], self.spec.symmetry
-        if self.reduce != "mean":
+        if self.aggr != "mean":
             return Plan(self.spec.sites, rows, ())
         scales = incidence.scales.get((symmetry, dtype))
         if scales is None:

@@ -279,8 +279,8 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
     for draft in ordered:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                finer, cover, finer_part = part.below
-                heard[finer][cover][finer_part] = place
+                finer, slot, finer_part = part.below
+                heard[finer][slot][finer_part] = place
     selves = [w for w in spec.unfolded.weights if w.source == w.target]
     # A cover that no mean goes up to is none.
     used = [[c for c in h if any(x is not None for x in h[c])] for h in heard]
