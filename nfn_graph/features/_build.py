@@ -31,6 +31,14 @@ _Slots = dict[Any, Any] | list[Any]
 LARGE_ROWS = 2**16
 
 
+def longest_bag(device: torch.device) -> int | None:
+    """How many rows one sum may have on a device; None for any number.
+
+    On CUDA, one thread of `embedding_bag` adds up a whole bag, so long ones are split.
+    """
+    return 64 if device.type == "cuda" else None
+
+
 class _Listed(NamedTuple):
     """The rows of a family that are listed.
 
@@ -55,11 +63,15 @@ class RowBuilder:
     Args:
         spec: The types.
         blocks: The tables of all families.
+        longest: How many rows one sum may have; None for any number.
     """
 
-    def __init__(self, spec: NetworkSpec, blocks: Mapping[Key, Blocks[Ints]]) -> None:
+    def __init__(
+        self, spec: NetworkSpec, blocks: Mapping[Key, Blocks[Ints]], longest: int | None
+    ) -> None:
         self.spec = spec
         self.blocks = blocks
+        self.longest = longest
         self.dtype = next(iter(blocks.values())).graph.dtype
         most = max(table.total for table in blocks.values()) + 1
         listed = (_product(table.size.values(), table.graph) for table in blocks.values())
@@ -130,8 +142,16 @@ class RowBuilder:
             "pointers": pointers,
             "counts": degrees,
         }
-        at_target = Segments(groups=target + offset, order=steps, contiguous=True, **shared)
-        at_source = Segments(groups=source + offset, order=transposed, contiguous=False, **shared)
+        at_target, at_source = (
+            Segments(
+                groups=end + offset,  # type: ignore[arg-type]
+                order=order,  # type: ignore[arg-type]
+                contiguous=order is steps,
+                bags=self._bags(order, pointers),
+                **shared,
+            )
+            for end, order in ((target, steps), (source, transposed))
+        )
         own = np.repeat(np.arange(len(size)), size)
         diagonal: Any = whole.start[own] + neurons.position * (size[own] + 1)
         return SelfRows(
@@ -183,12 +203,14 @@ class RowBuilder:
             for b in large
         )
         # The tensors of a type join layers in order, so that every group is one run of `order`.
+        pointers = self._pointers(degrees)
         return Segments(
             rows=table.total,
             count=total,
             groups=groups,  # type: ignore[arg-type]
             order=order,  # type: ignore[arg-type]
-            pointers=self._pointers(degrees),  # type: ignore[arg-type]
+            pointers=pointers,  # type: ignore[arg-type]
+            bags=self._bags(order, pointers),
             counts=counts,  # type: ignore[arg-type]
             contiguous=contiguous,
             blocks=blocks,
@@ -211,11 +233,10 @@ class RowBuilder:
         count = covers[0].rows if count is None else count
         none: Any = self.steps[:0]
         if not covers:
-            return Rows(count, (), list(counts), none, none, none, none)
+            return Rows(count, (), list(counts), none, none, [])
         if len(covers) == 1:
             (only,) = covers
-            found = (only.groups, none, only.order, only.pointers)
-            return Rows(count, (only,), list(counts), *found)
+            return Rows(count, (only,), list(counts), only.groups, none, only.bags)
         # The parts of the joint order serve as the orders of the covers: one memory for both.
         order: Any = np.concatenate([cover.order for cover in covers])
         listed = len(covers[0].order)
@@ -234,15 +255,34 @@ class RowBuilder:
         return Rows(
             count=count,
             covers=tuple(
-                replace(cover, order=order[i * listed : (i + 1) * listed])
+                self._sharing(cover, order[i * listed : (i + 1) * listed])
                 for i, cover in enumerate(covers)
             ),
             counts=list(counts),
             ends=ends.ravel(),
             pairs=pairs[: listed + 1],  # type: ignore[arg-type]
-            order=order,
-            pointers=joint,
+            bags=self._bags(order, joint),
         )
+
+    def _sharing(self, cover: Segments, order: Any) -> Segments:
+        return replace(cover, order=order, bags=[order, *cover.bags[1:]])
+
+    def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
+        """Sums one after another, none of which has more rows than allowed."""
+        bags = [order, pointers]
+        while self.longest is not None:
+            counts = np.diff(pointers)
+            if counts.max(initial=0) <= self.longest:
+                break
+            split = -(-counts // self.longest)
+            group = np.repeat(np.arange(len(counts)), split)
+            steps = np.arange(len(group), dtype=self.dtype)
+            ends = split.cumsum(dtype=self.dtype)
+            starts = pointers[group] + (steps - (ends - split)[group]) * self.longest
+            bags[-1] = np.append(starts, pointers[-1:]).astype(self.dtype)
+            pointers = np.append(np.zeros(1, self.dtype), ends)
+            bags += [steps, pointers]
+        return bags
 
     def _count(self, fold: FoldedSpec, part: Part) -> Ints:
         """The number of entries that each row of a site averages."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of
-from nfn_graph.features._build import RowBuilder, on_device
+from nfn_graph.features._build import RowBuilder, longest_bag, on_device
 from nfn_graph.features._rows import (
     NeuronRows,
     Rows,
@@ -59,7 +59,7 @@ class Incidence:
         self.scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
         folds = _folds(spec)
         tables = block_tables(spec, shapes, folds.values())
-        builder = RowBuilder(spec, tables)
+        builder = RowBuilder(spec, tables, longest_bag(device))
         self.neurons: dict[str, NeuronRows] = builder.neurons
         self.weights: dict[WeightKey, Rows] = builder.weights
         self.self_weights: dict[WeightKey, SelfRows] = builder.self_weights
@@ -103,23 +103,36 @@ class Incidence:
         """The rows of a stored type: neurons by network, weights by target and source."""
         return self.neurons[key] if isinstance(key, str) else self.weights[key]
 
-    def renumber(self, key: Key, sequence: Sequence[str], back: bool = False) -> Tensor | None:
-        """The rows of a stored type in another order of its indices; None if that is its own.
+    def reorder(self, key: Key, x: Tensor, sequence: Sequence[str], back: bool = False) -> Tensor:
+        """The rows of a stored type in another order of its indices.
 
         Args:
             key: The type.
+            x: Its rows, `[rows, ...]`.
             sequence: Its indices, slowest first.
-            back: Whether to return the inverse: for every row of the type, its place in that
-                order.
+            back: Whether to undo it: the rows are in that order, and return to their own.
         """
         own, sequence = self.spec.indices(key), tuple(sequence)
         if own == sequence:
-            return None
+            return x
+        segments = self.rows(key).covers[0]
+        if segments.blocks and not segments.runs:
+            first, second = (sequence, own) if back else (own, sequence)
+            axes = [first.index(i) for i in second]
+            parts = [
+                x.narrow(0, block.start, block.count)
+                .view(*(block.sizes[own.index(i)] for i in first), -1)
+                .permute(*axes, len(own))
+                .reshape(block.count, *x.shape[1:])
+                for block in segments.blocks
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
         blocks = self._blocks[key]
         block, local = self._locate(blocks)
         start = blocks.start.index_select(0, block)
         first, second = (own, sequence) if back else (sequence, own)
-        return start + blocks.number(block, blocks.digits(block, local, first), second)
+        digits = blocks.digits(block, local, first)
+        return x.index_select(0, start + blocks.number(block, digits, second))
 
     def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""

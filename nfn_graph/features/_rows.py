@@ -78,6 +78,9 @@ class Segments:
         pointers: `[count + 1]`, where each group begins in `order`.
         counts: `[count]`, the number of rows of each, those of the blocks included.
         contiguous: Whether the rows of every group follow each other.
+        bags: The sums of the listed rows as rows and pointers of one or more steps, each of
+            which sums what the step before returned: `order` and `pointers`, or more where a
+            device sums many short bags faster than few long ones.
         blocks: The large blocks.
         runs: Where there are blocks, the stretches of listed rows between them: the first row of
             each and their number.
@@ -90,6 +93,7 @@ class Segments:
     pointers: Tensor
     counts: Tensor
     contiguous: bool
+    bags: Sequence[Tensor]
     blocks: tuple[Block, ...] = ()
     runs: tuple[tuple[int, int], ...] = ()
 
@@ -136,8 +140,8 @@ class Rows:
         ends: `[listed rows * covers]`, for each listed row its row in every cover, in a table of
             the rows of all covers one after another.
         pairs: `[listed rows + 1]`, where each row begins in `ends`.
-        order: `[listed rows * covers]`, the rows by each cover, one after another.
-        pointers: Where each row of each cover begins in `order`.
+        bags: The sums of the listed rows by each cover, one cover after another; see
+            :class:`Segments`.
     """
 
     count: int
@@ -145,8 +149,7 @@ class Rows:
     counts: Sequence[Tensor | None]
     ends: Tensor
     pairs: Tensor
-    order: Tensor
-    pointers: Tensor
+    bags: Sequence[Tensor]
 
     @property
     def targets(self) -> Segments:

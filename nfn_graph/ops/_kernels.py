@@ -7,6 +7,7 @@ a need for one: the derivative of a sum is an expansion, and that of an expansio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def plain_expand(x: Tensor, segments: Segments) -> Tensor:
 
 def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     """:func:`plain_segment_sum` by `embedding_bag`, outside of autograd."""
-    sums = bag_rows(x, segments.order, segments.pointers)
+    sums = _bag_listed(x, segments.bags)
     for block in segments.blocks:
         sums.narrow(0, block.first, block.coarse_count).add_(block.sums(x))
     return sums
@@ -46,11 +47,11 @@ def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """The sums over the rows of every cover, one cover below another."""
     blocks = rows.blocks
     if not blocks:
-        return bag_rows(x.to(dtype), rows.order, rows.pointers)
-    if len(rows.order):
-        table = bag_rows(x.to(dtype), rows.order, rows.pointers)
+        return _bag_listed(x.to(dtype), rows.bags)
+    if rows.covers[0].runs:
+        table = _bag_listed(x.to(dtype), rows.bags)
     else:
-        table = x.new_zeros(rows.pointers.shape[0] - 1, x.shape[1], dtype=dtype)
+        table = x.new_zeros(sum(rows.cover_sizes), x.shape[1], dtype=dtype)
     for covers in blocks:
         for block in covers:
             part = table.narrow(0, block.first, block.coarse_count)
@@ -79,6 +80,12 @@ def bag_down(table: Tensor, rows: Rows) -> Tensor:
         for (start, count), part in zip(runs, listed, strict=True):
             out.narrow(0, start, count).copy_(part)
     return out
+
+
+def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
+    for order, pointers in zip(bags[::2], bags[1::2], strict=True):
+        x = bag_rows(x, order, pointers)
+    return x
 
 
 def _listed_down(table: Tensor, rows: Rows) -> Tensor:
