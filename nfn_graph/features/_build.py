@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels
-from nfn_graph.features._rows import Block, NeuronRows, Rows, Segments, SelfRows
+from nfn_graph.features._rows import (
+    Block,
+    NeuronRows,
+    Rows,
+    Segments,
+    SelfRows,
+    is_capturing,
+)
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
@@ -359,12 +366,12 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
     like = torch.empty(0, dtype=x.dtype, device=device)
     if type(like) is not Tensor:  # A mode in which tensors have shapes only.
         return like.new_empty(len(x))
+    if is_capturing(device):
+        raise RuntimeError(
+            "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
+            "Call features() of this batch once before the capture."
+        )
     if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
-                "Call features() of this batch once before the capture."
-            )
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 

@@ -271,13 +271,18 @@ def is_lasting(x: Tensor) -> bool:
     with it; the latter are known by having no storage. What is made while a CUDA graph is being
     captured lies in the memory of that graph.
     """
-    if type(x) is not Tensor or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if type(x) is not Tensor or is_capturing(x.device):
         return False
     try:
         x.untyped_storage()
     except NotImplementedError:
         return False
     return True
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def tensor_bytes(value: object) -> int:
