@@ -140,7 +140,9 @@ def block_tables(
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     sizes = [_Sizes(spec, shape) for shape in kinds]
-    tables: dict[Key, _Table] = {NETWORK: _Table((), np.arange(len(shapes), dtype=np.int64)[:, None])}
+    tables: dict[Key, _Table] = {
+        NETWORK: _Table((), np.arange(len(shapes), dtype=np.int64)[:, None])
+    }
     for neuron in spec.neurons:
         blocks = [size.layers(neuron.name) for size in sizes]
         tables[neuron.name] = _table(spec.indices(neuron.name), blocks, kind)

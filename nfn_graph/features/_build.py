@@ -89,9 +89,7 @@ class RowBuilder:
         self.counts: dict[tuple[Key, Labels], Ints] = {}
         self.neurons = {n.name: self._neuron_rows(n.name) for n in spec.neurons}
         self.weights = {w.key: self._weight_rows(w.key) for w in spec.weights}
-        self.self_weights = {
-            w.key: self._self_rows(w.key) for w in spec.weights if spec.is_self(w)
-        }
+        self.self_weights = {w.key: self._self_rows(w.key) for w in spec.weights if spec.is_self(w)}
 
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
