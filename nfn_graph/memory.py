@@ -31,4 +31,5 @@ def keep_memory() -> bool:
     # No blocks of their own for large tensors, no return of free memory at the top of the heap,
     # and steps of 64 MB when it grows.
     settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: 2**26}
-    return all([mallopt(name, value) == 1 for name, value in settings.items()])
+    done = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(done)

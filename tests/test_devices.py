@@ -159,7 +159,7 @@ def test_nothing_is_kept_that_was_made_while_a_graph_is_captured(monkeypatch):
     assert known.features().incidence is features.incidence
     layer(features)
     assert not features.incidence.scales
-    with pytest.raises(RuntimeError, match="got new sizes.*once before the capture"):
+    with pytest.raises(RuntimeError, match=r"got new sizes.*once before the capture"):
         networks(3, mixed=True).features()
 
 

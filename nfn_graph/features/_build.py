@@ -94,7 +94,9 @@ class RowBuilder:
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
         family = family_of(self.spec, site)
-        counts = [None if part.below is None else self._count(fold, part) for part in site.parts]
+        counts: list[Any] = [
+            None if part.below is None else self._count(fold, part) for part in site.parts
+        ]
         kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
         if site.is_self and not isinstance(family, str):
             return self.self_weights[family].edges
@@ -149,7 +151,7 @@ class RowBuilder:
         }
         at_target, at_source = (
             Segments(
-                groups=end + offset,  # type: ignore[arg-type]
+                groups=end + offset,
                 order=order,  # type: ignore[arg-type]
                 contiguous=order is steps,
                 bags=self._bags(order, pointers),
@@ -318,7 +320,7 @@ class RowBuilder:
 
 def _runs(blocks: Sequence[Block], total: int) -> tuple[tuple[int, int], ...]:
     """The stretches of rows between blocks."""
-    ends = [0, *(block.start + block.count for block in blocks)]
+    ends = [0, *(block.start + block.num_rows for block in blocks)]
     starts = [*(block.start for block in blocks), total]
     pairs = zip(ends, starts, strict=True)
     return tuple((end, start - end) for end, start in pairs if start > end)
@@ -345,7 +347,7 @@ def on_device(rows: Iterable[object], device: torch.device) -> None:
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
     for value in rows:
-        _find(vars(value), places, roots, seen)
+        _find(value.__dict__, places, roots, seen)
     packed = np.concatenate([array.ravel() for array in roots.values()])
     sent = _sent(torch.from_numpy(packed), device)
     tensors = dict(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
@@ -389,11 +391,11 @@ def _find(
         if kind is np.ndarray:
             places.append((values, key))
             root = value if value.base is None else value.base
-            roots[id(root)] = root  # type: ignore[assignment]
+            roots[id(root)] = root
         elif kind is dict or kind is list:
             _find(value, places, roots, seen)
         elif kind is Rows:
-            _find(vars(value), places, roots, seen)
+            _find(value.__dict__, places, roots, seen)
         elif key == "covers":
             for cover in value:
-                _find(vars(cover), places, roots, seen)
+                _find(cover.__dict__, places, roots, seen)

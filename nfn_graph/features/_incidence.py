@@ -120,10 +120,10 @@ class Incidence:
             first, second = (sequence, own) if back else (own, sequence)
             axes = [first.index(i) for i in second]
             parts = [
-                x.narrow(0, block.start, block.count)
+                x.narrow(0, block.start, block.num_rows)
                 .view(*(block.sizes[own.index(i)] for i in first), -1)
                 .permute(*axes, len(own))
-                .reshape(block.count, *x.shape[1:])
+                .reshape(block.num_rows, *x.shape[1:])
                 for block in segments.blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)

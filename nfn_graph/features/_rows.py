@@ -27,7 +27,7 @@ class Block(NamedTuple):
     kept: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def num_rows(self) -> int:
         """The number of rows."""
         return math.prod(self.sizes)
 
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     def view(self, x: Tensor) -> Tensor:
         """Its rows of `[rows, width]`, as `[*sizes, width]`."""
-        return x.narrow(0, self.start, self.count).view(*self.sizes, x.shape[1])
+        return x.narrow(0, self.start, self.num_rows).view(*self.sizes, x.shape[1])
 
     def sums(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The sums of its rows at the coarser site: `[coarser rows, width]`."""
@@ -60,7 +60,7 @@ class Block(NamedTuple):
     def expand(self, table: Tensor) -> Tensor:
         """For each of its rows, the row of the coarser site: `[rows, width]`."""
         width = table.shape[1]
-        return self.coarse(table).expand(*self.sizes, width).reshape(self.count, width)
+        return self.coarse(table).expand(*self.sizes, width).reshape(self.num_rows, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,7 @@ class Rows:
             owners = torch.where(inside.unsqueeze(1), found, owners)
             listed += count
         for blocks in self.blocks:
-            inside = (rows >= blocks[0].start) & (rows < blocks[0].start + blocks[0].count)
+            inside = (rows >= blocks[0].start) & (rows < blocks[0].start + blocks[0].num_rows)
             found = torch.stack([_owner(block, rows) for block in blocks], 1)
             owners = torch.where(inside.unsqueeze(1), found, owners)
         return owners
