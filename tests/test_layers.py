@@ -37,32 +37,32 @@ def batch_of(channels: int = 2) -> Batch:
 @pytest.mark.parametrize("symmetry", ["np", "hnp"])
 @pytest.mark.parametrize("pointwise", [False, True])
 def test_initialisation_is_uniform_by_fan_in(pointwise, symmetry):
-    """Measured: the taps that add into an output, counted by where a gradient arrives."""
-    graph = chain((3, 5, 6, 4), kernels=[(3,), (), ()])
-    spec = graph.spec.fold(symmetry)
-    c_in, c_out = 7, 64
-    layer = NFLinear(spec, c_in, c_out, pointwise=pointwise).double()
-    features = graph.features(symmetry).map(lambda x: torch.randn(*x.shape[:2], c_in).double())
-    out = layer(features)
-    for key, x in out.tensors():
-        if not x.numel():
+    spec = chain((3, 5, 6, 4), kernels=[(3,), (), ()]).spec.fold(symmetry)
+    layer = NFLinear(spec, 7, 64, pointwise=pointwise)
+    for site in spec.sites:
+        if site.name not in layer.maps:
             continue
-        layer.zero_grad()
-        # Every row of a map that adds into this type's outputs gets a gradient.
-        x.sum().backward(retain_graph=True)
-        matrices = [p for name, p in layer.named_parameters() if name != "bias"]
-        rows = [(p, p.grad.abs().amax(1) > 0) for p in matrices if p.grad is not None]
-        taps = x.shape[1]
-        fan = sum(p.shape[1] * int(mask.sum()) for p, mask in rows) / (taps * c_out)
-        for p, mask in rows:
-            # The map of an entry to itself counts its own inputs alone.
-            alone = spec.site[key].is_leaf and p is layer.maps[spec.site[key].name]
-            bound = 1 / math.sqrt(p.shape[1] if alone else fan)
-            if mask.any():
-                largest = p.detach()[mask].abs().max()
-                assert 0.9 * bound < largest <= bound, key
-        constants = layer.bias.detach()[layer.bias.grad.abs() > 0]
-        assert 0.8 / math.sqrt(fan) < constants.abs().max() <= 1 / math.sqrt(fan), key
+        matrix = layer.maps[site.name].detach()
+        parts = site.parts[-1:] if pointwise else site.parts
+        for part, rows in zip(parts, matrix.split([64 * p.taps for p in parts]), strict=True):
+            if part.taps:
+                # What a site says to others has a third of the variance of its own entries.
+                share = 1 if part.below is None else 1 / 3
+                assert rows.var() == pytest.approx(share / matrix.shape[1], rel=0.15), (site, part)
+                largest = (3 * share / matrix.shape[1]) ** 0.5
+                assert 0.9 * largest < rows.abs().max() <= largest
+
+
+@torch.no_grad()
+def share_fan_in(layer: NFLinear) -> None:
+    """Draws all maps that add into an entry by the number of all their inputs together."""
+    sites = layer.spec.sites
+    for site in (site for site in sites if site.name in layer.maps):
+        rows = layer.maps[site.name].split([p.taps * layer.out_channels for p in site.parts])
+        for part, block in zip(site.parts, rows, strict=True):
+            inputs = sum(s.read_taps for s in sites for p in s.parts if p.entry == part.entry)
+            bound = (layer.in_channels * inputs) ** -0.5
+            block.uniform_(-bound, bound)
 
 
 def test_a_fresh_model_keeps_what_a_weight_says_about_itself():
@@ -80,15 +80,9 @@ def test_a_fresh_model_keeps_what_a_weight_says_about_itself():
     torch.manual_seed(0)
     models = [NFN(graph.spec, (6, 6, 6), act="SiLU").double() for _ in range(8)]
     ours = [response(model) for model in models]
-    with torch.no_grad():
-        for model in models:
-            for layer in (m for m in model.modules() if isinstance(m, NFLinear)):
-                for site in layer.spec.sites:
-                    if site.is_leaf:
-                        target, source = (layer.spec.sites[c.site] for c in site.covers)
-                        top = layer.spec.summary_taps
-                        fan = site.taps + target.summary_taps + source.summary_taps + top
-                        layer.maps[site.name].mul_((site.taps / fan) ** 0.5)
+    for model in models:
+        for layer in (m for m in model.modules() if isinstance(m, NFLinear)):
+            share_fan_in(layer)
     shared = [response(model) for model in models]
     assert sum(ours) > 3 * sum(shared)
 

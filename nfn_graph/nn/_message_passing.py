@@ -51,11 +51,15 @@ def message_passing(
     # Up: the summary of a site is made of those of finer sites.
     sums: list[Tensor] = []
     for site, own in zip(sites, values, strict=True):
-        parts = [own if site.is_leaf else own.to(wide)]
-        for part in reversed(site.parts[:-1]):
-            finer, slot, place = part.below or (0, 0, 0)
-            below = columns(sums[finer], sites[finer].parts[place], in_channels)
-            parts.insert(0, segment_sum(below.to(wide), rows[finer].covers[slot]))
+        parts = []
+        for part in site.parts:
+            if part.below is None:
+                parts.append(own if site.is_leaf else own.to(wide))
+            else:
+                origin = part.below
+                finer = sites[origin.site].parts[origin.part]
+                below = columns(sums[origin.site], finer, in_channels).to(wide)
+                parts.append(segment_sum(below, rows[origin.site].covers[origin.cover]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One square map of every summary, and down: what coarser sites say to the parts of it.
     messages: dict[int, Tensor] = {}

@@ -15,27 +15,28 @@ from nfn_graph.nn._fused import Plan, fused_message_passing
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
 from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
-from nfn_graph.spec import FoldedSpec, Key, Site
+from nfn_graph.spec import FoldedSpec, Key, Part, Site
 from nfn_graph.spec._checks import check_count
 
 
 class NFLinear(nn.Module):
     r"""The complete equivariant linear layer of `Permutation Equivariant Neural Functionals
     <https://arxiv.org/abs/2302.14040>`_ (section 2.2; appendix B for NP, C for HNP), as message
-    passing on three levels:
+    passing between sites. In a flat network these are weights, neurons and the network:
 
     .. math::
         \text{network} \quad g' &= N\,[\text{means of all weights}, \text{means of all
             neurons}, g] + b \\
-        \text{neuron} \quad v'_j &= M_l\,[v_j, W_{j,\star}, W_{\star,j}, \ldots]
+        \text{neuron} \quad v'_j &= M_l\,[W_{j,\star}, W_{\star,j}, \ldots, v_j]
             + g'\text{'s message} \\
         \text{weight} \quad W'_{jk} &= D_t\,W_{jk} + \text{messages of neurons } j
             \text{ and } k + g'\text{'s message}
 
-    Every map's output is split into the level's own new features and one message for each
-    level it speaks to. The layer has one parameter per orbit of the group on pairs of
-    entries, so it is every equivariant linear map and no other:
-    :math:`f(\sigma U) = \sigma f(U)`. Whether the group is NP or HNP is the spec's matter.
+    Every map's output is split into the site's own new features and one message for each finer
+    site. The layer has one parameter per orbit of the group on pairs of entries, so it is every
+    equivariant linear map and no other: :math:`f(\sigma U) = \sigma f(U)`. The spec says whether
+    the group is NP or HNP. In PyG, the nearest relative is `MetaLayer`, which also updates edges,
+    nodes and the graph.
 
     Args:
         spec: The folded spec of the features.
@@ -83,28 +84,20 @@ class NFLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan-in).
+        """Uniform, with variance 1/n for the own entries of a site and 1/(3n) for its messages.
 
-        The fan-in of a message counts all maps that add into the same entries. The map from an
-        entry to itself counts its own inputs alone: the messages are means over many entries,
-        which hardly differ from entry to entry, and beside them little of an entry would be
-        left in its own features after a few layers.
+        Here n is the number of inputs of the site's map. Messages carry means over many entries,
+        which hardly differ from entry to entry: at equal variance little of an entry would be left
+        in its own features after a few layers.
         """
-        into: dict[Key, int] = {}
         for site in self.spec.sites:
-            for part in site.parts:
-                into[part.entry] = into.get(part.entry, 0) + site.read_taps
-        for site in self.spec.sites:
-            if site.name not in self.maps:
-                continue
-            alone = self.pointwise or site.is_leaf
-            fans = [self._map_taps(site)[1] if alone else into[part.entry] for part in site.parts]
-            parts = site.parts[-1:] if self.pointwise else site.parts
-            self._fill(self.maps[site.name], [p.taps for p in parts], fans[-len(parts) :])
+            if site.name in self.maps:
+                matrix = self.maps[site.name]
+                parts = site.parts[-1:] if self.pointwise else site.parts
+                self._fill(matrix, parts, matrix.shape[1])
         if self.bias is not None:
-            parts = self.spec.sites[-1].parts
-            fans = self.spec.taps if self.pointwise else into
-            self._fill(self.bias, [p.taps for p in parts], [fans[p.entry] for p in parts])
+            network = self.spec.sites[-1]
+            self._fill(self.bias, network.parts, max(1, network.read_taps * self.in_channels))
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
@@ -196,13 +189,13 @@ class NFLinear(nn.Module):
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
-    def _fill(self, parameter: Tensor, taps: Sequence[int], fans: Sequence[int]) -> None:
-        """Fills blocks of rows, each with its own fan-in."""
-        blocks = parameter.split([count * self.out_channels for count in taps])
-        for block, fan in zip(blocks, fans, strict=True):
-            if block.numel():
-                bound = 1 / math.sqrt(fan * self.in_channels)
-                block.uniform_(-bound, bound)
+    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
+        """Draws the rows of every part."""
+        blocks = parameter.split([part.taps * self.out_channels for part in parts])
+        for part, block in zip(parts, blocks, strict=True):
+            variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
+            bound = math.sqrt(3 * variance)
+            block.uniform_(-bound, bound)
 
     def _check_size(self, limit: int) -> None:
         pair = self.in_channels * self.out_channels
