@@ -46,7 +46,8 @@ def inspect(
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
 
-    NaN and infinite entries are counted. The exit code is 2 if a file cannot be read.
+    NaN and infinite entries are counted; tensors that the graph leaves out are listed with the
+    reason. The exit code is 2 if a file cannot be read.
 
     Examples:
       nfn-graph inspect model.pt
@@ -74,7 +75,12 @@ def inspect(
             print(f"nfn-graph: {located(path, reason_of(error))}", file=sys.stderr)
             continue
         if json:
-            print(json_format.dumps({"file": str(path), "types": _plain_rows(table)}))
+            left_out = dict(table.left_out)
+            print(
+                json_format.dumps(
+                    {"file": str(path), "types": _plain_rows(table), "left_out": left_out}
+                )
+            )
         else:
             _print_summary(console, path, table)
     return 2 if failed else 0
@@ -224,5 +230,7 @@ def _print_summary(console: Console, path: Path, table: Summary) -> None:
         bad = bool(row.nan or row.inf)
         rows.add_row(*(Text(cell) for cell in row.cells), style="red" if bad else "")
     console.print(rows)
+    for note in table.notes:
+        console.print(Text(printable(note)))
     if table.nan or table.inf:
         console.print(Text(f"{table.nan:,} entries are NaN and {table.inf:,} infinite", "red"))

@@ -51,7 +51,7 @@ def load(
         flatten: The order of the entries between a convolution and a dense layer, for files
             that do not say it.
         example_input: An input of the network, where its shape decides; see
-            :func:`from_state_dict`. An ONNX file knows the shape, too.
+            :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -61,7 +61,7 @@ def load(
     path = Path(path)
     format_, entries = detect(path)
     if format_ == "onnx":
-        return from_onnx(path)
+        return from_onnx(path, example_input=example_input)
     try:
         if format_ == "keras":
             read = keras.read(path)

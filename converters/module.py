@@ -35,9 +35,13 @@ def from_module(
     Linear maps, convolutions of any kind, norms, entrywise activations, pooling, residual
     additions, branches, several heads, shared weights, flattening and concatenation are
     followed; anything else raises :class:`ConversionError` that names the module and the
-    reason. Floating-point buffers are weights like parameters; buffers of whole numbers, and
-    tensors that the computation does not use, are carried along. Values are copied: the graph
-    does not change when the module is trained on.
+    reason. Every parameter that the outputs depend on is in the graph: one that the network
+    returns by itself, such as the logarithm of a policy's standard deviation, is a tap of the
+    output neurons if it has an entry for each of them, else of the network. Floating-point
+    buffers are weights like parameters, unless the code reads their values; those that it reads,
+    buffers of whole numbers, and tensors that no output depends on, are carried along, and
+    :func:`summary` lists them. Values are copied: the graph does not change when the module is
+    trained on.
 
     Args:
         module: The network; on the meta device it gives a graph without values. What
@@ -51,7 +55,8 @@ def from_module(
             and a convolution to meet a batch.
         verify: Applies a random element :math:`\sigma` of the graph's symmetry group to
             random weights and raises unless the network computes the same with them in
-            float64. Needs an `example_input`.
+            float64, or if a parameter that is not in the graph changes the outputs. Needs an
+            `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
     """
@@ -92,6 +97,15 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
                 f"the same weights, in eval mode)"
             )
         graph = from_module(network, inputs)
+        for key, parameter in _left_out(network, graph).items():
+            outputs = _changed_outputs(network, parameter, inputs, generator)
+            if _distance(outputs, expected) > _TOLERANCE:
+                raise ConversionError(
+                    f"Expected a graph of all parameters that the outputs depend on (got one "
+                    f"without '{key}', whose values change the outputs in a way that the "
+                    f"operations do not show). Let forward use the parameter itself, not its "
+                    f"data or a number read from it"
+                )
         permuted = symmetry.sample(graph, "hnp", generator).apply(graph)
         network.load_state_dict(to_state_dict(permuted))
         difference = _distance(_outputs(network, inputs), expected)
@@ -101,6 +115,24 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
             f"differ by {difference:.1e}). It depends on the order of its neurons in a way that "
             f"its operations do not show"
         )
+
+
+def _left_out(network: nn.Module, graph: WeightGraph) -> dict[str, Tensor]:
+    """The parameters that a graph carries along; buffers may be constants of the computation."""
+    parameters = network.named_parameters(remove_duplicate=False)
+    return {key: p for key, p in parameters if key in graph.layout.carried}
+
+
+def _changed_outputs(
+    network: nn.Module, parameter: Tensor, inputs: tuple[Any, ...], generator: torch.Generator
+) -> Tensor:
+    """The outputs with other values of a parameter, which gets its own back."""
+    before = parameter.clone()
+    noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+    parameter += (1 + noise).to(parameter)
+    outputs = _outputs(network, inputs)
+    parameter.copy_(before)
+    return outputs
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
 
+_MOST_SHOWN = 8
 COLUMNS = ("type", "neurons", "weights", "taps", "mean", "std", "zeros", "NaN", "inf")
 
 
@@ -54,9 +57,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """A table with one row per type; `print` it."""
+    """A table with one row per type; `print` it.
+
+    Attributes:
+        rows: The types.
+        left_out: Tensors of the checkpoint that are in no row, with the reason.
+    """
 
     rows: tuple[Row, ...]
+    left_out: Mapping[str, str]
 
     @property
     def nan(self) -> int:
@@ -68,6 +77,14 @@ class Summary:
         """Infinite entries, in all types."""
         return sum(row.inf for row in self.rows)
 
+    @property
+    def notes(self) -> list[str]:
+        """One sentence per reason why tensors are left out."""
+        keys: dict[str, list[str]] = {}
+        for key, reason in self.left_out.items():
+            keys.setdefault(reason, []).append(key)
+        return [f"Left out, {reason}: {_shown(names)}" for reason, names in keys.items()]
+
     def __str__(self) -> str:
         table = [COLUMNS, *(row.cells for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -76,7 +93,7 @@ class Summary:
             first, *rest = zip(cells, widths, strict=True)
             lines.append("  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]))
         lines.insert(1, "-" * len(lines[0]))
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
 
 
 def summary(graph: WeightGraph) -> Summary:
@@ -93,7 +110,22 @@ def summary(graph: WeightGraph) -> Summary:
         if weight.name != "weight":
             name += f" ({weight.name})"
         rows.append(_row(name, None, x.shape[0], x))
-    return Summary(tuple(rows))
+    carried = {key: value for layout in graph.layouts for key, value in layout.carried.items()}
+    return Summary(tuple(rows), {key: _why_left_out(value) for key, value in carried.items()})
+
+
+def _why_left_out(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return "not a tensor"
+    if not value.is_floating_point():
+        return "whole numbers (counts, indices or masks)"
+    return "not a weight of the computation (unused, or a constant whose values it reads)"
+
+
+def _shown(names: list[str]) -> str:
+    rest = len(names) - _MOST_SHOWN
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
 
 
 def _row(name: str, neurons: int | None, weights: int | None, x: Tensor) -> Row:

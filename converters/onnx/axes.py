@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.node import Node, by_name
-from nfn_graph.converters.wiring import Activation, Value, Weight
+from nfn_graph.converters.wiring import Activation, Value, Weight, position_of
 
 
 def _pool(node: Node) -> Value:
@@ -15,9 +15,20 @@ def _pool(node: Node) -> Value:
 
 def _resize(node: Node) -> Value:
     before, after = node.shape(0), node.shapes.get(node.outputs[0])
-    if before is None or after is None or before[1] != after[1]:
+    if before is None or len(before) < 3 or (after is None and not _keeps_channels(node)):
+        raise ConversionError(
+            "Expected a resize whose sizes are known (got one that depends on an input). Give an "
+            "example_input"
+        )
+    if after is not None and before[1:2] != after[1:2]:
         raise ConversionError(f"Expected a resize that keeps channels (got {before} to {after})")
     return node.wiring.pool(node.x, len(before) - 2)
+
+
+def _keeps_channels(node: Node) -> bool:
+    """Whether a resize has stored scales that leave the first two axes as they are."""
+    found = [node.tensors[name] for name in node.names[1:] if name in node.tensors]
+    return any(t.is_floating_point() and t.dim() and t[:2].tolist() == [1, 1] for t in found)
 
 
 def _pad(node: Node) -> Value:
@@ -44,19 +55,24 @@ def _flatten(node: Node) -> Value:
 
 def _reshape(node: Node) -> Value:
     stored = node.tensors.get(node.names[1]) if node.has(1) else None
-    sizes: list[int | None]
+    sizes: list[int | None] | None
     if stored is not None or node.has_attribute("shape"):
         sizes = list(node.integers("shape", 1) or [])
-        if 0 in sizes and not node.integer("allowzero", 0):
-            old = node.shape(0) or ()
-            if len(old) < len(sizes):
-                old = (*old, *[None] * (len(sizes) - len(old)))
-            sizes = [old[i] if n == 0 else n for i, n in enumerate(sizes)]
     else:
-        known = node.shapes.get(node.outputs[0])
-        if known is None:
-            raise ConversionError("Expected a reshape to a shape that can be told (got none)")
-        sizes = list(known)
+        sizes = node.computed(1) if node.has(1) else None
+    inferred = node.shapes.get(node.outputs[0])
+    if inferred is not None and (sizes is None or (None in sizes and None not in inferred)):
+        sizes = list(inferred)
+    if sizes is None:
+        raise ConversionError(
+            "Expected a reshape to a shape that can be told (got one that depends on values). Give "
+            "an example_input"
+        )
+    if 0 in sizes and not node.integer("allowzero", 0):
+        old = node.shape(0) or ()
+        if len(old) < len(sizes):
+            old = (*old, *[None] * (len(sizes) - len(old)))
+        sizes = [old[i] if n == 0 else n for i, n in enumerate(sizes)]
     if isinstance(node.x, Activation) and len(sizes) == 2 and sizes[0] in (None, -1):
         # The batch stays apart: the rest is flattened, whatever sizes are known of it.
         rest = None if sizes[1] == -1 else sizes[1]
@@ -92,6 +108,11 @@ def _slice(node: Node) -> Value:
     starts, stops = node.integers("starts", 1) or [], node.integers("ends", 2) or []
     axes = node.integers("axes", 3) or list(range(len(starts)))
     steps = node.integers("steps", 4) or [1] * len(starts)
+    if not len(starts) == len(stops) == len(axes) == len(steps):
+        raise ConversionError(
+            f"Expected a start, an end and a step for each axis (got {starts}, {stops} and {steps} "
+            f"for axes {axes})"
+        )
     y = node.x
     for axis, start, stop, step in zip(axes, starts, stops, steps, strict=True):
         y = node.wiring.slice(y, axis, start, None if stop >= 2**31 - 1 else stop, step)
@@ -103,7 +124,7 @@ def _split(node: Node) -> list[Value]:
     sizes = node.integers("split", 1)
     if sizes is None:
         shape = node.shape(0)
-        total = None if shape is None else shape[axis]
+        total = None if shape is None else shape[position_of(axis, len(shape))]
         if total is None:
             raise ConversionError("Expected to split an axis of known size (got an unknown one)")
         step = -(-total // len(node.outputs))
@@ -135,7 +156,32 @@ def _gather(node: Node) -> Value:
 
 def _expand(node: Node) -> Value:
     """Entries repeated along axes of size 1, as every entrywise operation does by itself."""
+    shape = node.shapes.get(node.outputs[0]) or node.computed(1)
+    if isinstance(node.x, Weight) and shape is not None:
+        return node.x.broadcast(max(node.x.rank, len(shape)))
     return node.x
+
+
+def _places(node: Node) -> Value:
+    axis, keepdims = node.integer("axis", 0), bool(node.integer("keepdims", 1))
+    return node.wiring.places(node.x, [axis], keepdims)
+
+
+def _largest(node: Node) -> list[Value]:
+    k = node.integers("k", 1) if not node.has_attribute("k") else [node.integer("k")]
+    return list(node.wiring.largest(node.x, node.integer("axis", -1), k[0] if k else None))
+
+
+def _one_hot(node: Node) -> Value:
+    """Places as rows of zeros with a one; the two numbers are those of the network."""
+    if isinstance(node.value(2), Weight):
+        node.wiring.use(node.weight(2), [None])
+    return node.wiring.opaque([node.x])
+
+
+def _cumulate(node: Node) -> Value:
+    axes = node.integers("axis", 1) or []
+    return node.wiring.mixes(node.x, axes)
 
 
 AXIS_OPERATORS = by_name(
@@ -158,5 +204,9 @@ AXIS_OPERATORS = by_name(
         ),
         (_gather, "Gather"),
         (_expand, "Expand"),
+        (_places, "ArgMax ArgMin"),
+        (_largest, "TopK"),
+        (_one_hot, "OneHot"),
+        (_cumulate, "CumSum"),
     ]
 )

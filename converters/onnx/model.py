@@ -3,44 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files import onnx as files
 from nfn_graph.converters.onnx.node import Node, is_number
 from nfn_graph.converters.onnx.operators import OPERATORS
+from nfn_graph.converters.onnx.refused import find_cause, place_of, why_refused
+from nfn_graph.converters.onnx.sizes import Sizes, computed_sizes, stored_sizes
 from nfn_graph.converters.optional import require
+from nfn_graph.converters.pytorch import as_inputs
 from nfn_graph.converters.wiring import Value, Wiring
+from nfn_graph.data import Layout
+
+#: Operations that read stored numbers only for sizes, or not at all once a network is trained.
+_SIZED = frozenset({"Resize", "Upsample", "Dropout", "CastLike", "Shape", "Size", "Range"})
 
 
-def from_onnx(path: str | Path) -> WeightGraph:
+def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
     """The graph of an ONNX model.
 
     Initialisers and constants keep their names and axes, whichever way round a node uses
-    them. What the graph cannot hold raises `ConversionError` with the node and the reason.
+    them. Single numbers that nodes hold as constants, and whole numbers, are carried along.
+    What the graph cannot hold raises `ConversionError` with the node and the reason.
+
+    Args:
+        path: The file.
+        example_input: An input, or a tuple of inputs, whose shapes take the place of those in
+            the file, which may leave them open.
     """
     path = Path(path)
     model, tensors = files.read(path)
+    _set_input_shapes(model, tensors, example_input)
+    try:
+        layout = _follow(path, model, tensors)
+    except ConversionError as error:
+        # Names are the file's own, and may hold line breaks.
+        reason = find_cause(path, model, tensors) or str(error)
+        raise ConversionError(one_line(reason)) from error
+    return WeightGraph.from_placements(layout, tensors)
+
+
+def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
     shapes = _infer_shapes(model, tensors)
     wiring = Wiring(tensors)
+    parameters = {tensor.name for tensor in model.graph.initializer}
     values: dict[str, Value] = {"": wiring.constant(())}
+    sizes: dict[str, Sizes] = {}
     for name, tensor in tensors.items():
-        values[name] = _stored(wiring, name, tensor)
+        values[name] = _stored(wiring, name, tensor, name in parameters)
+        found = stored_sizes(tensor)
+        if found is not None:
+            sizes[name] = found
     for value in model.graph.input:
         if value.name not in tensors:
             values[value.name] = wiring.input(shapes.get(value.name))
     for position, proto in enumerate(model.graph.node):
         if proto.op_type == "Constant":
-            _add_constant(wiring, proto, values)
+            _add_constant(wiring, proto, values, sizes)
             continue
-        where = f"node '{proto.name or position}' ({proto.op_type}) of '{path}'"
-        with wiring.at(where):
-            node = Node(wiring, proto, _inputs(proto, values), tensors, shapes)
-            _run(node, proto, values)
+        if not any(proto.output):
+            continue
+        with wiring.at(place_of(path, position, proto)):
+            node = Node(wiring, proto, _inputs(proto, values), tensors, shapes, sizes)
+            found = computed_sizes(node, proto.op_type, sizes)
+            if found is None:
+                _run(node, proto, values)
+                continue
+            for name in proto.output[:1]:
+                _check_new(name, values)
+                sizes[name] = found
+                values[name] = wiring.constant(() if found.is_one else found.shape)
     for value in model.graph.output:
         if value.name not in values:
             raise ConversionError(
@@ -49,21 +87,59 @@ def from_onnx(path: str | Path) -> WeightGraph:
         with wiring.at(f"output '{value.name}' of '{path}'"):
             wiring.output(values[value.name])
     with wiring.at(f"'{path}'"):
-        return WeightGraph.from_placements(wiring.layout(), tensors)
+        return wiring.layout()
 
 
-def _stored(wiring: Wiring, name: str, tensor: Tensor) -> Value:
-    """Numbers without an axis, and integers, take part in no symmetry."""
-    if tensor.is_floating_point() and tensor.dim():
+def _set_input_shapes(model: Any, tensors: Mapping[str, Tensor], example_input: Any) -> None:
+    if example_input is None:
+        return
+    inputs = [value for value in model.graph.input if value.name not in tensors]
+    examples = as_inputs(example_input)
+    if len(examples) != len(inputs) or not all(isinstance(x, Tensor) for x in examples):
+        names = [value.name for value in inputs]
+        raise ConversionError(
+            f"Expected one tensor as example_input for each input of the model, {names} (got "
+            f"{[type(x).__name__ for x in examples]})"
+        )
+    for value, example in zip(inputs, examples, strict=True):
+        shape = value.type.tensor_type.shape
+        known = [d.dim_value for d in shape.dim]
+        given = list(example.shape)
+        if known and (
+            len(known) != len(given)
+            or any(n > 0 and n != m for n, m in zip(known[1:], given[1:], strict=True))
+        ):
+            raise ConversionError(
+                f"Expected an example_input that fits input '{value.name}' of shape "
+                f"{[n if n > 0 else '?' for n in known]} (got {given})"
+            )
+        shape.ClearField("dim")
+        for size in given:
+            shape.dim.add().dim_value = size
+
+
+def _stored(wiring: Wiring, name: str, tensor: Tensor, is_parameter: bool) -> Value:
+    """A weight; whole numbers, and single numbers that a node holds itself, are constants."""
+    if tensor.is_floating_point() and (tensor.dim() or is_parameter):
         return wiring.parameter(name)
-    return wiring.constant(() if tensor.numel() == 1 else tuple(tensor.shape))
+    if tensor.numel() == 1:
+        return wiring.constant(())
+    return replace(wiring.constant(tuple(tensor.shape)), key=name)
 
 
-def _add_constant(wiring: Wiring, proto: Any, values: dict[str, Value]) -> None:
+def _add_constant(
+    wiring: Wiring, proto: Any, values: dict[str, Value], sizes: dict[str, Sizes]
+) -> None:
     """Constants in other forms than a tensor: numbers and lists of numbers."""
     for name in proto.output:
-        if name not in values:
-            values[name] = wiring.constant(())
+        if name in values:
+            continue
+        values[name] = wiring.constant(())
+        for attribute in proto.attribute:
+            if attribute.name == "value_int":
+                sizes[name] = Sizes((int(attribute.i),), False)
+            if attribute.name == "value_ints":
+                sizes[name] = Sizes(tuple(map(int, attribute.ints)))
 
 
 def _inputs(proto: Any, values: Mapping[str, Value]) -> list[Value]:
@@ -76,22 +152,24 @@ def _inputs(proto: Any, values: Mapping[str, Value]) -> list[Value]:
 def _run(node: Node, proto: Any, values: dict[str, Value]) -> None:
     operator = OPERATORS.get(proto.op_type) if proto.domain in ("", "ai.onnx") else None
     if operator is None:
-        raise ConversionError(
-            f"Expected an operation whose symmetry is known (got {proto.domain or 'ONNX'} "
-            f"operation {proto.op_type}). Attention, recurrence over time, control flow and "
-            f"custom operations have no graph."
-        )
+        raise ConversionError(why_refused(proto))
     found = operator(node)
     results = found if isinstance(found, list) else [found]
+    if proto.op_type not in _SIZED:
+        node.wiring.account(node.inputs, results)
     for name, result in zip(proto.output, results, strict=False):
         if not name:
             continue
-        if name in values:
-            raise ConversionError(f"Expected one node for '{name}' (got two)")
+        _check_new(name, values)
         shape = node.shapes.get(name)
         # One number stays one number: filling a shape with it adds no neurons.
         known = shape is None or is_number(result)
         values[name] = result if known else node.wiring.annotate(result, shape or ())
+
+
+def _check_new(name: str, values: Mapping[str, Value]) -> None:
+    if name in values:
+        raise ConversionError(f"Expected one node for '{name}' (got two)")
 
 
 def _infer_shapes(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int | None, ...]]:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.optional import require
 from nfn_graph.converters.wiring import Opaque, Value, Weight, Wiring
 
 Shapes = Mapping[str, tuple[int | None, ...]]
@@ -23,6 +24,7 @@ class Node:
         inputs: list[Value],
         tensors: Mapping[str, Tensor],
         shapes: Shapes,
+        sizes: Mapping[str, Any],
     ) -> None:
         self.wiring = wiring
         self.inputs = inputs
@@ -30,6 +32,7 @@ class Node:
         self.outputs = list(proto.output)
         self.tensors = tensors
         self.shapes = shapes
+        self.sizes = sizes
         self._attributes = {a.name: a for a in proto.attribute}
 
     @property
@@ -72,12 +75,28 @@ class Node:
         if index is None or not self.has(index):
             return None
         stored = self.tensors.get(self.names[index])
-        if stored is None or stored.is_floating_point():
+        if stored is not None and not stored.is_floating_point():
+            return [int(i) for i in stored.reshape(-1).tolist()]
+        found = self.computed(index)
+        if found is None or None in found:
             raise ConversionError(
-                f"Expected '{name}' to be stored in the file (got '{self.names[index]}', which "
-                f"is computed)"
+                f"Expected '{name}' to be stored in the file, or computed from known sizes (got "
+                f"'{self.names[index]}', which depends on an input). Give an example_input"
             )
-        return [int(i) for i in stored.reshape(-1).tolist()]
+        return [i for i in found if i is not None]
+
+    def computed(self, index: int) -> list[int | None] | None:
+        """Whole numbers of an input that the model computes, None where they are not known."""
+        found = self.sizes.get(self.names[index]) if self.has(index) else None
+        return None if found is None else [None if n is None else int(n) for n in found.values]
+
+    def number(self, name: str, default: float) -> int | float:
+        """An attribute that is a tensor with one number."""
+        if name not in self._attributes:
+            return default
+        to_array = require("onnx.numpy_helper", "to read .onnx files").to_array
+        value: int | float = to_array(self._attributes[name].t).reshape(-1)[0].item()
+        return value
 
     def has_attribute(self, name: str) -> bool:
         """Whether an attribute is given."""

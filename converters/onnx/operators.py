@@ -8,6 +8,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.axes import AXIS_OPERATORS
 from nfn_graph.converters.onnx.node import Node, Operator, by_name, is_number
 from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
+from nfn_graph.converters.wiring.assembly import Use
 
 
 def _bias(node: Node, index: int) -> Weight | None:
@@ -37,6 +38,9 @@ def _gemm(node: Node) -> Value:
 
 
 def _matmul(node: Node) -> Value:
+    for value in (node.value(0), node.value(1)):
+        if isinstance(value, Opaque) and value.key is not None:
+            Use.of(value.key, node.tensors[value.key])
     return node.wiring.matmul(node.value(0), node.value(1))
 
 
@@ -68,7 +72,8 @@ def _statistics(node: Node) -> Value:
 
 
 def _entrywise(node: Node) -> Value:
-    return reduce(node.wiring.combine, (node.value(i) for i in range(len(node.names))))
+    values = (node.value(i) for i in range(max(1, len(node.names))))
+    return reduce(node.wiring.combine, values)
 
 
 def _pointwise(node: Node) -> Value:
@@ -103,14 +108,15 @@ OPERATORS: dict[str, Operator] = AXIS_OPERATORS | by_name(
         (_statistics, "Softmax LogSoftmax Hardmax LpNormalization"),
         (
             _entrywise,
-            "Add Sub Mul Div Pow PRelu Min Max Sum Mean Mod Where Equal Greater Less And Or",
+            "Add Sub Mul Div Pow PRelu Min Max Sum Mean Mod Where Equal Greater Less And Or Xor "
+            "GreaterOrEqual LessOrEqual",
         ),
         (
             _pointwise,
             "Relu LeakyRelu ThresholdedRelu Sigmoid HardSigmoid HardSwish Tanh Elu Celu Selu Gelu "
             "Mish Swish Softplus Softsign Erf Exp Log Sqrt Reciprocal Neg Abs Sign Floor Ceil "
             "Round Sin Cos Tan Sinh Cosh Asin Acos Atan Clip Identity Dropout Cast CastLike Not "
-            "IsNaN Shrink",
+            "IsNaN IsInf Shrink",
         ),
         (_shape, "Shape Size"),
         (_sizes, "Range"),

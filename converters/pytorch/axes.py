@@ -128,7 +128,10 @@ def cat(w: Wiring, tensors: Sequence[Value], dim: int = 0, **kwargs: int) -> Val
 @handles("stack")
 def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a new axis."""
-    rank = next(v.rank for v in tensors if isinstance(v, Activation)) + 1
+    ranks = [v.rank for v in tensors if isinstance(v, Activation)]
+    if not ranks:
+        w.refuse("Expected activations to stack (got tensors of the checkpoint)")
+    rank = ranks[0] + 1
     at = position_of(dim, rank)
     return w.concat([w.unsqueeze(v, at) for v in tensors], at)
 
@@ -218,6 +221,8 @@ def getitem(w: Wiring, input: Any, index: Any) -> Any:
         elif isinstance(item, int):
             value = w.select(value, axis, item)
         elif isinstance(item, slice):
+            if values_in([item.start, item.stop, item.step]):
+                w.refuse("Expected numbers as bounds of a slice (got a tensor)")
             if item != slice(None):
                 value = w.slice(value, axis, item.start or 0, item.stop, item.step or 1)
             axis += 1

@@ -63,14 +63,23 @@ def apply_module(
     return apply(w, name, [first, *rest], {})
 
 
+def why_refused(module: nn.Module) -> str | None:
+    """Why a module has no graph in any network, None if it may have one."""
+    kind = type(module).__name__
+    if isinstance(module, _RECURRENT):
+        return f"Expected a feedforward network (got {kind}: {REFUSED['lstm']})"
+    if isinstance(module, _ATTENTION):
+        return f"Expected a network of weights (got {kind}: {REFUSED['bmm']})"
+    return None
+
+
 def _as_operation(w: Wiring, module: nn.Module, fetch: Fetch) -> tuple[str, list[Any]]:
     """A module as the function that it applies, with the arguments after the input."""
     m: Any = module
     kind = type(module).__name__
-    if isinstance(module, _RECURRENT):
-        w.refuse(f"Expected a feedforward network (got {kind}: {REFUSED['lstm']})")
-    if isinstance(module, _ATTENTION):
-        w.refuse(f"Expected a network of weights (got {kind}: {REFUSED['bmm']})")
+    reason = why_refused(module)
+    if reason is not None:
+        w.refuse(reason)
     if isinstance(module, nn.Linear):
         return "linear", [fetch(m.weight), fetch(m.bias)]
     if isinstance(module, _CONVOLUTIONS):

@@ -7,7 +7,8 @@ arguments of the operation as torch documents them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -22,8 +23,15 @@ from nfn_graph.converters.pytorch.names import (
     WITH_WEIGHT,
 )
 from nfn_graph.converters.pytorch.reductions import reduction
-from nfn_graph.converters.pytorch.registry import HANDLERS, QUERIES, values_in
-from nfn_graph.converters.wiring import Opaque, Wiring
+from nfn_graph.converters.pytorch.registry import (
+    HANDLERS,
+    QUERIES,
+    Handler,
+    Unknown,
+    UnknownShape,
+    values_in,
+)
+from nfn_graph.converters.wiring import Opaque, Value, Wiring
 from nfn_graph.converters.wiring.assembly import Use
 
 __all__ = ["apply", "axes", "positions", "products", "weights"]
@@ -32,18 +40,29 @@ __all__ = ["apply", "axes", "positions", "products", "weights"]
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of the operation `name`; refuses what would mix neurons unseen."""
     name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    values = values_in([*args, *kwargs.values()])
     try:
-        return _apply(w, name, args, kwargs)
+        result = _apply(w, name, values, args, kwargs)
     except ConversionError:
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, StopIteration) as error:
-        raise ConversionError(
-            f"Expected arguments of '{name}' that can be followed (got {error})"
+    except Exception as error:
+        if any(isinstance(leaf, Unknown | UnknownShape) for leaf in _leaves([args, kwargs])):
+            raise ConversionError(
+                f"Expected sizes that are known as arguments of '{name}' (got some that depend on "
+                f"the input). Give an example_input"
+            ) from error
+        raise RuntimeError(
+            f"This looks like a bug in nfn-graph: '{name}' led to {type(error).__name__}: {error}. "
+            f"Please report it with the code of the network"
         ) from error
+    if name not in QUERIES and name not in CASTS:
+        w.account(values, values_in(result))
+    return result
 
 
-def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    values = values_in([*args, *kwargs.values()])
+def _apply(
+    w: Wiring, name: str, values: Sequence[Value], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     if name.startswith("_assert"):
         return None
     if name in ENTRYWISE:
@@ -53,7 +72,7 @@ def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if name == "getattr" and args[1] in HANDLERS and values == [args[0]]:
         name, args = args[1], args[:1]
     if name in QUERIES:
-        return QUERIES[name](*args, **kwargs)
+        return _call(QUERIES[name], name, args, kwargs)
     if name in WITH_WEIGHT:
         _check_weight(w, args)
     if all(isinstance(v, Opaque) for v in values) and name not in ("getitem", "cond"):
@@ -63,13 +82,36 @@ def _apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if name in ALONG_AXES:
         return w.statistics(values[0])
     if name in REDUCTIONS:
-        return reduction(w, name, *args, **kwargs)
+        return _call(reduction, name, [w, name, *args], kwargs)
     if name not in HANDLERS:
         w.refuse(
             f"Expected an operation whose effect on neurons is known (got '{name}'). Convert "
             f"the parts of the network before and after it on their own"
         )
-    return HANDLERS[name](w, *args, **kwargs)
+    return _call(HANDLERS[name], name, [w, *args], kwargs)
+
+
+def _call(handler: Handler, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        inspect.signature(handler).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConversionError(
+            f"Expected the arguments of '{name}' that are known (got others: {error})"
+        ) from error
+    return handler(*args, **kwargs)
+
+
+def _leaves(args: Any) -> Iterator[Any]:
+    """What is inside lists, dictionaries and slices."""
+    if isinstance(args, dict):
+        args = list(args.values())
+    if isinstance(args, slice):
+        args = [args.start, args.stop, args.step]
+    if isinstance(args, list | tuple):
+        for arg in args:
+            yield from _leaves(arg)
+    else:
+        yield args
 
 
 def _check_weight(w: Wiring, args: Sequence[Any]) -> None:

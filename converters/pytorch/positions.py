@@ -68,6 +68,8 @@ def pad(
     """Padding of positions; padded channels are neurons of their own, all alike."""
     if not isinstance(input, Activation):
         return w.opaque([input])
+    padded = [i for i, n in enumerate(pad) if n]
+    w.settle(input, [-1 - i // 2 for i in padded])
     stored = list(input.stored)
     for i, (left, right) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         at = input.rank - 1 - i

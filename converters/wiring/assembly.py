@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -97,11 +98,12 @@ def build_layout(
     ordered = sorted((n for n in layers if n is not None), key=lambda n: n.order)
     names = _names(ordered)
     taps: dict[str | WeightKey, int] = dict.fromkeys(names.values(), 0)
+    parallel: Counter[tuple[str, str]] = Counter()
     placements = []
     for key, use in uses.items():
         stores: dict[tuple[str, str], WeightKey] = {}
         for part in pieces[key]:
-            store = _store(use, part, names, taps, stores)
+            store = _store(use, part, names, parallel, stores)
             placement = _placement(use, part, store, taps.get(store, 0), tied.get(key, ()))
             taps[store] = placement.tap + placement.taps
             placements.append(placement)
@@ -189,7 +191,7 @@ def _store(
     use: Use,
     part: tuple[Leaf, ...],
     names: Mapping[Layer, str],
-    taps: Mapping[str | WeightKey, int],
+    parallel: Counter[tuple[str, str]],
     own: dict[tuple[str, str], WeightKey],
 ) -> str | WeightKey:
     """Where a part of a tensor goes; tensors over the same pair of layers get own names."""
@@ -204,7 +206,8 @@ def _store(
         return next(iter(roles.values()))
     ends = roles["source"], roles["target"]
     if ends not in own:
-        number = 1 + sum(not isinstance(s, str) and (s[0], s[2]) == ends for s in taps)
+        parallel[ends] += 1
+        number = parallel[ends]
         own[ends] = (ends[0], "weight" if number == 1 else f"weight{number}", ends[1])
     return own[ends]
 

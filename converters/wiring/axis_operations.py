@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import axis_size, layers_of, take
+from nfn_graph.converters.wiring.axes import Segments, axis_size, layers_of, plain, take
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Activation,
     Axis,
@@ -24,6 +25,7 @@ from nfn_graph.converters.wiring.values import (
     shown,
     with_axis,
 )
+from nfn_graph.data import PlacementAxis
 
 
 class AxisOperations(ValueSource):
@@ -35,6 +37,10 @@ class AxisOperations(ValueSource):
             scalar = [v for v in (first, second) if v.shape == () and not (v.is_input or v.exposes)]
             if scalar:
                 return second if scalar[0] is first else first
+            exposed = [layers_of(plain(*v.exposes)) for v in (first, second)]
+            if all([layer.size for layer in layers] == [1] for layers in exposed):
+                # Single neurons whose axes were dropped, such as outputs that are added.
+                tie(plain(*exposed[0]), plain(*exposed[1]))
             return self.opaque([first, second])
         return broadcast(self, first, second)
 
@@ -222,7 +228,7 @@ class AxisOperations(ValueSource):
         if isinstance(x, Activation):
             return x
         if isinstance(x, Weight):
-            self.refuse("Expected activations to concatenate (got a tensor of the checkpoint)")
+            return self._stored_beside(x, like, axis)
         if isinstance(like.axes[axis], Positions):
             at = next(i for i, a in enumerate(like.axes) if not isinstance(a, Positions))
         else:
@@ -231,13 +237,37 @@ class AxisOperations(ValueSource):
             size = self.claimed_size(x, like.rank - at)
             x = replace(x, shape=(None,) * like.rank)
         else:
-            size = x.shape[at]
+            size = x.shape[position_of(at, len(x.shape))]
         if size is None:
             self.refuse(
                 "Expected known shapes to concatenate (got an input of unknown size). Give an "
                 "example_input"
             )
         return self.claim(x, at, size)
+
+    def _stored_beside(self, x: Weight, like: Activation, axis: int) -> Activation:
+        """A stored tensor as an operand of a concatenation: neurons that no weight leads to.
+
+        Beside positions, such as a class token before others, it has the neurons of these.
+        """
+        along = like.neuron_axis if isinstance(like.axes[axis], Positions) else axis
+        if along is None or x.rank > like.rank:
+            self.refuse(
+                f"Expected a tensor that fits the activations it is concatenated with (got "
+                f"{shown(x.shape)} beside {shown(like.shape)})"
+            )
+        x = x.broadcast(like.rank)
+        segments = plain(self.layer(x.shape[along])) if along == axis else self.neurons(like, along)
+        if axis_size(segments) != x.shape[along]:
+            self.refuse(
+                f"Expected a tensor with {axis_size(segments)} entries along axis {along} to "
+                f"concatenate (got {shown(x.shape)})"
+            )
+        roles: list[tuple[PlacementAxis, Segments] | None] = [None] * x.rank
+        roles[along] = ("neuron", segments)
+        self.use(x, roles)
+        stored: tuple[Axis, ...] = tuple(Positions(size) for size in x.shape)
+        return Activation(with_axis(stored, along, Neurons(segments)), like.guessed)
 
 
 def _act(x: Value) -> Activation:

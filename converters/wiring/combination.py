@@ -197,7 +197,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
             f"{'?' if b.size is None else b.size} positions along axis {i}). {_HINT}"
         )
     if isinstance(a, Neurons) and isinstance(b, Neurons):
-        if a.size == 1 or b.size == 1:
+        if (a.size == 1) != (b.size == 1):
             return b if a.size == 1 else a
         if a.size is None or b.size is None:
             raise ConversionError(

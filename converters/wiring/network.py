@@ -8,13 +8,23 @@ from functools import reduce
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
-from nfn_graph.converters.wiring.axes import Segments, layers_of, plain, solve
+from nfn_graph.converters.wiring.axes import (
+    Segment,
+    Segments,
+    axis_size,
+    layers_of,
+    plain,
+    resolve,
+    solve,
+)
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reductions import Reductions
+from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Activation,
     Neurons,
     Opaque,
+    Part,
     Positions,
     Value,
     Weight,
@@ -33,8 +43,6 @@ class Wiring(Reductions):
         tied: Further keys of the same tensor, by the key that stands for it.
     """
 
-    _has_output = False
-
     def linear(
         self,
         x: Value,
@@ -49,7 +57,9 @@ class Wiring(Reductions):
 
         All other axes of the weight are taps: the entries of a kernel.
         """
-        x = self.claim(x, axis, weight.shape[source])
+        if weight.rank < 2:
+            self.refuse(f"Expected a weight [out, in, ...] (got {list(weight.shape)})")
+        x = self._with_channels(self.claim(x, axis, weight.shape[source]), axis)
         axis = position_of(axis, x.rank)
         known = solve(self.neurons(x, axis), weight.shape[source])
         layer = self.layer(weight.shape[target])
@@ -70,6 +80,8 @@ class Wiring(Reductions):
     ) -> Activation:
         """A convolution, `weight` `[out, in / groups, *kernel]`, or transposed
         `[in, out / groups, *kernel]`."""
+        if weight.rank < 2:
+            self.refuse(f"Expected a kernel [out, in, ...] (got {list(weight.shape)})")
         spatial = weight.rank - 2
         axis = -1 - spatial
         channels = weight.shape[0] if transposed else weight.shape[1] * groups
@@ -81,8 +93,8 @@ class Wiring(Reductions):
                 target=int(transposed),
                 source=int(not transposed),
             )
-        elif groups == channels:
-            x = self.claim(self.ranked(x, spatial + 2), axis, channels)
+        elif groups == channels > 0:
+            x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
             segments = solve(self.neurons(x, axis), channels)
             copies = weight.shape[1] if transposed else weight.shape[0] // groups
             spread = tuple(replace(s, after=(s.after or 1) * copies) for s in segments)
@@ -99,12 +111,32 @@ class Wiring(Reductions):
         y = Activation((*y.stored[: y.rank - spatial], *positions), y.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
 
+    def _with_channels(self, x: Activation, axis: int) -> Activation:
+        """A value whose neurons a weight reads along an axis.
+
+        Where that has one entry and the neurons lie along another one, as in a signal of one
+        channel that a linear layer has made, they are the positions of a single neuron.
+        """
+        at, along = position_of(axis, x.rank), x.neuron_axis
+        if along is None or at == along or x.axes[at] != Positions(1):
+            return x
+        size, layer = x.shape[along], self.layer(1)
+        tie(self.neurons(x, along), (Segment((layer,), 1, size),))
+        stored = with_axis(x.stored, along, Positions(size))
+        return replace(x, stored=with_axis(stored, at, Neurons(plain(layer))))
+
     def matmul(self, first: Value, second: Value) -> Value:
         """A product with a stored matrix, or with another value along positions."""
         if isinstance(second, Weight) and second.rank == 2 and not isinstance(first, Weight):
             return self.linear(first, second, target=1, source=0)
         if isinstance(first, Weight) and first.rank == 2 and not isinstance(second, Weight):
-            return self.linear(second, first, axis=-2)
+            return self.linear(second, first, axis=self._column_axis(second))
+        if isinstance(second, Weight) and second.rank == 1 and not isinstance(first, Weight):
+            y = self.linear(first, second.view([0, None]), target=1, source=0)
+            return self.squeeze(y, -1)
+        if isinstance(first, Weight) and first.rank == 1 and not isinstance(second, Weight):
+            axis = self._column_axis(second)
+            return self.squeeze(self.linear(second, first.view([None, 0]), axis=axis), axis)
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             return self.opaque([first, second])
         if isinstance(first, Opaque) and isinstance(second, Activation):
@@ -115,6 +147,15 @@ class Wiring(Reductions):
             "Expected a product with one stored matrix (got matmul of two computed values, as in "
             "attention, or of two stored ones, which have no graph of weights)"
         )
+
+    def _column_axis(self, x: Activation | Opaque) -> int:
+        """The axis that a matrix before a value reads; a vector has none for a batch."""
+        if x.shape is None:
+            self.refuse(
+                "Expected to know whether a matrix is multiplied with a vector or with a matrix "
+                "of columns (got a value of unknown shape). Give an example_input"
+            )
+        return -min(2, len(x.shape))
 
     def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""
@@ -168,10 +209,15 @@ class Wiring(Reductions):
 
     def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
         """Statistics of each channel, stored or computed: batch norm, instance norm."""
+        if isinstance(x, Activation) and x.rank > 1 and isinstance(x.axes[1], Part):
+            self.neurons(x, 1)
         return self.statistics(self.channelwise(x, parameters, 1) if parameters else x)
 
     def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
         """Statistics over the last `num_axes` axes, parameters of their shape."""
+        if num_axes > 1 and parameters and isinstance(x, Opaque) and x.shape is None:
+            # Images or signals, one per entry of a batch; one axis alone may be that of tokens.
+            x = replace(x, shape=(None, *(parameters[0].shape or ())))
         return reduce(self.combine, parameters, self.statistics(x, range(-num_axes, 0)))
 
     def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:
@@ -192,6 +238,8 @@ class Wiring(Reductions):
         if isinstance(x, Weight):
             self.show(x)
             return
+        if isinstance(x, Activation) and x.neuron_axis is not None:
+            self._output_axes.append(self.neurons(x, x.neuron_axis))
         layers = layers_in(x) if isinstance(x, Activation) else layers_of(plain(*x.exposes))
         for layer in layers:
             layer.is_output = True
@@ -200,13 +248,29 @@ class Wiring(Reductions):
         """Where all tensors went. Those that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
-        self._fix_shown()
+        for weight in self._shown:
+            for key, own in weight.parts:
+                self._fix_shown(key, own)
         return build_layout(self.uses, self.tensors, self.tied)
 
-    def _fix_shown(self) -> None:
-        """Weights that the network returns show the order of the neurons along their axes."""
-        for key, own in (part for weight in self._shown for part in weight.parts):
-            neurons = self.uses[key].neurons if key in self.uses else []
-            for segments in (neurons[axis] for axis in own if neurons and axis is not None):
-                for layer in layers_of(segments or ()):
-                    layer.is_fixed = True
+    def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
+        """A weight that the network returns shows the order of the neurons along its axes.
+
+        One that meets no neurons, such as the logarithm of a policy's standard deviation, is
+        tapped by the output neurons if it has one entry for each, else by the whole network.
+        """
+        is_free = key not in self.uses
+        use = self.use_of(key)
+        for layer in (
+            layer
+            for axis in own
+            if axis is not None
+            for layer in layers_of(use.neurons[axis] or ())
+        ):
+            layer.is_fixed = True
+        large = [axis for axis, size in enumerate(use.shape) if size != 1]
+        if is_free and len(large) == 1:
+            outputs = {resolve(axis) for axis in self._output_axes}
+            fitting = [axis for axis in outputs if axis_size(axis) == use.shape[large[0]]]
+            if len(fitting) == 1:
+                use.set_neurons(large[0], "neuron", fitting[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.wiring.axis_operations import AxisOperations
@@ -37,7 +37,8 @@ class Reductions(AxisOperations):
             order = [None if i in gone else i for i in range(x.rank) if keepdim or i not in gone]
             return x.view(order)
         self.check_certain(x, axes or [])
-        self.statistics(x, list(gone))
+        self.settle(x, list(gone))
+        self.statistics(x, [i for i in gone if i not in _whole_splits(x, gone)])
         kept: list[Axis] = []
         for i, axis in enumerate(x.stored):
             if i not in gone:
@@ -91,6 +92,9 @@ class Reductions(AxisOperations):
             self.refuse("Expected an activation (got a tensor of the checkpoint)")
         if isinstance(x, Opaque):
             return replace(x, shape=None)
+        channels = -spatial - 1
+        if x.rank >= -channels and isinstance(x.axes[channels], Part):
+            self.neurons(x, channels)
         self.mixes(x, range(-spatial, 0))
         new = [Positions(n) for n in (sizes or [None] * spatial)]
         return replace(x, stored=(*x.stored[: x.rank - spatial], *new))
@@ -103,6 +107,7 @@ class Reductions(AxisOperations):
         if isinstance(x, Weight):
             self.refuse("Expected a weight whose entries stay in place (got one that is moved)")
         if isinstance(x, Activation):
+            self.settle(x, range(x.rank) if axes is None else axes)
             for axis in range(x.rank) if axes is None else axes:
                 if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
                     self.refuse(
@@ -110,6 +115,24 @@ class Reductions(AxisOperations):
                         "whose result depends on their order)"
                     )
         return x
+
+    def settle(self, x: Activation, axes: Sequence[int]) -> None:
+        """Says which axis of a reshape holds the neurons, if an operation along others leaves one.
+
+        So the channels of `unflatten(1, (8, 4, 4))` before an operation along the last two axes.
+        """
+        chosen = {position_of(axis, x.rank) for axis in axes}
+        for at in chosen:
+            axis = x.axes[at]
+            if isinstance(axis, Part):
+                left = [
+                    i
+                    for i, other in enumerate(x.axes)
+                    if isinstance(other, Part) and other.split is axis.split
+                    if i not in chosen and other.size != 1
+                ]
+                if len(left) == 1:
+                    self.neurons(x, left[0])
 
     def _resized(self, x: Value, axis: int, size: int | None) -> Value:
         """A value whose axis of size 1 has another size."""
@@ -121,3 +144,14 @@ class Reductions(AxisOperations):
             at = position_of(axis, len(x.shape))
             return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]))
         return x
+
+
+def _whole_splits(x: Activation, axes: Collection[int]) -> set[int]:
+    """Those of the axes that are parts of a reshape of which all parts are among them."""
+    splits = [axis.split for i in axes if isinstance(axis := x.axes[i], Part)]
+    return {
+        i
+        for i in axes
+        if isinstance(axis := x.axes[i], Part)
+        and sum(split is axis.split for split in splits) == len(axis.split.sizes)
+    }

@@ -55,6 +55,8 @@ class ValueSource:
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
         self._shown: list[Weight] = []
+        self._has_output = False
+        self._output_axes: list[Segments] = []
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
@@ -130,6 +132,24 @@ class ValueSource:
         """Fixes the neurons along the axes of a weight, once the whole network is known."""
         self._shown.append(weight)
 
+    def account(self, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        """Finds a place for weights that an operation has read without saying along which axis.
+
+        One number is a tap of the network. Of more, nothing would say which neurons they meet.
+        """
+        going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
+        for operand in operands:
+            for key in _keys_of(operand):
+                if key in going_on or key in self.uses:
+                    continue
+                if any(size != 1 for size in operand.shape or ()):
+                    self.refuse(
+                        f"Expected an operation whose effect on neurons is known of every tensor "
+                        f"that it takes (got '{key}' {list(self.tensors[key].shape)} as one of its "
+                        f"arguments)"
+                    )
+                self.use_of(key)
+
     def claimed(self, x: Opaque, like: Activation) -> Activation | None:
         """An input of unknown shape whose neurons were named along those of another value."""
         at = like.neuron_axis
@@ -159,6 +179,7 @@ class ValueSource:
             self.refuse(
                 f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
+                + (". Give an example_input" if x.guessed else "")
             )
         return resolve(found.segments)
 
@@ -227,3 +248,8 @@ class ValueSource:
     def layer(self, size: int) -> Layer:
         """A new layer of neurons."""
         return Layer(size, next(self._orders))
+
+
+def _keys_of(x: Value) -> list[str]:
+    """The tensors of the checkpoint that a value consists of."""
+    return [key for key, _ in x.parts] if isinstance(x, Weight) else []

@@ -22,7 +22,7 @@ def tie(left: Segments, right: Segments) -> None:
         if None in sizes or sizes[0] != sizes[1]:
             raise ConversionError(
                 f"Expected two axes of the same known size (got {describe(left)} and "
-                f"{describe(right)})"
+                f"{describe(right)})" + (". Give an example_input" if None in sizes else "")
             )
         pairs = _aligned(left, right)
         if pairs is not None:

@@ -85,6 +85,15 @@ def two(run: Callable[..., Any], after: int = 8, **more: Any) -> nn.Module:
     )  # fmt: skip
 
 
+def decoder(between: nn.Module) -> nn.Module:
+    """A linear layer, 6 channels of 4 x 4 positions, something along these, a convolution."""
+    return S(
+        nn.Linear(3, 96), nn.Unflatten(1, (6, 4, 4)), between,
+        nn.Conv2d(6, 4, 2, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 2),
+    )  # fmt: skip
+
+
 FOLLOWED: dict[str, Case] = {
     # The order of the neurons shows: they are fixed.
     "a constant along the neurons": Case(
@@ -333,6 +342,121 @@ FOLLOWED: dict[str, Case] = {
         lambda: One(
             lambda m, x: Pair(m.b(h := m.a(x)), m.c(h)),
             a=nn.Linear(3, 8), b=nn.Linear(8, 2), c=nn.Linear(8, 1),
+        ),
+        FLAT, (8,),
+    ),
+    # Reshapes whose channels show where other axes are mixed.
+    **{
+        f"unflattened, then {name}": Case(lambda m=module: decoder(m), FLAT, (6, 4))
+        for name, module in {
+            "upsampled": nn.Upsample(scale_factor=2),
+            "pooled": nn.MaxPool2d(2),
+            "pooled to a size": nn.AdaptiveAvgPool2d(2),
+            "padded": nn.ZeroPad2d(1),
+            "padded by reflection": nn.ReflectionPad2d(1),
+            "normed": nn.InstanceNorm2d(6),
+            "normed with parameters": nn.InstanceNorm2d(6, affine=True),
+            "normed without parameters": nn.BatchNorm2d(6, affine=False),
+            "resized": One(lambda m, x: F.interpolate(x, size=(5, 3), mode="bilinear")),
+            "resized twice": S(nn.AvgPool2d(2), One(lambda m, x: F.interpolate(x, (3, 3)))),
+            "padded by a function": One(lambda m, x: F.pad(x, (1, 0, 1, 1))),
+            "flipped": One(lambda m, x: x.flip(2, 3)),
+            "divided by a mean": One(lambda m, x: x / x.mean((2, 3), keepdim=True).exp()),
+        }.items()
+    },
+    "unflattened, then averaged": Case(
+        lambda: mlp(lambda m, h: h.unflatten(1, (2, 2, 2)).mean((2, 3)), after=2), FLAT, (2,)
+    ),
+    "unflattened, then averaged as a whole": Case(
+        lambda: mlp(lambda m, h: h * h.unflatten(1, (2, 2, 2)).mean((1, 2, 3))[:, None]),
+        FLAT, (8,),
+    ),
+    "one channel, unflattened and upsampled": Case(
+        lambda: One(
+            lambda m, x: m.c(m.b(m.up(m.a(x).view(-1, 1, 3, 4)).relu())).flatten(1),
+            a=nn.Linear(3, 12), up=nn.Upsample(scale_factor=2),
+            b=nn.Conv2d(1, 4, 3), c=nn.Conv2d(4, 2, 1),
+        ),
+        FLAT, (1, 4),
+    ),
+    "one channel of a signal": Case(
+        lambda: One(
+            lambda m, x: m.c(m.b(m.a(x).relu().unflatten(1, (1, 8)))).flatten(1),
+            a=nn.Linear(3, 8), b=nn.Conv1d(1, 4, 3), c=nn.Conv1d(4, 2, 1),
+        ),
+        FLAT, (1, 4),
+    ),
+    "one channel of a signal, upsampled by a convolution": Case(
+        lambda: One(
+            lambda m, x: m.c(m.b(m.a(x).relu()[:, None]).relu()).flatten(1),
+            a=nn.Linear(3, 8), b=nn.ConvTranspose1d(1, 4, 3), c=nn.Conv1d(4, 2, 3),
+        ),
+        FLAT, (1, 4),
+    ),
+    "a layer norm over one channel of an input": Case(
+        lambda: S(nn.LayerNorm([1, 9]), nn.Conv1d(1, 8, 3), nn.ReLU(), nn.Conv1d(8, 2, 1)),
+        ((2, 1, 9),), (8,),
+    ),
+    "a layer norm over one channel between convolutions": Case(
+        lambda: S(nn.Conv1d(3, 1, 3), nn.LayerNorm([1, 7]), nn.Conv1d(1, 8, 3), nn.Conv1d(8, 2, 1)),
+        SIGNAL, (1, 8),
+    ),
+    "a mean of each head": Case(
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).mean(2), after=4), FLAT, (4,)
+    ),
+    "the largest of each head": Case(
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).topk(1, 2)[0].flatten(1), after=4), FLAT, (4,)
+    ),
+    "statistics of each head": Case(
+        lambda: mlp(lambda m, h: m.norm(h.view(-1, 4, 2)).flatten(1), norm=nn.InstanceNorm1d(4)),
+        FLAT, (4,),
+    ),
+    "a matrix before a vector": Case(
+        lambda: One(
+            lambda m, x: m.v @ (m.w @ x + m.c).relu(),
+            w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(2, 8)),
+            c=nn.Parameter(torch.rand(8)),
+        ),
+        ((3,),), (8,),
+    ),
+    "a vector behind the features": Case(
+        lambda: mlp(lambda m, h: h * (h @ m.v)[:, None].exp(), v=nn.Parameter(torch.rand(8))),
+        FLAT, (8,),
+    ),
+    "a vector before a vector": Case(
+        lambda: One(
+            lambda m, x: m.v @ (m.w @ x).relu(),
+            w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(8)),
+        ),
+        ((3,),), (8,),
+    ),
+    "a matrix before columns": Case(
+        lambda: One(
+            lambda m, x: m.v @ (m.w @ x + m.c[:, None]).relu(),
+            w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(2, 8)),
+            c=nn.Parameter(torch.rand(8)),
+        ),
+        ((3, 4),), (8,),
+    ),
+    # Stored tensors beside activations.
+    "a class token before the others": Case(
+        lambda: mlp(
+            lambda m, h: torch.cat([m.token.expand(h.shape[0], -1, -1), h], 1)[:, 0] + h.mean(1),
+            token=nn.Parameter(torch.rand(1, 1, 8)),
+        ),
+        POINTS, (8,),
+    ),
+    "a stored context beside the features": Case(
+        lambda: mlp(
+            lambda m, h: torch.cat([h, m.context.expand(h.shape[0], 4)], 1),
+            after=12, context=nn.Parameter(torch.rand(4)),
+        ),
+        FLAT, (8, 4),
+    ),
+    "deviations beside the outputs": Case(
+        lambda: One(
+            lambda m, x: torch.cat([m.b(m.a(x).relu()), m.log_std.expand(x.shape[0], 2)], 1),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), log_std=nn.Parameter(torch.rand(2)),
         ),
         FLAT, (8,),
     ),

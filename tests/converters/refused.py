@@ -123,13 +123,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (2, 5, 3),
         r"b \(Linear\).*positions there",
     ),
-    "multi-head mean": (
-        lambda: One(
-            lambda m, x: m.b(m.a(x).view(-1, 4, 2).mean(2)), a=nn.Linear(3, 8), b=nn.Linear(4, 2)
-        ),
-        (5, 3),
-        r"mean.*reshape that splits",
-    ),
     "multi-head layer norm": (
         lambda: One(
             lambda m, x: m.b(m.norm(m.a(x).view(-1, 4, 2)).flatten(1)),
@@ -138,23 +131,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (5, 3),
         r"norm \(LayerNorm\).*splits the neurons",
     ),
-    "multi-head instance norm": (
-        lambda: One(
-            lambda m, x: m.b(m.norm(m.a(x).view(-1, 4, 2)).flatten(1)),
-            a=nn.Linear(3, 8), b=nn.Linear(8, 2), norm=nn.InstanceNorm1d(4),
-        ),
-        (5, 3),
-        r"norm \(InstanceNorm1d\).*splits the neurons",
-    ),
-    "multi-head batch statistics": (
-        lambda: One(
-            lambda m, x: m.b(m.norm(m.a(x).view(-1, 4, 2)).flatten(1)),
-            a=nn.Linear(3, 8), b=nn.Linear(8, 2),
-            norm=nn.BatchNorm1d(4, affine=False, track_running_stats=False),
-        ),
-        (5, 3),
-        r"norm \(BatchNorm1d\).*splits the neurons",
-    ),
     "multi-head group norm": (
         lambda: One(
             lambda m, x: m.b(F.group_norm(m.a(x).view(-1, 4, 2), 4).flatten(1)),
@@ -162,14 +138,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         ),
         (5, 3),
         r"group_norm.*splits the neurons",
-    ),
-    "multi-head maximum": (
-        lambda: One(
-            lambda m, x: m.b(m.a(x).view(-1, 4, 2).topk(1, 2)[0].flatten(1)),
-            a=nn.Linear(3, 8), b=nn.Linear(4, 2),
-        ),
-        (5, 3),
-        r"topk.*reshape that splits",
     ),
     "several flipped axes": (
         lambda: One(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import One
+from architectures import One, Two
 from operations import FOLLOWED, UNCLEAR, Case
 from permuting import assert_symmetric, free_sizes, only_export
 from torch import Tensor, nn
@@ -99,3 +99,39 @@ def test_the_module_keeps_its_attributes() -> None:
         assert module.last is None
         assert module.seen == []
         assert module.by_name == {}
+
+
+def test_a_matrix_before_a_value_of_unknown_shape_needs_an_example() -> None:
+    """A bias beside it runs along the neurons of a vector, but along the columns of a matrix."""
+    module = One(
+        lambda m, x: m.v @ (m.w @ x + m.c).relu(),
+        w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(2, 8)),
+        c=nn.Parameter(torch.rand(8)),
+    )  # fmt: skip
+    with pytest.raises(ConversionError, match=r"a vector or with a matrix.*example_input"):
+        from_module(module)
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_single_outputs_that_are_added_are_one_neuron(squeezed: bool) -> None:
+    """As in LPIPS: one weight per layer of a network, all with one output."""
+
+    def mean(h: Tensor) -> Tensor:
+        return h.squeeze(1).mean((1, 2)) if squeezed else h.mean((2, 3))
+
+    module = Two(
+        lambda m, x, z: mean(m.a(x)) + mean(m.b(z)),
+        a=nn.Conv2d(3, 1, 1, bias=False), b=nn.Conv2d(5, 1, 1, bias=False),
+    ).double()  # fmt: skip
+    x, z = torch.rand(2, 3, 4, 4).double(), torch.rand(2, 5, 2, 2).double()
+    graph = from_module(module, (x, z), verify=True)
+    assert list(graph.spec.weight) == [
+        ("input", "weight", "output"),
+        ("input2", "weight", "output"),
+    ]
+    assert graph.layout.shape.sizes == ((3,), (1,), (5,))
+
+
+def test_a_layer_norm_over_several_axes_says_how_many_an_input_has() -> None:
+    module = nn.Sequential(nn.LayerNorm([1, 9]), nn.Conv1d(1, 8, 3), nn.Conv1d(8, 2, 1))
+    assert from_module(module).layout == from_module(module, torch.rand(2, 1, 9)).layout

@@ -5,46 +5,18 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
 
 import checkpoints
 import onnx
 import pytest
 import torch
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
+from onnx_models import node, run, weights, write
 from torch import nn
 
 from nfn_graph import WeightGraph, symmetry
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.io import load, save
 from nfn_graph.converters.module import from_module
-
-
-def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs.split(), outputs.split(), name=f"{kind}_1", **attributes)
-
-
-def weights(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    return {key: torch.rand(shape) + 0.1 for key, shape in shapes.items()}
-
-
-def write(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    tensors: dict[str, torch.Tensor],
-    shape: tuple[int, ...],
-    outputs: str = "y",
-) -> Path:
-    model = checkpoints.onnx_model(nodes, tensors, {"x": shape}, outputs.split())
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def run(path: Path, x: torch.Tensor) -> list[torch.Tensor]:
-    results = ReferenceEvaluator(str(path)).run(None, {"x": x.numpy()})
-    return [torch.as_tensor(result) for result in results]
-
 
 Case = tuple[list[onnx.NodeProto], dict[str, torch.Tensor], tuple[int, ...], str]
 

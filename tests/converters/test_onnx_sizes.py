@@ -1,0 +1,302 @@
+"""ONNX models that compute sizes, find places or return stored tensors; and true reasons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx_models import node, run, weights, write
+from permuting import moving
+
+from nfn_graph.converters import ConversionError, load, save, summary
+
+Case = tuple[list[onnx.NodeProto], dict[str, torch.Tensor], tuple[int, ...], list[int | None]]
+ROW, ONE = torch.tensor([0]), torch.tensor(1)
+FREE = "batch"
+
+
+def sized(*shape: onnx.NodeProto) -> Case:
+    """A convolution whose result is reshaped to a row whose size the model computes."""
+    return (
+        [
+            node("Conv", "x a", "h"), node("Relu", "h", "r"), node("Shape", "r", "s"), *shape,
+            node("Reshape", "r t", "i"), node("Gemm", "i b", "y"),
+        ],
+        {
+            **weights(a=(4, 2, 1, 1), b=(36, 3)), "zero": ROW, "none": torch.tensor(0),
+            "one": torch.tensor([1]), "four": torch.tensor([4]), "minus": torch.tensor([-1]),
+            "many": torch.tensor([2**40]),
+        },
+        (2, 2, 3, 3),
+        [FREE, 2, 3, 3],
+    )  # fmt: skip
+
+
+CASES: dict[str, Case] = {
+    "a part of a shape": sized(
+        node("Slice", "s zero one zero", "n"), node("Concat", "n minus", "t", axis=0)
+    ),
+    "an entry of a shape": sized(
+        node("Gather", "s none", "n"),
+        node("Unsqueeze", "n zero", "u"),
+        node("Concat", "u minus", "t", axis=0),
+    ),
+    "a shape that is cast": sized(
+        node("Cast", "s", "c", to=onnx.TensorProto.INT32),
+        node("Slice", "c zero one", "n"),
+        node("Cast", "n", "l", to=onnx.TensorProto.INT64),
+        node("Concat", "l minus", "t", axis=0),
+    ),
+    "a product of sizes": sized(
+        node("Slice", "s one many", "rest"),
+        node("ReduceProd", "rest", "p", keepdims=1),
+        node("Mul", "p one", "q"),
+        node("Concat", "minus q", "t", axis=0),
+    ),
+    "a chosen size": sized(
+        node("Slice", "s zero one", "n"),
+        node("Div", "n one", "d"),
+        node("Where", "one d d", "w"),
+        node("Concat", "w minus", "t", axis=0),
+    ),
+    "a size where the batch is open, resized": (
+        [
+            node("MatMul", "x a", "h"),
+            node("Shape", "h", "s"),
+            node("Gather", "s zero", "n"),
+            node("Concat", "n chw", "t", axis=0),
+            node("Reshape", "h t", "i"),
+            node("Resize", "i  scales", "j", mode="nearest"),
+            node("Conv", "j b", "k"),
+            node("GlobalAveragePool", "k", "l"),
+            node("Flatten", "l", "m"),
+            node("MatMul", "m c", "y"),
+        ],
+        {
+            **weights(a=(3, 24), b=(5, 6, 1, 1), c=(5, 2)), "zero": ROW,
+            "chw": torch.tensor([6, 2, 2]), "scales": torch.tensor([1.0, 1.0, 2.0, 2.0]),
+        },
+        (2, 3),
+        [FREE, 3],
+    ),
+    "the place of the largest output": (
+        [
+            node("Gemm", "x a", "h"),
+            node("Relu", "h", "r"),
+            node("Gemm", "r b", "z"),
+            node("ArgMax", "z", "i", axis=1, keepdims=0),
+            node("Cast", "i", "y", to=onnx.TensorProto.FLOAT),
+        ],
+        weights(a=(3, 8), b=(8, 4)),
+        (5, 3),
+        [FREE, 3],
+    ),
+    "the places of the two largest outputs": (
+        [
+            node("Gemm", "x a", "h"),
+            node("Relu", "h", "r"),
+            node("Gemm", "r b", "z"),
+            node("TopK", "z k", "v i"),
+            node("Cast", "i", "f", to=onnx.TensorProto.FLOAT),
+            node("Add", "f v", "y"),
+        ],
+        {**weights(a=(3, 8), b=(8, 4)), "k": torch.tensor([2])},
+        (5, 3),
+        [FREE, 3],
+    ),
+    "the largest output as a row of zeros with a one": (
+        [
+            node("Gemm", "x a", "h"),
+            node("Relu", "h", "r"),
+            node("Gemm", "r b", "z"),
+            node("ArgMin", "z", "i", axis=-1, keepdims=0),
+            node("OneHot", "i depth values", "y"),
+        ],
+        {
+            **weights(a=(3, 8), b=(8, 4)), "depth": torch.tensor(4),
+            "values": torch.tensor([0.5, 2.0]),
+        },
+        (5, 3),
+        [FREE, 3],
+    ),
+    "a matrix before a vector": (
+        [
+            node("MatMul", "a x", "h"),
+            node("Add", "h b", "i"),
+            node("Relu", "i", "r"),
+            node("MatMul", "c r", "y"),
+        ],
+        weights(a=(8, 3), b=(8,), c=(2, 8)),
+        (3,),
+        [3],
+    ),
+    "the deviations of a policy": (
+        [
+            node("Gemm", "x a", "h"),
+            node("Tanh", "h", "r"),
+            node("Gemm", "r b", "m"),
+            node("Exp", "log_std", "e"),
+            node("Shape", "m", "s"),
+            node("Expand", "e s", "d"),
+        ],
+        weights(a=(3, 8), b=(8, 2), log_std=(2,)),
+        (5, 3),
+        [FREE, 3],
+    ),
+    "a temperature, and a bound": (
+        [
+            node("Gemm", "x a", "h"),
+            node("Clip", "h  most", "r"),
+            node("Gemm", "r b", "m"),
+            node("Div", "m temperature", "y"),
+        ],
+        weights(a=(3, 8), b=(8, 2), temperature=(), most=()),
+        (5, 3),
+        [FREE, 3],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("batch", ["known", "open", "negative"])
+def test_all_is_in_the_graph_and_symmetric(name: str, batch: str, tmp_path: Path) -> None:
+    nodes, tensors, shape, open_shape = CASES[name]
+    given = {
+        "known": shape,
+        "open": open_shape,
+        "negative": [-1 if size == FREE else size for size in open_shape],
+    }
+    outputs = "m d" if "policy" in name else "y"
+    path = write(tmp_path / "x.onnx", nodes, tensors, given[batch], outputs)
+    graph = load(path)
+    used = {key for key, t in tensors.items() if t.is_floating_point()} - {"scales"}
+    assert used <= graph.layout.placed
+    assert {*graph.layout.placed, *summary(graph).left_out} == set(tensors)
+    save(moving(graph).apply(graph), tmp_path / "moved.onnx", template=path)
+    x = torch.randn(shape)
+    for one, two in zip(run(path, x), run(tmp_path / "moved.onnx", x), strict=True):
+        torch.testing.assert_close(one, two)
+    save(graph, tmp_path / "same.onnx", template=path)
+    assert onnx.load(path) == onnx.load(tmp_path / "same.onnx")
+
+
+def test_places_of_the_deviations(tmp_path: Path) -> None:
+    nodes, tensors, shape, _ = CASES["the deviations of a policy"]
+    graph = load(write(tmp_path / "x.onnx", nodes, tensors, shape, "m d"))
+    assert next(p.store for p in graph.layout.placements if "log_std" in p.keys) == "output"
+    nodes, tensors, shape, _ = CASES["a temperature, and a bound"]
+    graph = load(write(tmp_path / "x.onnx", nodes, tensors, shape))
+    stores = {p.keys[0]: p.store for p in graph.layout.placements}
+    assert stores["temperature"] == stores["most"] == "scalars"
+
+
+def test_an_example_says_what_the_file_leaves_open(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x a", "h"),
+        node("Shape", "h", "s"),
+        node("Slice", "s two four", "hw"),
+        node("Concat", "minus four_channels hw", "t", axis=0),
+        node("Reshape", "h t", "i"),
+        node("ReduceMean", "i", "j", axes=[2, 3], keepdims=0),
+        node("MatMul", "j b", "y"),
+    ]
+    tensors = {
+        **weights(a=(4, 2, 1, 1), b=(4, 3)), "two": torch.tensor([2]), "four": torch.tensor([4]),
+        "minus": torch.tensor([-1]), "four_channels": torch.tensor([4]),
+    }  # fmt: skip
+    path = write(tmp_path / "x.onnx", nodes, tensors, [None, 2, None, None])
+    with pytest.raises(ConversionError, match=r"'Reshape_1'.*Give an example_input"):
+        load(path)
+    assert load(path, example_input=torch.zeros(1, 2, 3, 5)).spec.neuron["hidden1"].taps == 0
+    with pytest.raises(ConversionError, match=r"example_input that fits input 'x'.*\[1, 3, 3, 5\]"):
+        load(path, example_input=torch.zeros(1, 3, 3, 5))
+    with pytest.raises(ConversionError, match=r"one tensor as example_input for each.*\['x'\]"):
+        load(path, example_input=(torch.zeros(1, 2, 3, 5), 3))
+
+
+def recurrent() -> Case:
+    """A model of an LSTM whose first state is made of sizes, as others export it."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "n"),
+        node("Concat", "n size", "t", axis=0),
+        node("Expand", "none t", "e"),
+        node("Unsqueeze", "e zero", "state"),
+        node("Concat", "state state", "states", axis=0),
+        node("LSTM", "x w r b  states states", "h", hidden_size=4),
+        node("MatMul", "h c", "y"),
+    ]
+    tensors = {
+        **weights(w=(2, 16, 3), r=(2, 16, 4), b=(2, 32), c=(4, 2)), "zero": ROW,
+        "size": torch.tensor([4]), "none": torch.tensor(0.0),
+    }  # fmt: skip
+    return nodes, tensors, (5, 2, 3), [5, FREE, 3]
+
+
+def attention() -> Case:
+    """A model of an attention with two heads."""
+    nodes = [
+        *(node("MatMul", f"x {name}", f"{name}0") for name in "qkv"),
+        *(node("Reshape", f"{name}0 heads", f"{name}1") for name in "qkv"),
+        *(node("Transpose", f"{name}1", f"{name}2", perm=[0, 2, 1, 3]) for name in "qv"),
+        node("Transpose", "k1", "k2", perm=[0, 2, 3, 1]),
+        node("MatMul", "q2 k2", "scores"),
+        node("Softmax", "scores", "a"),
+        node("MatMul", "a v2", "y"),
+    ]
+    tensors = {**weights(q=(4, 4), k=(4, 4), v=(4, 4)), "heads": torch.tensor([0, 0, 2, 2])}
+    return nodes, tensors, (2, 3, 4), [FREE, None, 4]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_reason_is_the_recurrence_or_the_attention(is_open: bool, tmp_path: Path) -> None:
+    for case, reason in (
+        (recurrent(), r"node 'LSTM_1' \(LSTM\) of .*x\.onnx'.*recurrence over time"),
+        (attention(), r"\(MatMul\) of .*x\.onnx'.*attention"),
+    ):
+        nodes, tensors, shape, open_shape = case
+        path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape)
+        with pytest.raises(ConversionError, match=reason) as caught:
+            load(path)
+        assert "example_input" not in str(caught.value)
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "w", "f", to=onnx.TensorProto.FLOAT),
+        node("MatMul", "x f", "h"),
+        node("MatMul", "h b", "y"),
+    ]
+    tensors = {"w": torch.ones(3, 8, dtype=torch.int8), **weights(b=(8, 2))}
+    with pytest.raises(ConversionError, match=r"MatMul.*'w' of torch.int8.*quantised"):
+        load(write(tmp_path / "x.onnx", nodes, tensors, (2, 3)))
+
+
+def test_quantised_operations_are_called_so(tmp_path: Path) -> None:
+    nodes = [node("DequantizeLinear", "w s", "f"), node("MatMul", "x f", "y")]
+    tensors = {"w": torch.ones(3, 8, dtype=torch.int8), "s": torch.tensor(0.5)}
+    with pytest.raises(ConversionError, match=r"\(DequantizeLinear\).*quantised.*floating point"):
+        load(write(tmp_path / "x.onnx", nodes, tensors, (2, 3)))
+
+
+def test_sizes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    wrong = {
+        "a step of 0": node("Slice", "s zero one zero zero", "t"),
+        "a division by 0": node("Div", "s zero", "t"),
+        "an index beyond": node("Gather", "s many", "t"),
+    }
+    _, tensors, shape, _ = CASES["a part of a shape"]
+    for proto in wrong.values():
+        nodes = [node("Conv", "x a", "r"), node("Shape", "r", "s"), proto]
+        nodes += [node("Reshape", "r t", "i"), node("Gemm", "i b", "y")]
+        with pytest.raises(ConversionError, match=r"node '\w+_1' \(\w+\) of"):
+            load(write(tmp_path / "x.onnx", nodes, tensors, shape))
+
+
+def test_names_with_line_breaks_are_shown_in_one_line(tmp_path: Path) -> None:
+    proto = node("MatMul", "x w", "y")
+    proto.input[0] = "a\nb"
+    with pytest.raises(ConversionError, match=r"input 'a b' to be known"):
+        load(write(tmp_path / "x.onnx", [proto], weights(w=(3, 2)), (2, 3)))

@@ -1,0 +1,115 @@
+"""True reasons: what a network is refused for, with no advice that would not help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from architectures import One
+from torch import Tensor, nn
+
+from nfn_graph.converters import ConversionError, from_module
+from nfn_graph.converters.pytorch.registry import HANDLERS
+
+
+def recurrent(m: nn.Module, x: Any) -> Any:
+    """A state of zeros for every entry of the batch, then an LSTM."""
+    state = torch.zeros(1, len(x), 4)
+    return m.b(m.rnn(x, (state, state))[0][:, -1])
+
+
+def stepwise(m: nn.Module, x: Any) -> Any:
+    """A cell that runs over time."""
+    state = None
+    for time in range(x.shape[1]):
+        state = m.rnn(x[:, time], state)
+    return m.b(state)
+
+
+def attended(m: nn.Module, x: Any) -> Any:
+    """An attention module behind a class token."""
+    tokens = torch.cat([m.token.expand(x.shape[0], -1, -1), m.a(x)], 1)
+    return m.b(m.attention(tokens, tokens, tokens)[0][:, 0])
+
+
+def by_hand(m: nn.Module, x: Any) -> Any:
+    """An attention with two heads."""
+    size, tokens, _ = x.shape
+    heads = m.a(x).view(size, tokens, 2, 2).transpose(1, 2)
+    weights = m.drop(torch.softmax(heads @ heads.transpose(-1, -2), -1))
+    return m.b((weights @ heads).transpose(1, 2).reshape(size, tokens, 4))
+
+
+TIME, ATTENTION = "recurrence over time", "attention"
+REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]] = {
+    "LSTM": (recurrent, {"rnn": nn.LSTM(3, 4, batch_first=True)}, rf"rnn.*{TIME}"),
+    "GRU cell": (stepwise, {"rnn": nn.GRUCell(3, 4)}, rf"rnn \(GRUCell\).*{TIME}"),
+    "attention": (
+        attended,
+        {
+            "attention": nn.MultiheadAttention(4, 2, batch_first=True),
+            "token": nn.Parameter(torch.rand(1, 1, 4)),
+        },
+        rf"attention \(MultiheadAttention\).*{ATTENTION}",
+    ),
+    "attention by hand": (by_hand, {"drop": nn.Dropout()}, rf"matmul.*{ATTENTION}"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+@pytest.mark.parametrize("with_example", [False, True])
+def test_the_reason_is_the_recurrence_or_the_attention(name: str, with_example: bool) -> None:
+    run, parts, reason = REASONS[name]
+    module = One(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2), **parts)
+    with pytest.raises(ConversionError, match=reason) as caught:
+        from_module(module, torch.rand(2, 5, 3) if with_example else None)
+    assert "example_input" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_called_is_no_reason() -> None:
+    module = One(lambda m, x: m.a(x).cumsum(1), a=nn.Linear(3, 4), rnn=nn.LSTM(3, 4))
+    with pytest.raises(ConversionError, match=r"cumsum.*along the neurons"):
+        from_module(module)
+
+
+def test_a_bug_of_ours_is_not_said_to_be_one_of_the_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(w: Any, input: Any, *_: Any, **__: Any) -> Any:
+        return {}["missing"]
+
+    monkeypatch.setitem(HANDLERS, "flatten", broken)
+    module = nn.Sequential(nn.Conv1d(3, 4, 1), nn.Flatten(), nn.Linear(20, 2))
+    with pytest.raises(RuntimeError, match=r"a bug in nfn-graph: 'flatten' led to KeyError"):
+        from_module(module)
+
+
+def test_arguments_that_are_not_known_are_named() -> None:
+    module = One(lambda m, x: m.b(m.a(x).flatten(1, 2, 3)), a=nn.Conv1d(3, 4, 1), b=nn.Linear(4, 2))
+    with pytest.raises(ConversionError, match=r"arguments of 'flatten'.*too many positional"):
+        from_module(module)
+
+
+def test_sizes_that_depend_on_the_input_ask_for_an_example() -> None:
+    module = One(
+        lambda m, x: m.b(m.a(x).chunk(x.shape[1], 1)[0]), a=nn.Linear(3, 6), b=nn.Linear(2, 2)
+    )
+    with pytest.raises(ConversionError, match=r"sizes that are known.*'chunk'.*example_input"):
+        from_module(module)
+    assert from_module(module, torch.rand(4, 3)).spec.neuron["hidden1"]
+
+
+def test_bounds_that_are_tensors_are_refused() -> None:
+    module = One(lambda m, x: m.a(x)[:, : x.argmax()], a=nn.Linear(3, 6))
+    with pytest.raises(ConversionError, match=r"bounds of a slice \(got a tensor\)"):
+        from_module(module)
+
+
+def test_stored_tensors_alone_are_not_stacked() -> None:
+    vector = nn.Parameter(torch.rand(6))
+    module = One(lambda m, x: m.a(x) + torch.stack([m.c, m.c]), a=nn.Linear(3, 6), c=vector)
+    with pytest.raises(ConversionError, match=r"stack.*tensors of the checkpoint"):
+        from_module(module)
