@@ -27,11 +27,13 @@ from nfn_graph.converters.conversion import (
 from nfn_graph.converters.errors import located, one_line, printable, reason_of
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
+Globals = Annotated[tuple[str, ...], arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
 
 
@@ -41,7 +43,10 @@ def inspect(
     *,
     arch: Arch = None,
     flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
     input_shape: InputShape = None,
+    key: str | None = None,
+    safe_globals: Globals = (),
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -54,16 +59,21 @@ def inspect(
       nfn-graph inspect cnn.npz --flatten channels_first
       nfn-graph inspect weights.safetensors --arch my_package.models:make_resnet
       nfn-graph inspect mnist.pt --input-shape 1 1 28 28 --flatten channels_first
+      nfn-graph inspect agent.pth --key actor
+      nfn-graph inspect arrays.npz --orientation in_out
       nfn-graph inspect runs/ --json
 
     Args:
         files: Checkpoint files, or folders of them.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
+        key: The name of the network in a file that holds several.
+        safe_globals: Classes and functions that a PyTorch file may use: trust them.
         json: Print one JSON object per line instead of tables.
     """
-    options = Options(arch, flatten, input_shape)
+    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     failed = False
@@ -93,7 +103,10 @@ def convert(
     out: Path,
     arch: Arch = None,
     flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
     input_shape: InputShape = None,
+    key: str | None = None,
+    safe_globals: Globals = (),
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -119,7 +132,10 @@ def convert(
         out: The store to write to, a folder; made if it does not exist.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
+        key: The name of the network in a file that holds several.
+        safe_globals: Classes and functions that a PyTorch file may use: trust them.
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
@@ -132,7 +148,7 @@ def convert(
             f"Expected neither --shard nor --workers with --engine {engine}, which divides the "
             f"files itself (got --shard {shard} --workers {workers})"
         )
-    options = Options(arch, flatten, input_shape)
+    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
         if engine == "local":
@@ -169,7 +185,10 @@ def draw(
     output: Annotated[Path, arg(aliases=["-o"])],
     arch: Arch = None,
     flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
     input_shape: InputShape = None,
+    key: str | None = None,
+    safe_globals: Globals = (),
     max_neurons: int = 16,
 ) -> int:
     """Draw the network of a checkpoint file: neurons, weights by colour, kernels.
@@ -183,14 +202,19 @@ def draw(
         output: The picture; its suffix says the format (png, pdf, svg).
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
         flatten: The order of entries between convolution and dense layer, if the file has none.
+        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
+        key: The name of the network in a file that holds several.
+        safe_globals: Classes and functions that a PyTorch file may use: trust them.
         max_neurons: How many neurons of a layer are shown at most.
     """
     from nfn_graph.converters.draw import draw as draw_graph
 
     if output.is_dir():
         raise IsADirectoryError(f"Expected a file to draw to (got the folder '{output}')")
-    graph: WeightGraph = load_file(file, Options(arch, flatten, input_shape))
+    graph: WeightGraph = load_file(
+        file, Options(arch, flatten, input_shape, orientation, key, safe_globals)
+    )
     draw_graph(graph, max_neurons=max_neurons).savefig(output)
     print(output)
     return 0

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 # Whether to show where a mistake of ours is, as for all commands.
 _TRACEBACK = "NFN_GRAPH_TRACEBACK"
+
+# How messages of Python functions name options.
+_VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*\])")
+_UNVALUED = {
+    re.compile(r"\barch(=\.\.\.)?(, on the meta device if it is large)?(?![\w.])"): "--arch",
+    re.compile(r"\b(an )?example_input(=\.\.\.)?(?![\w.])"): "--input-shape",
+}
 
 
 class ConversionError(ValueError):
@@ -28,6 +36,23 @@ def reason_of(error: Exception) -> str:
 def one_line(error: BaseException | str) -> str:
     """What an error says, without line breaks and other signs that a terminal would obey."""
     return printable(" ".join(str(error).split()) or type(error).__name__)
+
+
+def in_command_line(message: str) -> str:
+    """A message that names options as commands have them: `--flatten channels_first`.
+
+    Messages name options that take a text with it (`flatten='channels_first'`), and others alone
+    (`arch`, `an example_input`).
+    """
+    message = _VALUED.sub(_as_option, message)
+    for pattern, option in _UNVALUED.items():
+        message = pattern.sub(option, message)
+    return message
+
+
+def _as_option(match: re.Match[str]) -> str:
+    values = match[2].strip("[]").replace("'", "").replace(",", "")
+    return f"--{match[1].replace('_', '-')} {values}"
 
 
 def located(path: Path | str, reason: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nfn_graph.converters.files.zip_directory import ZipEntry
 from nfn_graph.converters.keras.model import from_keras, save_keras
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
+from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.state_dict import from_state_dict, to_state_dict
 
 _WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
@@ -36,7 +37,10 @@ def load(
     *,
     arch: nn.Module | None = None,
     flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
+    key: str | None = None,
     example_input: Any = None,
+    safe_globals: Sequence[str] = (),
 ) -> WeightGraph:
     """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
 
@@ -50,8 +54,14 @@ def load(
             An ONNX file knows its topology.
         flatten: The order of the entries between a convolution and a dense layer, for files
             that do not say it.
+        orientation: How weights are stored, for files that do not say it: as `[out, in, ...]`
+            (`"out_in"`) or as `[..., in, out]` (`"in_out"`); see :func:`from_state_dict`.
+        key: The name of the network in a file that holds several; see :func:`from_state_dict`.
         example_input: An input of the network, where its shape decides; see
             :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
+        safe_globals: Names of classes and functions that a PyTorch file may use beside those
+            that torch allows, such as `"numpy.dtype"`; see
+            :func:`torch.serialization.safe_globals`. They are called: name only what you trust.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -72,8 +82,15 @@ def load(
                 return read_graph(path, file)
             tensors: Mapping[str, Any] = file.tensors
         else:
-            tensors = _read(path, format_, entries)
-        return from_state_dict(tensors, arch=arch, flatten=flatten, example_input=example_input)
+            tensors = _read(path, format_, entries, safe_globals)
+        return from_state_dict(
+            tensors,
+            arch=arch,
+            flatten=flatten,
+            orientation=orientation,
+            key=key,
+            example_input=example_input,
+        )
     except ConversionError as error:
         if str(path) in str(error):
             raise
@@ -86,7 +103,9 @@ def read_tensors(path: str | Path) -> Mapping[str, Any]:
     return _read(path, *detect(path))
 
 
-def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, Any]:
+def _read(
+    path: Path, format_: Format, entries: list[ZipEntry], safe_globals: Sequence[str] = ()
+) -> Mapping[str, Any]:
     if format_ == "safetensors":
         return safetensors.read(path)
     if format_ == "npz":
@@ -95,7 +114,7 @@ def _read(path: Path, format_: Format, entries: list[ZipEntry]) -> Mapping[str, 
         return keras.read(path).tensors
     if format_ == "onnx":
         return onnx.read(path)[1]
-    return pytorch.read(path, format_ == "pytorch_legacy", entries)
+    return pytorch.read(path, format_ == "pytorch_legacy", entries, safe_globals)
 
 
 def save(

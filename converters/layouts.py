@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.chain import Hints, chain_layout
+from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, chain_layout
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
@@ -20,6 +20,8 @@ from nfn_graph.data import Layout
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 _MOST_CACHED = 64
+# Most tensors differ in the first few entries.
+_FIRST_ENTRIES = 4
 _chains: dict[tuple[Signature, Hints], Layout] = {}
 _archs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout]] = weakref.WeakKeyDictionary()
 
@@ -81,7 +83,10 @@ def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: 
             f"{keys.unknown[:5]})"
         )
     for key, own in keys.names.items():
-        if tensors[own].shape != expected[key].shape:
+        # Some programs save a counter as a vector of one entry.
+        is_counter = not tensors[own].is_floating_point() and tensors[own].numel() == 1
+        has_shape = tensors[own].shape == expected[key].shape
+        if not has_shape and not (is_counter and expected[key].numel() == 1):
             raise ConversionError(
                 f"Expected '{own}' of shape {tuple(expected[key].shape)} as in "
                 f"{type(arch).__name__} (got {tuple(tensors[own].shape)})"
@@ -100,14 +105,35 @@ def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: 
 
 
 def _check_apart(tensors: Mapping[str, Any]) -> None:
-    """Without a module, nobody knows whether a shared tensor is used once or twice."""
-    seen: dict[int, str] = {}
+    """Without a module, nobody knows whether a shared or repeated tensor is used once or twice."""
+    memory: dict[int, str] = {}
+    alike: dict[Any, list[str]] = {}
     for key, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.dim() > 1 and not tensor.is_meta:
-            first = seen.setdefault(tensor.data_ptr(), key)
-            if first != key:
-                raise ConversionError(
-                    f"Expected tensors of their own (got '{first}' and '{key}' in the same "
-                    f"memory: one layer under two names, or one weight used twice). Give the "
-                    f"network as arch"
-                )
+        if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
+            continue
+        if tensor.dim() > 1 and (first := memory.setdefault(tensor.data_ptr(), key)) != key:
+            raise _repeated(first, key, "in the same memory")
+        start = _bits(tensor.flatten()[:_FIRST_ENTRIES]).tolist()
+        same = alike.setdefault((tensor.shape, tensor.dtype, *start), [])
+        for other in same:
+            if _are_copies(_bits(tensor), _bits(tensors[other])):
+                raise _repeated(other, key, "with the same values")
+        same.append(key)
+
+
+def _repeated(first: str, second: str, how: str) -> ConversionError:
+    return ConversionError(
+        f"Expected tensors of their own (got '{first}' and '{second}' {how}: one layer under two "
+        f"names, or one weight used twice). {ASK_FOR_ARCH}"
+    )
+
+
+def _are_copies(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors are equal, and not just filled with one number."""
+    return torch.equal(one, other) and bool((one != one[:1]).any())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The entries as whole numbers, which can be compared whatever their type."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().contiguous().flatten().view(integers[tensor.element_size()])

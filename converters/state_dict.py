@@ -18,12 +18,14 @@ from nfn_graph.converters.channels import (
     channel_index,
     widened,
 )
+from nfn_graph.converters.checkpoint import find_state_dict
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
 from nfn_graph.converters.one_network import check_module, layout_of
-from nfn_graph.converters.prefixes import Keys, find_state_dict
+from nfn_graph.converters.orientation import Orientation, turned, turned_back
+from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.spec import Key
@@ -34,15 +36,18 @@ def from_state_dict(
     *,
     arch: nn.Module | None = None,
     flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
+    key: str | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
 ) -> WeightGraph:
     """The weight graph of a checkpoint without its module.
 
     A chain of layers, an MLP or a plain CNN with or without norms, is inferred from keys and
-    shapes, in whatever order the keys come. A chain is assumed to be just that: every layer
-    reads the one before it and nothing else, weights are stored as torch does it,
-    `[out, in, ...]`, and numbers in keys that are otherwise the same count the layers. Names
+    shapes. A chain is assumed to be just that: every layer reads the one before it and nothing
+    else, and it explains every floating-point tensor. Numbers in keys that are otherwise the
+    same count the layers. The order of the keys decides nothing by itself, but where shapes
+    leave a choice it must not contradict the names, unless keys are sorted as text. Names
     that state something else (residual blocks, embeddings, gates, recurrence, attention,
     transposed convolutions, parallel branches) are refused, and so are numbered modules with
     several weights that return as many neurons as they read, which may have an addition
@@ -58,11 +63,11 @@ def from_state_dict(
     parameters, such as a norm without them, leaves no trace in a checkpoint; give `arch`.
 
     A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
-    `model`, the first of these and also inside one another, or as the only mapping of tensors;
-    what lies beside it is left out. The prefixes of DDP (`module.`) and `torch.compile`
-    (`_orig_mod.`) are understood. With `arch`, its keys may lie behind any one prefix
-    (`encoder.`), and tensors without it are carried along. NumPy arrays are taken for tensors.
-    The graph may share the memory of the tensors.
+    `model`, the first of these and also inside one another, or as the only mapping of tensors,
+    which may be the one entry of a list; what lies beside it is left out. The prefixes of DDP
+    (`module.`) and `torch.compile` (`_orig_mod.`) are understood. With `arch`, its keys may lie
+    behind any one prefix (`encoder.`), and tensors without it are carried along. NumPy arrays
+    are taken for tensors. The graph may share the memory of the tensors.
 
     Args:
         state_dict: Tensors by key, or a checkpoint that holds such a mapping.
@@ -71,6 +76,11 @@ def from_state_dict(
         flatten: Which entries run fastest where a convolution meets a linear layer:
             the positions of a channel (`"channels_first"`, as `nn.Flatten` does) or the
             channels of a position (`"channels_last"`).
+        orientation: How weights are stored, if their shapes allow both or their names do not
+            say it: `[out, in, ...]`, as torch does it (`"out_in"`), or `[..., in, out]`, as
+            NumPy, JAX and TensorFlow programs do (`"in_out"`).
+        key: The name of the network in a checkpoint that holds several: that of a mapping, or
+            the prefix of its keys. It is not needed if `arch` fits only one of them.
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
             :func:`from_module`. Of a chain, its shape tells what a first convolution
             `[n, 1, ...]` reads.
@@ -83,11 +93,21 @@ def from_state_dict(
         raise ValueError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
+    if orientation not in (None, *get_args(Orientation)):
+        raise ValueError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
     if arch is not None:
         check_module(arch, "arch")
-    found = find_state_dict(state_dict)
-    hints = Hints(flatten, None if arch is not None else _input_shape(example_input))
-    return build_graph(find_layout(found, arch, hints, example_input), found, channels)
+    found = find_state_dict(state_dict, key, arch)
+    hints = Hints(
+        flatten,
+        None if arch is not None else _input_shape(example_input),
+        orientation="out_in" if orientation else None,
+    )
+    if orientation == "in_out":
+        layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
+    else:
+        layout = find_layout(found, arch, hints, example_input)
+    return build_graph(layout, found, channels)
 
 
 def _input_shape(example_input: Any) -> tuple[int, ...] | None:
@@ -176,7 +196,7 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     own = network.state_dict()
     keys = Keys(state_dict, own)
     if keys.fit:
-        state_dict = {key: state_dict[name] for key, name in keys.names.items()}
+        state_dict = {key: _like(own[key], state_dict[name]) for key, name in keys.names.items()}
     elif has_keras_tensors(layout_of(graph), state_dict):
         state_dict = _torch_tensors(state_dict, network)
     on_meta = any(tensor.is_meta for tensor in own.values())
@@ -196,6 +216,12 @@ def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, T
     names = arch_names(module, tensors, tensors, is_ordered)
     counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
     return {**counters, **{t.name: t.view(tensors[key]) for key, t in names.items()}}
+
+
+def _like(own: Tensor, value: Any) -> Any:
+    """A counter of one entry in the shape that a module has for it."""
+    is_counter = isinstance(value, Tensor) and not value.is_floating_point()
+    return value.reshape(own.shape) if is_counter and value.numel() == own.numel() == 1 else value
 
 
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:

@@ -1,23 +1,28 @@
 """The chain of layers that keys and shapes of a state dict tell of: an MLP or a plain CNN.
 
 Shapes decide which weights can follow one another; numbers in keys that are otherwise the
-same (`layers.0`, `layers.2`) decide their order. The order of the keys in the dict says
-nothing. What is left open is refused with the possible readings, and so are names that state
-another topology.
+same (`layers.0`, `layers.2`) decide their order, unless the order of the file contradicts them.
+What is left open is refused with the possible readings, and so are names that state another
+topology, and tensors that no layer explains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from nfn_graph.converters.chain.names import Name, stem
-from nfn_graph.converters.chain.norms import VectorGroup, check_groups, find_layer
-from nfn_graph.converters.chain.order import ChainLayer, only_order
+from nfn_graph.converters.chain.joining import FlattenOrder, joined
+from nfn_graph.converters.chain.norms import VectorGroup, check_groups
+from nfn_graph.converters.chain.order import ChainLayer, NotChained, can_chain, only_order
+from nfn_graph.converters.chain.parts import find_parts, listed
+from nfn_graph.converters.chain.places import Places
 from nfn_graph.converters.chain.topology import (
     ASK_FOR_ARCH,
     NamedWeight,
@@ -25,11 +30,8 @@ from nfn_graph.converters.chain.topology import (
     check_names,
 )
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring import Value, Wiring
+from nfn_graph.converters.orientation import turned
 from nfn_graph.data import Layout
-
-#: Which entries run fastest where positions are flattened: those of a channel, or the channels.
-FlattenOrder = Literal["channels_first", "channels_last"]
 
 # Images have at most so many channels.
 _IMAGE_CHANNELS = 4
@@ -44,39 +46,153 @@ class Hints:
         input_shape: The shape of an input, if known.
         depthwise: The keys of depthwise kernels; None if only shapes tell.
         is_chain: Whether the network is known to be a chain, whatever its names say.
+        orientation: How the weights are stored; None if only shapes and names tell.
     """
 
     flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
     depthwise: frozenset[str] | None = None
     is_chain: bool = False
+    orientation: Literal["out_in"] | None = "out_in"
 
 
 def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     """The layout of the chain that a state dict can only be."""
     weights = [key for key, tensor in tensors.items() if tensor.dim() > 1]
     if not weights:
-        raise ConversionError(f"Expected weights with at least two axes (got {_listed(tensors)})")
+        got = listed(tensors, list(tensors))
+        raise ConversionError(f"Expected weights with at least two axes (got {got})")
     if not hints.is_chain:
         check_names(weights)
-    layers, groups = _parts(tensors)
-    chain = only_order(layers)
+    if hints.orientation is None:
+        _check_orientation(tensors)
+    layers, groups = find_parts(tensors)
+    floating = [key for key, tensor in tensors.items() if tensor.is_floating_point()]
+    is_sorted = _are_sorted(tensors, floating)
+    chain = only_order(layers, is_sorted)
     channels = _input_channels(chain, hints)
     if not hints.is_chain:
         check_chain(_named(chain, channels))
+    places = Places(chain, channels, floating, is_sorted)
     scalars = []
-    shapes = [(layer.name, layer.shape) for layer in chain]
-    shapes[0] = (chain[0].name, (chain[0].shape[0], channels))
     for group in groups:
-        if group.size == 1 and not any(layer.shape[0] == 1 for layer in chain):
+        at = places.find(group, [g for g in groups if g.template == group.template])
+        if at is None:
             scalars.append(group)
             continue
-        at = find_layer(group, shapes, [g for g in groups if g.template == group.template])
         behind = chain[max(at - 1, 0)]
         is_flat = group.size != (behind.shape[0] if at else channels)
         check_groups(group, 0 if is_flat else behind.spatial)
         behind.vectors.append(group if at else group.at_input())
-    return _wired(tensors, chain, scalars, channels, hints.flatten)
+    shared = [group for group in groups if group.may_be_shared]
+    if len({group.template for group in shared}) > 1:
+        raise ConversionError(
+            f"Expected names that tell the order of numbers that layers share (got "
+            f"{[group.keys[0] for group in shared]}). {ASK_FOR_ARCH}"
+        )
+    scalars.sort(key=lambda group: group.name.numbers)
+    for layer in chain:
+        layer.vectors = _in_order(layer.vectors)
+    if not is_sorted:
+        _check_exchangeable(tensors, _vectors(chain, scalars))
+    return joined(tensors, chain, scalars, channels, hints.flatten)
+
+
+def _in_order(groups: Sequence[VectorGroup]) -> list[VectorGroup]:
+    """Groups at one layer in the order of their use; those of flat entries are the last ones."""
+    ordered = sorted(groups, key=lambda g: (not g.is_input, g.size, g.name.numbers))
+    for one, other in pairwise(ordered):
+        is_told = one.name.precedes(other.name) or one.name.is_indexed_before(other.name)
+        if (one.is_input, one.size) == (other.is_input, other.size) and not is_told:
+            raise ConversionError(
+                f"Expected names that tell which of '{one.keys[0]}' and '{other.keys[0]}' comes "
+                f"first (got both at one layer). {ASK_FOR_ARCH}"
+            )
+    return ordered
+
+
+def _are_sorted(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> bool:
+    """Whether keys come as text is sorted, which says nothing about layers.
+
+    The tensors of each type by themselves: so safetensors writes them.
+    """
+    by_type: dict[torch.dtype, list[str]] = {}
+    for key in keys:
+        by_type.setdefault(tensors[key].dtype, []).append(key)
+    return all(own == sorted(own) for own in by_type.values())
+
+
+def _check_orientation(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses weights that form a chain as `[..., in, out]`, too, or only so.
+
+    That `layer.weight` is `[out, in, ...]` is torch's convention.
+    """
+    weights = {key: tensor for key, tensor in tensors.items() if tensor.dim() > 1}
+    is_torch = all(key.rpartition(".")[2] == "weight" for key in weights)
+    try:
+        is_chain = can_chain(find_parts(tensors)[0])
+    except NotChained:
+        is_chain = False
+    # Of kernels, the last axes are equal sizes of windows, which would chain by themselves.
+    if is_torch and (is_chain or any(tensor.dim() > 2 for tensor in weights.values())):
+        return
+    try:
+        is_turned_chain = can_chain(find_parts(turned(tensors))[0])
+    except NotChained:
+        is_turned_chain = False
+    except ConversionError:  # several readings
+        is_turned_chain = True
+    if is_turned_chain:
+        ways = "both ways" if is_chain else "only as [..., in, out]: they are transposed"
+        options = "orientation='in_out'" + (" or orientation='out_in'" if is_chain else "")
+        raise ConversionError(
+            f"Expected weights that form a chain only as [out, in, ...] (got "
+            f"{listed(weights, list(weights))}, which form one {ways}). Give {options}"
+        )
+
+
+def _vectors(chain: Sequence[ChainLayer], scalars: Sequence[VectorGroup]) -> Iterator[str]:
+    """The keys of all vectors in the order of their use."""
+    for layer in chain:
+        yield from (key for group in layer.vectors if group.is_input for key in group.keys)
+        yield from [layer.bias] if layer.bias else []
+        yield from (key for group in layer.vectors if not group.is_input for key in group.keys)
+    yield from (key for group in scalars for key in group.keys)
+
+
+def _check_exchangeable(tensors: Mapping[str, Tensor], used: Iterable[str]) -> None:
+    """Refuses vectors that may have got each other's names.
+
+    That is, vectors of one role and size whose modules are scattered over the file, or counted in
+    another order than they are stored.
+    """
+    order = {key: i for i, key in enumerate(k for k in tensors if tensors[k].is_floating_point())}
+    modules: dict[str, list[int]] = {}
+    alike: dict[tuple[str, int], list[str]] = {}
+    for key, at in order.items():
+        module, _, role = key.rpartition(".")
+        modules.setdefault(module, []).append(at)
+        if tensors[key].dim() < 2:
+            alike.setdefault((role, tensors[key].numel()), []).append(key)
+    scattered = {m for m, found in modules.items() if found[-1] - found[0] >= len(found)}
+    for keys in alike.values():
+        apart = [key for key in keys if key.rpartition(".")[0] in scattered]
+        if len(keys) > 1 and apart:
+            raise ConversionError(
+                f"Expected the tensors of a module side by side (got others between '{apart[0]}' "
+                f"and those stored with it, and '{keys[keys[0] == apart[0]]}' of its size). "
+                f"{ASK_FOR_ARCH}"
+            )
+    last: dict[tuple[str, int], str] = {}
+    for key in used:
+        counted = re.sub(r"\d+", "#", key), tensors[key].numel()
+        before = last.setdefault(counted, key)
+        if order[key] < order[before]:
+            raise ConversionError(
+                f"Expected vectors of one size in the order of their layers (got '{key}' stored "
+                f"before '{before}', behind which its name places it). {ASK_FOR_ARCH}"
+            )
+        last[counted] = key
 
 
 def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:
@@ -117,145 +233,3 @@ def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
             f"counts. {ASK_FOR_ARCH}, if it is no chain"
         )
     return inputs
-
-
-def _wired(
-    tensors: Mapping[str, Tensor],
-    chain: Sequence[ChainLayer],
-    scalars: Sequence[VectorGroup],
-    channels: int,
-    flatten: FlattenOrder | None,
-) -> Layout:
-    w = Wiring(tensors)
-    x: Value = w.input()
-    before: ChainLayer | None = None
-    for layer in chain:
-        with w.at(f"'{layer.key}'"):
-            inputs = [g for g in layer.vectors if g.is_input]
-            for group in sorted(inputs, key=lambda g: g.name.numbers):
-                x = w.channelwise(
-                    w.ranked(x, layer.spatial + 2), [w.parameter(k) for k in group.keys], 1
-                )
-            weight = w.parameter(layer.key)
-            bias = None if layer.bias is None else w.parameter(layer.bias)
-            if layer.spatial:
-                x = w.conv(x, weight, bias, groups=channels if layer.is_depthwise(channels) else 1)
-            else:
-                x = _flattened(w, x, layer, before, flatten)
-                x = w.linear(x, weight, bias)
-            for group in sorted(layer.vectors, key=lambda g: (g.size, g.name.numbers)):
-                if not group.is_input:
-                    x = _with_vectors(w, x, layer, group, flatten)
-        before, channels = layer, layer.shape[0]
-    for group in scalars:
-        for key in group.keys:
-            x = w.combine(x, w.parameter(key))
-    w.output(x)
-    return w.layout()
-
-
-def _with_vectors(
-    w: Wiring, x: Value, layer: ChainLayer, group: VectorGroup, flatten: FlattenOrder | None
-) -> Value:
-    channels = x.shape[1] if x.shape else None
-    if layer.spatial and group.size != channels and len(x.shape or ()) > 2:
-        x = _flat(w, x, layer.spatial, flatten, group.keys[0], group.size, channels or 1)
-    return w.channelwise(x, [w.parameter(key) for key in group.keys], 1)
-
-
-def _flattened(
-    w: Wiring, x: Value, layer: ChainLayer, before: ChainLayer | None, flatten: FlattenOrder | None
-) -> Value:
-    """The input of a linear layer, whose positions are gone or flattened."""
-    rank = len(x.shape or ())
-    if before is None or rank <= 2:
-        return x
-    channels, inputs = (x.shape or (0, 0))[1], layer.shape[1]
-    if channels == inputs:
-        return w.reduce(x, range(2, rank))
-    return _flat(w, x, rank - 2, flatten, layer.key, inputs, channels or 1)
-
-
-def _flat(
-    w: Wiring,
-    x: Value,
-    spatial: int,
-    flatten: FlattenOrder | None,
-    key: str,
-    size: int,
-    channels: int,
-) -> Value:
-    if flatten is None:
-        raise ConversionError(
-            f"Expected flatten='channels_first' or flatten='channels_last' (got none). The "
-            f"{size} entries of '{key}' are {channels} channels times {size // channels} "
-            f"positions, in either order. {ASK_FOR_ARCH}, if it permutes before it flattens"
-        )
-    if flatten == "channels_last":
-        x = w.permute(x, [0, *range(2, spatial + 2), 1])
-    return w.flatten(x, 1)
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[VectorGroup]]:
-    """The weights with their biases, and the vectors of norms and the like by module."""
-    layers: list[ChainLayer] = []
-    vectors: dict[str, list[str]] = {}
-    for key, tensor in tensors.items():
-        if tensor.is_complex() or (tensor.dim() > 1 and not tensor.is_floating_point()):
-            raise ConversionError(
-                f"Expected floating-point weights (got '{key}' of {tensor.dtype})"
-            )
-        if 0 in tensor.shape:
-            raise ConversionError(
-                f"Expected tensors with entries (got '{key}' of shape {list(tensor.shape)})"
-            )
-        if tensor.dim() > 1:
-            layers.append(ChainLayer(key, tuple(tensor.shape), Name.of(stem(key))))
-        elif tensor.is_floating_point():
-            module, _, leaf = key.rpartition(".")
-            vectors.setdefault(module or leaf, []).append(key)
-    groups = []
-    for module, keys in vectors.items():
-        left = [key for key in keys if not _pair_bias(key, module, tensors, layers)]
-        sizes = {tensors[key].numel() for key in left}
-        if len(sizes) > 1 or (left and "." not in left[0]):
-            for key in left:
-                _pair_by_size(key, tensors, layers)
-        elif left:
-            groups.append(VectorGroup.of(module, left, sizes.pop()))
-    return layers, groups
-
-
-def _pair_bias(
-    key: str, module: str, tensors: Mapping[str, Tensor], layers: Sequence[ChainLayer]
-) -> bool:
-    """Gives a vector to the weight of its module, or of its name but for the role."""
-    size = tensors[key].numel()
-    own = [n for n in layers if "." in key and n.key.rpartition(".")[0] == module]
-    if len(own) != 1:
-        own = [n for n in layers if stem(n.key) == stem(key)]
-    if len(own) != 1 or own[0].bias is not None:
-        return False
-    if own[0].shape[0] != size:
-        raise ConversionError(
-            f"Expected '{key}' to have {own[0].shape[0]} entries, the outputs of "
-            f"'{own[0].key}' (got {size})"
-        )
-    own[0].bias = key
-    return True
-
-
-def _pair_by_size(key: str, tensors: Mapping[str, Tensor], layers: Sequence[ChainLayer]) -> None:
-    size = tensors[key].numel()
-    fitting = [n for n in layers if n.bias is None and n.shape[0] == size]
-    if len(fitting) != 1:
-        raise ConversionError(
-            f"Expected one weight that the vector '{key}' of {size} entries can belong to "
-            f"(got {[n.key for n in fitting] or 'none'}). {ASK_FOR_ARCH}"
-        )
-    fitting[0].bias = key
-
-
-def _listed(tensors: Mapping[str, Tensor]) -> str:
-    shown = [f"'{key}' {list(t.shape)}" for key, t in list(tensors.items())[:5]]
-    return f"{len(tensors)} tensors: {', '.join(shown)}" if shown else "no tensors"

@@ -1,4 +1,4 @@
-"""Which layer of a chain the vectors of a norm, or of a PReLU, belong to, and which norm it is."""
+"""The vectors of a norm, or of a PReLU, and which norm it is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nfn_graph.converters.chain.names import Name, spelled, stem
+from nfn_graph.converters.chain.names import Name, spelled
+from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
-
-_LEAVES = ("weight", "bias", "running_mean", "running_var")
 
 # Names of norms whose channels are free, and of the one whose channels may not be.
 _FREE_NORM = re.compile(
@@ -17,7 +16,14 @@ _FREE_NORM = re.compile(
 )
 _GROUP_NORM = re.compile(r"(?<![a-z])(gns?(?![a-z])|group)")
 
-Layers = Sequence[tuple[Name, tuple[int, ...]]]
+# What the vectors of a norm, or the slopes of a PReLU, are called, in the order of their taps.
+_ROLES = {
+    "scale": ("weight", "gamma", "scale", "g"),
+    "shift": ("bias", "beta", "shift", "offset", "b"),
+    "mean": ("running_mean", "moving_mean", "mean"),
+    "variance": ("running_var", "moving_variance", "moving_var", "variance", "var"),
+    "slope": ("alpha", "slope", "a"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,38 @@ class VectorGroup:
     def of(cls, module: str, keys: Sequence[str], size: int) -> VectorGroup:
         """The group of a module."""
 
-        def rank(key: str) -> tuple[int, str]:
-            leaf = key.rpartition(".")[2]
-            return (_LEAVES.index(leaf) if leaf in _LEAVES else len(_LEAVES), key)
-
-        return cls(Name.of(stem(module)), tuple(sorted(keys, key=rank)), size)
+        order = list(_ROLES)
+        ranked = sorted(keys, key=lambda key: order.index(_role(key) or order[-1]))
+        return cls(Name.of(module), tuple(ranked), size)
 
     @property
     def template(self) -> str:
         """The module's name without its numbers."""
         return self.name.template
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether it is one number, which all neurons of a layer may share."""
+        return self.size == len(self.keys) == 1
+
     def at_input(self) -> VectorGroup:
         """The same, acting on the network's input."""
         return replace(self, is_input=True)
+
+
+def are_norm(keys: Sequence[str]) -> bool:
+    """Whether the vectors of a module are those of a norm, or the slopes of a PReLU."""
+    roles = {_role(key) for key in keys}
+    if None in roles or len(roles) < len(keys):
+        return False
+    if {"mean", "variance"} <= roles:
+        return "slope" not in roles
+    return roles in ({"scale"}, {"slope"}, {"scale", "shift"})
+
+
+def _role(key: str) -> str | None:
+    leaf = key.rpartition(".")[2]
+    return next((role for role, leaves in _ROLES.items() if leaf in leaves), None)
 
 
 def check_groups(group: VectorGroup, spatial: int) -> None:
@@ -84,88 +108,5 @@ def check_groups(group: VectorGroup, spatial: int) -> None:
         f"Expected to know which norm '{group.keys[0]}' of {group.size} entries belongs to (got "
         f"two vectors without running statistics: GroupNorm with {numbers} groups, whose channels "
         f"cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, LayerNorm, "
-        f"InstanceNorm or a BatchNorm without statistics, whose channels can). Give the network "
-        f"as arch, on the meta device if it is large"
+        f"InstanceNorm or a BatchNorm without statistics, whose channels can). {ASK_FOR_ARCH}"
     )
-
-
-def find_layer(group: VectorGroup, layers: Layers, siblings: Sequence[VectorGroup]) -> int:
-    """The neuron layer that a group belongs to, 0 for the input.
-
-    A place between the numbers of a container (`net.0`, here `net.1`, `net.3`) decides; else
-    the same numbers as a weight's (`conv2`, `bn2`), if all groups of that name fit in one
-    way, after their weights or before them; else the size, if one layer has it.
-    """
-    between = _between(group, layers)
-    if between is not None:
-        _check_size(group, layers, between)
-        return between
-    readings = {
-        tuple(places)
-        for template in dict.fromkeys(name.template for name, _ in layers)
-        for offset in (1, 0)
-        if (places := _paired(siblings, layers, template, offset)) is not None
-    }
-    at = siblings.index(group)
-    found = sorted({places[at] for places in readings})
-    if not found:
-        found = [i for i in range(len(layers) + 1) if _fits(group.size, layers, i, exactly=True)]
-    if len(found) == 1:
-        return found[0]
-    shown = ["the input" if i == 0 else f"the outputs of layer {i}" for i in found]
-    raise ConversionError(
-        f"Expected one layer that '{group.keys[0]}' of {group.size} entries can belong to (got "
-        f"{' or '.join(shown) or 'none'}). Give the network as arch"
-    )
-
-
-def _between(group: VectorGroup, layers: Layers) -> int | None:
-    """The layer that a place in a numbered container gives, None if there is none."""
-    if not group.template.endswith("#"):
-        return None
-    container, number = group.name.numbers[:-1], group.name.numbers[-1]
-    depth = len(group.name.numbers)
-    mates = [
-        (name.numbers[depth - 1], i)
-        for i, (name, _) in enumerate(layers)
-        if name.template.startswith(group.template) and name.numbers[: depth - 1] == container
-    ]
-    if not mates or any(n == number for n, _ in mates):
-        return None
-    before = [i for n, i in mates if n < number]
-    return max(before) + 1 if before else min(i for _, i in mates)
-
-
-def _paired(
-    siblings: Sequence[VectorGroup], layers: Layers, template: str, offset: int
-) -> list[int] | None:
-    """The layers of all groups of one name, each at the weight with its numbers."""
-    places = []
-    for group in siblings:
-        same = [
-            i
-            for i, (name, _) in enumerate(layers)
-            if name.template == template and name.numbers == group.name.numbers
-        ]
-        if len(same) != 1 or not _fits(group.size, layers, same[0] + offset, exactly=False):
-            return None
-        places.append(same[0] + offset)
-    return places
-
-
-def _fits(size: int, layers: Layers, at: int, *, exactly: bool) -> bool:
-    """Whether a vector has an entry for every neuron of a layer, or for every flat entry."""
-    channels = layers[0][1][1] if at == 0 else layers[at - 1][1][0]
-    if size == channels:
-        return True
-    read = layers[at][1][1] if at < len(layers) else channels
-    return not exactly and at > 0 and size == read and size % channels == 0
-
-
-def _check_size(group: VectorGroup, layers: Layers, at: int) -> None:
-    if not _fits(group.size, layers, at, exactly=False):
-        channels = layers[0][1][1] if at == 0 else layers[at - 1][1][0]
-        raise ConversionError(
-            f"Expected '{group.keys[0]}' to have {channels} entries, one for each neuron it "
-            f"stands behind (got {group.size})"
-        )

@@ -1,9 +1,15 @@
-"""The one order in which the weights of a state dict can follow one another."""
+"""The one order in which the weights of a state dict can follow one another.
+
+Shapes say which weights can follow one another, numbers in names count them, and a file keeps
+them in some order. None of these is enough: widths repeat, `dec3, dec2, dec1` counts down, and a
+file may be sorted by name. So an order is taken only if no two of them contradict each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from nfn_graph.converters.chain.names import Name
 from nfn_graph.converters.chain.norms import VectorGroup
@@ -11,6 +17,13 @@ from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
 
 _MOST_STEPS = 10_000
+
+#: Whether names say that one weight comes before another.
+Precedes = Callable[[Name, Name], bool]
+
+
+class NotChained(ConversionError):
+    """Shapes that form no chain in any order."""
 
 
 @dataclass
@@ -28,13 +41,17 @@ class ChainLayer:
         """Axes of the kernel; 0 for a linear layer."""
         return len(self.shape) - 2
 
-    def follows(self, before: ChainLayer, channels: int) -> bool:
-        """Whether it can read the `channels` outputs of another layer."""
+    def follows(self, before: ChainLayer) -> bool:
+        """Whether it can read the outputs of another layer."""
+        inputs, channels = self.shape[1], before.shape[0]
         if self.spatial:
-            fits = self.shape[1] == channels or self.is_depthwise(channels)
+            fits = inputs == channels or self.is_depthwise(channels)
             return fits and self.spatial == before.spatial
-        inputs = self.shape[1]
         return inputs == channels or bool(before.spatial and inputs % channels == 0)
+
+    def unflattens(self, before: ChainLayer) -> bool:
+        """Whether it can be a convolution of what a linear layer returns."""
+        return self.spatial > 0 == before.spatial and before.shape[0] % self.shape[1] == 0
 
     def is_depthwise(self, channels: int) -> bool:
         """Whether it convolves each of several channels on its own."""
@@ -42,36 +59,88 @@ class ChainLayer:
         return one and self.shape[0] % channels == 0
 
 
-def only_order(layers: Sequence[ChainLayer]) -> list[ChainLayer]:
-    """The one order in which the weights form a chain."""
-    found: list[list[ChainLayer]] = []
-    for order in _orders(layers):
-        found.append(order)
-        if len(found) > 3:
-            break
-    if len(found) == 1:
-        return found[0]
+def only_order(stored: Sequence[ChainLayer], is_sorted: bool) -> list[ChainLayer]:
+    """The one order in which the weights form a chain.
+
+    Args:
+        stored: The weights in the order of the file.
+        is_sorted: Whether that is the order of their names as text.
+    """
+    found = list(islice(_orders(stored, Name.precedes), 4))
     if not found:
-        shown = ", ".join(f"'{n.key}' {list(n.shape)}" for n in _by_name(layers))
-        raise ConversionError(
+        shown = ", ".join(f"'{n.key}' {list(n.shape)}" for n in _by_name(stored))
+        raise NotChained(
             f"Expected weights [out, in, ...] that form a chain (got shapes that do not: "
             f"{shown}). {ASK_FOR_ARCH}"
         )
-    readings = "; or ".join(" -> ".join(n.key for n in order) for order in found[:3])
+    if len(found) == 1 and _is_confirmed(found[0], stored, is_sorted):
+        return found[0]
+    if len(found) == 1:
+        readings = f"{shown_order(found[0])} by name and shape; {shown_order(stored)} as stored"
+    else:
+        readings = "; or ".join(map(shown_order, found[:3])) + ("; ..." if len(found) > 3 else "")
     raise ConversionError(
         f"Expected keys and shapes that tell the order of the layers (got several readings: "
-        f"{readings}{'; ...' if len(found) > 3 else ''}). {ASK_FOR_ARCH}"
+        f"{readings}). {ASK_FOR_ARCH}"
     )
 
 
-def _orders(layers: Sequence[ChainLayer]) -> Iterator[list[ChainLayer]]:
+def can_chain(layers: Sequence[ChainLayer]) -> bool:
+    """Whether the weights form a chain in some order that numbers in names allow."""
+    return next(_orders(layers, Name.precedes), None) is not None
+
+
+def shown_order(layers: Sequence[ChainLayer]) -> str:
+    """An order for messages."""
+    return " -> ".join(layer.key for layer in layers)
+
+
+def _is_confirmed(
+    chain: Sequence[ChainLayer], stored: Sequence[ChainLayer], is_sorted: bool
+) -> bool:
+    """Whether nothing speaks against the order that names and shapes give."""
+    if [n.key for n in chain] == [n.key for n in stored]:
+        return True
+    if is_sorted:
+        if len({layer.name.template for layer in chain}) == 1:
+            return True
+        return _is_only(stored, Name.is_indexed_before)
+    return _is_only(stored, lambda first, second: False) and not _may_be_chain(stored)
+
+
+def _is_only(layers: Sequence[ChainLayer], precedes: Precedes) -> bool:
+    try:
+        return len(list(islice(_orders(layers, precedes), 2))) == 1
+    except ConversionError:  # too many to count
+        return False
+
+
+def _may_be_chain(stored: Sequence[ChainLayer]) -> bool:
+    """Whether the order of the file is that of some network.
+
+    It may unflatten, and weights whose outputs no bias shows may be transposed.
+    """
+    reached = _forms(stored[0])
+    for layer in stored[1:]:
+        reached = [
+            form
+            for form in _forms(layer)
+            if any(form.follows(before) or form.unflattens(before) for before in reached)
+        ]
+    return bool(reached)
+
+
+def _forms(layer: ChainLayer) -> list[ChainLayer]:
+    outputs, inputs, *kernel = layer.shape
+    turned = replace(layer, shape=(inputs, outputs, *kernel))
+    return [layer] if layer.bias else [layer, turned]
+
+
+def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[ChainLayer]]:
     ordered = _by_name(layers)
-    later = {
-        n.key: [m for m in ordered if m.name.template == n.name.template and m.name < n.name]
-        for n in ordered
-    }
+    before = {n.key: [m for m in ordered if precedes(m.name, n.name)] for n in ordered}
     steps = 0
-    stack: list[tuple[list[ChainLayer], int]] = [([], 0)]
+    stack: list[list[ChainLayer]] = [[]]
     while stack:
         steps += 1
         if steps > _MOST_STEPS:
@@ -79,16 +148,16 @@ def _orders(layers: Sequence[ChainLayer]) -> Iterator[list[ChainLayer]]:
                 f"Expected keys and shapes that tell the order of the layers (got more than "
                 f"{_MOST_STEPS} partial readings). {ASK_FOR_ARCH}"
             )
-        order, channels = stack.pop()
+        order = stack.pop()
         if len(order) == len(ordered):
             yield order
             continue
         used = {n.key for n in order}
         for layer in reversed(ordered):
-            if layer.key in used or any(m.key not in used for m in later[layer.key]):
+            if layer.key in used or any(m.key not in used for m in before[layer.key]):
                 continue
-            if not order or layer.follows(order[-1], channels):
-                stack.append(([*order, layer], layer.shape[0]))
+            if not order or layer.follows(order[-1]):
+                stack.append([*order, layer])
 
 
 def _by_name(layers: Sequence[ChainLayer]) -> list[ChainLayer]:

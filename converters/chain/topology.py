@@ -45,9 +45,11 @@ _STATED_PATTERN = {
     reason: re.compile(rf"(?<![a-z])({words})(?![a-z])") for reason, words in _STATED.items()
 }
 _PARALLEL = re.compile(
-    r"(?<![a-z])(nets|networks|models|members|ensembles?|branch|branches|towers?|heads?|"
-    r"critics?|actors?)[._]?(\d+)"
+    r"(?<![a-z])((?:nets|networks|models|members|ensembles?|branches|towers|heads|critics|actors)"
+    r"(?=[._]?\d)|(?:branch|tower|head|critic|actor)(?=_?\d))[._]?(\d+)"
 )
+# A Sequential of one of these names mostly has activations between its weights, a list has not.
+_PART = re.compile(r"(?<![a-z])(branch|tower|head|critic|actor)\.(\d+)")
 _SIDE_BY_SIDE = (
     ({"actor", "policy", "pi", "action"}, {"critic", "value", "vf", "advantage", "adv"}),
     ({"advantage", "adv"}, {"value", "val"}),
@@ -80,6 +82,7 @@ class NamedWeight(NamedTuple):
 def check_names(keys: Iterable[str]) -> None:
     """Refuses keys of weights whose words state another topology than a chain."""
     branches: dict[str, dict[int, str]] = {}
+    parts: dict[str, dict[int, str]] = {}
     words: dict[str, str] = {}
     for key in keys:
         name = spelled(key)
@@ -88,8 +91,11 @@ def check_names(keys: Iterable[str]) -> None:
                 raise _refusal(f"'{key}': {reason}")
         for branch, number in _PARALLEL.findall(name):
             branches.setdefault(branch, {}).setdefault(int(number), key)
+        for part, number in _PART.findall(name):
+            parts.setdefault(part, {}).setdefault(int(number), key)
         words.update(dict.fromkeys(re.findall("[a-z]+", name), key))
-    for numbered in branches.values():
+    lists = (numbered for numbered in parts.values() if any(n + 1 in numbered for n in numbered))
+    for numbered in (*branches.values(), *lists):
         if len(numbered) > 1:
             first, second, *_ = numbered.values()
             raise _refusal(f"'{first}' and '{second}', which are named as parallel branches")

@@ -47,11 +47,11 @@ def make_arch(name: str) -> nn.Module:
 
 
 @contextmanager
-def running_arch(name: str, *expected: type[Exception]) -> Iterator[None]:
+def running_arch(name: str | None, *expected: type[Exception]) -> Iterator[None]:
     """Whatever the code of a network raises becomes an error that says where.
 
     Args:
-        name: The network's name.
+        name: The network's name; None if no code of one is run.
         expected: What may be raised for other reasons.
     """
     passed: tuple[type[Exception], ...] = (ConversionError, *expected)
@@ -60,6 +60,8 @@ def running_arch(name: str, *expected: type[Exception]) -> Iterator[None]:
     except passed:
         raise
     except (Exception, SystemExit) as error:
+        if name is None:
+            raise
         raise ConversionError(
             f"Expected '{name}' to be a network that can be followed (got "
             f"{type(error).__name__} at {_place(error)}: {error})"

@@ -13,7 +13,9 @@ import torch
 from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, running_arch
+from nfn_graph.converters.errors import ConversionError, in_command_line
 from nfn_graph.converters.io import load
+from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 
 SUFFIXES = (
@@ -29,6 +31,9 @@ class Options:
     arch: str | None = None
     flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
+    orientation: Orientation | None = None
+    key: str | None = None
+    safe_globals: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.arch is not None:
@@ -78,9 +83,17 @@ def find_files(paths: Sequence[Path]) -> FoundFiles:
 def load_file(path: Path, options: Options) -> WeightGraph:
     """The graph of one file."""
     shape = options.input_shape
-    example = None if shape is None else torch.empty(shape, device="meta")
-    if options.arch is None:
-        return load(path, flatten=options.flatten, example_input=example)
-    arch = make_arch(options.arch)
-    with running_arch(options.arch, OSError, ImportError, MemoryError):
-        return load(path, arch=arch, flatten=options.flatten, example_input=example)
+    arch = None if options.arch is None else make_arch(options.arch)
+    try:
+        with running_arch(options.arch, OSError, ImportError, MemoryError):
+            return load(
+                path,
+                arch=arch,
+                flatten=options.flatten,
+                orientation=options.orientation,
+                key=options.key,
+                example_input=None if shape is None else torch.empty(shape, device="meta"),
+                safe_globals=options.safe_globals,
+            )
+    except ConversionError as error:
+        raise ConversionError(in_command_line(str(error))) from error

@@ -6,12 +6,16 @@ and plain containers are read, nothing in the file is run.
 
 from __future__ import annotations
 
+import importlib
 import mmap
+import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,9 +31,14 @@ from nfn_graph.converters.files.checks import (
 )
 from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
 
+_MOST_SHOWN = 5
+
 
 def read(
-    path: Path, legacy: bool = False, entries: Sequence[ZipEntry] | None = None
+    path: Path,
+    legacy: bool = False,
+    entries: Sequence[ZipEntry] | None = None,
+    safe_globals: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """The mapping that was saved, with nested mappings as they are.
 
@@ -39,23 +48,30 @@ def read(
         path: The file.
         legacy: Whether it is of the format before zip.
         entries: What is in the archive, if that was read before.
+        safe_globals: Names of classes and functions that the file may use beside those that
+            torch allows, such as `numpy.dtype`. They are called: name only what you trust.
     """
+    allowed = torch.serialization.safe_globals(_imported(safe_globals))
     try:
         can_map = False
-        if legacy:
-            _check_legacy(path)
-        else:
-            can_map = _can_map(path, read_entries(path) if entries is None else entries)
-        loaded = torch.load(
-            path,
-            map_location="cpu",
-            weights_only=True,
-            mmap=can_map,
-        )
+        with allowed:
+            if legacy:
+                _check_legacy(path)
+            else:
+                can_map = _can_map(path, read_entries(path) if entries is None else entries)
+            loaded = torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+                mmap=can_map,
+            )
     except ConversionError:
         raise
     except Exception as error:  # torch raises many kinds on damaged files
-        raise ConversionError(_explain(path, error)) from error
+        with allowed:
+            raise ConversionError(_explain(path, error)) from error
+    if isinstance(loaded, (list, tuple)) and len(loaded) == 1:
+        (loaded,) = loaded
     if not isinstance(loaded, Mapping):
         raise ConversionError(
             f"Expected a mapping of names to tensors in '{path}' (got {type(loaded).__name__}). "
@@ -123,14 +139,52 @@ def _tensors(value: Any, key: str) -> list[tuple[str, Tensor]]:
 def _explain(path: Path, error: Exception) -> str:
     message = str(error)
     if "Unsupported global" in message or "weights_only" in message:
-        wanted = [line.strip() for line in message.splitlines() if "GLOBAL" in line.upper()]
+        names = _unsafe_globals(path, message)
+        if not names:
+            reason = message.strip().splitlines()[-1]
+            return (
+                f"Expected tensors and plain containers in '{path}' (got something else: {reason})"
+            )
+        shown = ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
+        advice = (
+            "Save model.state_dict() instead of a whole module."
+            if any(name.startswith("torch.nn.") for name in names)
+            else f"If you trust them, give safe_globals={names}, or save the state dict alone."
+        )
         return (
-            f"Expected tensors and plain containers in '{path}' (got objects that need code to "
-            f"be run: {(wanted or [message.splitlines()[0]])[0]}). Save model.state_dict() "
-            f"instead of the model."
+            f"Expected tensors and plain containers in '{path}' (got objects made by {shown}, "
+            f"which torch does not load unless told to). {advice}"
         )
     first = next((line.strip() for line in message.splitlines() if line.strip()), "")
     return (
         f"Expected a complete file of torch.save in '{path}' (got one that cannot be read: "
         f"{type(error).__name__}: {first}). It is truncated or damaged."
     )
+
+
+def _unsafe_globals(path: Path, message: str) -> list[str]:
+    """What a file uses that is not allowed: all of it, or the first of it in the old format."""
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # the old format, or a damaged file
+        return re.findall(r"GLOBAL ([\w.]+)", message)[:1]
+
+
+def _imported(names: Sequence[str]) -> list[Any]:
+    """Classes and functions by name, for :func:`torch.serialization.safe_globals`."""
+    found: list[Any] = []
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        try:
+            with warnings.catch_warnings():
+                # NumPy warns of the names that its older files have.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                found.append((getattr(importlib.import_module(module), attribute), name))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"Expected safe_globals to name what can be imported (got '{name}': {error})"
+            ) from error
+        if name.startswith("numpy."):
+            # An instance of numpy.dtype is of a class of its own for every type.
+            found += (getattr(np.dtypes, kind) for kind in np.dtypes.__all__)
+    return found

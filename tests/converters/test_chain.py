@@ -47,6 +47,8 @@ NOT_CHAINS: dict[str, dict[str, Tensor]] = {
         f"mlp{i}.{j}.weight": torch.randn(shape)
         for i in range(2) for j, shape in ((0, (8, 2)), (2, (2, 8)))
     },
+    "critics": named(("critic1.weight", (8, 8)), ("critic2.weight", (8, 8))),
+    "list of heads": named(("head.0.weight", (8, 8)), ("head.1.weight", (8, 8))),
     "heads": named(("head1.weight", (8, 8)), ("head2.weight", (8, 8))),
     "two networks": {
         "generator.0.weight": torch.randn(8, 2), "generator.2.weight": torch.randn(5, 8),
@@ -57,8 +59,9 @@ NOT_CHAINS: dict[str, dict[str, Tensor]] = {
     "pi and vf": named(("pi.weight", (8, 8)), ("vf.weight", (8, 8))),
     "dueling": named(("adv.weight", (8, 8)), ("val.weight", (8, 8))),
     "layers with ways around": {
-        "lin_in.weight": torch.randn(8, 3), "lin_out.weight": torch.randn(2, 8),
+        "lin_in.weight": torch.randn(8, 3),
         **{f"layers.{i}.weight": torch.randn(8, 8) for i in range(2)},
+        "lin_out.weight": torch.randn(2, 8),
     },
     "one layer with a way around": {
         "proj_in.weight": torch.randn(8, 3), "fc1.weight": torch.randn(8, 8),
@@ -107,9 +110,17 @@ def test_names_of_another_topology_need_the_network(state_dict: dict[str, Tensor
     ],
 )
 def test_names_of_plain_layers_are_a_chain(keys: str) -> None:
-    state_dict = {keys.format(i): torch.full((4, 4), float(i)) for i in (2, 0, 1)}
+    state_dict = {keys.format(i): torch.full((4, 4), float(i)) for i in (0, 1, 2)}
     graph = from_state_dict(state_dict)
     assert [float(e.edge_attr[0]) for e in graph.edge_stores] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["critic", "actor", "head", "branch", "policy.tower"])
+def test_a_sequential_that_is_named_as_a_branch_is_a_chain(name: str) -> None:
+    """Activations between its weights leave numbers out."""
+    module = S(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    state_dict = module.state_dict(prefix=f"{name}.")
+    assert from_state_dict(state_dict).spec == from_module(module).spec
 
 
 def test_blocks_without_a_way_around_are_a_chain() -> None:
@@ -182,6 +193,119 @@ def test_vectors_are_placed_alike_in_any_order_of_their_keys(order: int) -> None
         tensor.fill_(i)
     items = list(module.state_dict().items())
     random.Random(order).shuffle(items)
+    items.sort(key=lambda item: item[0].partition(".")[0])
     graph = from_state_dict(dict(items))
     taps = graph["hidden1"].x[0, :, 0].tolist()
     assert taps == [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]  # bias, norm, PReLU; 6 counts the batches
+
+
+def vectors(**sizes: int) -> dict[str, Tensor]:
+    """Vectors by key, with dots for underscores between words."""
+    return {key.replace("_", "."): torch.randn(size) for key, size in sizes.items()}
+
+
+LEFT_OVER: dict[str, dict[str, Tensor]] = {
+    "lists of vectors": {
+        "layer.logits": torch.randn(8, 2), "leaf.P": torch.randn(8, 8),
+        **{f"weights.{i}": torch.randn(2) for i in range(20)},
+        **{f"biases.{i}": torch.randn(1) for i in range(20)},
+    },
+    "statistics of inputs": {
+        **named(("fc.weight", (8, 8))), "median": torch.randn(3), "factor": torch.randn(3)
+    },
+    "a vector of the size of outputs": {**named(), "std": torch.randn(2)},
+    "a temperature": {**named(), "temperature": torch.tensor(0.5)},
+    "a bias without its weight": {**named(), "other.bias": torch.randn(8)},
+    "a mean without its variance": {
+        **named(), **vectors(bn_weight=8, bn_bias=8), "bn.running_mean": torch.randn(8)
+    },
+    "a second bias": {**named(), **vectors(stem_bias=8), "stem.b": torch.randn(8)},
+    "a mask in a module": {**named(), **vectors(stem_mask=8)},
+    "sizes that differ": {**named(), **vectors(bn_weight=8, bn_bias=2)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("state_dict", LEFT_OVER.values(), ids=LEFT_OVER.keys())
+def test_a_chain_explains_every_tensor(state_dict: dict[str, Tensor]) -> None:
+    left = next(key for key in list(state_dict)[2:] if key not in named(("fc.weight", (8, 8))))
+    with pytest.raises(
+        ConversionError, match=r"explains every tensor .*left over.*as arch"
+    ) as error:
+        from_state_dict(state_dict)
+    if left != "stem.bias":
+        assert f"'{left}'" in str(error.value)
+
+
+def test_a_bias_of_several_axes_is_no_layer() -> None:
+    """1 -> 1 -> 4 would chain behind the weights."""
+    sizes = {"W1": (4, 3), "b1": (4, 1), "W2": (1, 4), "b2": (1, 1)}
+    with pytest.raises(ConversionError, match=r"'b1' to be a vector, the bias of 'W1' .*\[4, 1\]"):
+        from_state_dict({key: torch.randn(size) for key, size in sizes.items()})
+
+
+def test_the_copy_of_a_tensor_needs_the_network() -> None:
+    weight, bias = torch.randn(8, 8), torch.randn(8)
+    for copies in (
+        {"0.weight": weight, "2.weight": weight.clone()},
+        {"0.weight": weight, "0.bias": bias, "2.weight": torch.randn(8, 8), "2.bias": bias.clone()},
+    ):
+        with pytest.raises(ConversionError, match=r"'0\..*' and '2\..*' with the same values"):
+            from_state_dict(copies)
+    zeros = {f"{i}.weight": torch.zeros(8, 8) for i in (0, 2)}
+    assert from_state_dict(zeros).layout.shape.sizes == ((8,), (8,), (8,))
+
+
+def test_a_transposed_weight_is_called_that() -> None:
+    linear = {
+        "0.weight": torch.randn(3, 5),
+        "0.bias": torch.randn(5),
+        "1.weight": torch.randn(2, 5),
+    }
+    with pytest.raises(ConversionError, match=r"'0\.weight' as \[out, in\] .*it is transposed"):
+        from_state_dict(linear)
+    kernel = {"0.weight": torch.randn(2, 8, 3, 3), "0.bias": torch.randn(8)}
+    with pytest.raises(ConversionError, match=r"'0\.bias': a transposed convolution"):
+        from_state_dict(kernel)
+
+
+def normed(*keys: str, width: int = 4) -> dict[str, Tensor]:
+    """Weights from 3 to equal widths, and norms, in the order of the keys."""
+    found: dict[str, Tensor] = {}
+    inputs = 3
+    for key in keys:
+        is_weight = key.startswith("fc")
+        found[f"{key}.weight"] = torch.randn((width, inputs) if is_weight else width)
+        found[f"{key}.bias"] = torch.randn(width)
+        inputs = width if is_weight else inputs
+    return found
+
+
+def test_a_norm_between_equal_widths_is_read_if_order_and_names_agree() -> None:
+    state_dict = normed("fc1", "bn1", "fc2", "bn2", "fc3")
+    graph = from_state_dict(state_dict)
+    assert [graph[f"hidden{i}"].x.shape[1] for i in (1, 2)] == [3, 3]
+    assert torch.equal(graph["hidden2"].x[:, 1, 0], state_dict["bn2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        # It counts the norms, not the layers.
+        (("fc1", "fc2", "bn1", "fc3"), r"behind 'fc1\.weight' by name; behind 'fc2\.weight' as s"),
+        (("fc1", "bn2", "fc2", "bn1", "fc3"), "by name.*as stored"),
+        (("fc1", "fc2", "fc3", "bn1", "bn2"), "by name.*as stored"),
+        (("fc1", "fc2", "norm", "fc3"), "by size"),
+    ],
+)  # fmt: skip
+def test_a_norm_between_equal_widths_is_refused_else(keys: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConversionError, match=rf"'(bn|norm).*of 4 entries.*{reason}.*as arch"):
+        from_state_dict(normed(*keys))
+
+
+def test_sorted_keys_leave_it_to_complete_names() -> None:
+    """As safetensors stores them; without a norm for each layer, numbers may count norms."""
+    state_dict = normed("fc1", "bn1", "fc2", "bn2")
+    graph = from_state_dict(dict(sorted(state_dict.items())))
+    assert torch.equal(graph["output"].x[:, 1, 0], state_dict["bn2.weight"])
+    with pytest.raises(ConversionError, match="by name"):
+        from_state_dict(dict(sorted(normed("fc1", "bn1", "fc2").items())))

@@ -62,6 +62,7 @@ def test_mixed_with_wider_types(dtype: torch.dtype) -> None:
     tensors["1.weight"] = torch.arange(256).to(torch.uint8)[::16].clone().view(dtype)
     tensors["1.bias"] = torch.randn(16)
     tensors["0.bias"] = torch.arange(240, 256).to(torch.uint8).view(dtype)
+    tensors = dict(sorted(tensors.items()))
     graph = from_state_dict(tensors, channels={"twin": dict(tensors)})
     assert summary(graph).rows
     check_bits(to_state_dict(graph), tensors)

@@ -25,7 +25,7 @@ KEYS = [
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz", ".h5"])
 @pytest.mark.parametrize("key", KEYS, ids=ascii)
 def test_a_file_is_whole_or_refused(key: str, suffix: str, tmp_path: Path) -> None:
-    graph = from_state_dict({key: torch.randn(4, 3)})
+    graph = from_state_dict({key: torch.randn(4, 3)}, orientation="out_in")
     path = tmp_path / f"x{suffix}"
     try:
         save(graph, path)
@@ -68,7 +68,7 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 4, bias=False)
+        self.first = nn.Linear(3, 4)
         self.kernel = nn.Parameter(torch.randn(4, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +80,9 @@ class Turned(nn.Module):
     "graph",
     [
         from_module(Turned(), torch.empty(1, 3)),
-        from_state_dict({"a/kernel:0": torch.randn(4, 3), "b/kernel:0": torch.randn(2, 4)}),
+        from_state_dict(
+            {"a/kernel:0": torch.randn(4, 3), "b/kernel:0": torch.randn(2, 4)}, orientation="out_in"
+        ),
     ],
     ids=["stored in either order", "with names of Keras"],
 )
@@ -109,7 +111,7 @@ def test_a_damaged_onnx_template_is_named(tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    graph = from_state_dict({"w": torch.randn(4, 3)})
+    graph = from_state_dict({"w": torch.randn(4, 3)}, orientation="out_in")
     path = tmp_path / "missing" / "x.pt"
     with pytest.raises(FileNotFoundError, match=rf"Expected.*'{path}'.*got no folder"):
         save(graph, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -66,23 +67,86 @@ FLAT = S(
 )  # fmt: skip
 
 
+def in_any_order(state_dict: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The same tensors as stored, sorted by name, reversed, and in three random orders."""
+    items = list(state_dict.items())
+    orders = [items, sorted(items, key=lambda item: item[0]), items[::-1]]
+    orders += [random.Random(seed).sample(items, len(items)) for seed in range(3)]
+    return [dict(order) for order in orders]
+
+
 @pytest.mark.parametrize("module", CHAINS.values(), ids=CHAINS.keys())
-@pytest.mark.parametrize("order", range(5))
-def test_a_chain_is_read_in_any_order_of_its_keys(module: nn.Module, order: int) -> None:
-    items = list(module.state_dict().items())
-    random.Random(order).shuffle(items)
-    graph = from_state_dict(dict(items))
+def test_a_chain_is_read_alike_in_any_order_of_its_keys(module: nn.Module) -> None:
+    """Or it is refused, but not as stored, and not if keys are sorted, which says nothing."""
     expected = from_module(module)
-    assert graph.spec == expected.spec
-    same_features(graph, expected)
-    assert_same(to_state_dict(graph), dict(items))
+    for i, state_dict in enumerate(in_any_order(module.state_dict())):
+        try:
+            graph = from_state_dict(state_dict)
+        except ConversionError as error:
+            assert i > 1
+            assert re.search("stored|can have", str(error))
+            continue
+        assert graph.spec == expected.spec
+        same_features(graph, expected)
+        assert_same(to_state_dict(graph), state_dict)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 4, 5])
+def test_sizes_that_occur_once_tell_the_order_of_any_keys(order: int) -> None:
+    module = S(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6, 5),
+        nn.PReLU(5), nn.Linear(5, 2),
+    )  # fmt: skip
+    names = {"0": "first", "1": "norm", "2": "second", "4": "dense", "5": "slope", "6": "last"}
+    state_dict = {
+        f"{names[key[0]]}{key[1:]}": tensor for key, tensor in module.state_dict().items()
+    }
+    modules = random.Random(order).sample(list(names.values()), len(names))
+    items = sorted(state_dict.items(), key=lambda item: modules.index(item[0].partition(".")[0]))
+    same_features(from_state_dict(dict(items)), from_module(module))
 
 
 def test_the_order_of_equal_layers_is_that_of_their_numbers() -> None:
     """Ten before nine, as text, would be another network."""
-    state_dict = {f"layers.{i}.weight": torch.full((4, 4), float(i)) for i in (11, 2, 10, 9)}
-    graph = from_state_dict(state_dict)
-    assert [float(e.edge_attr[0]) for e in graph.edge_stores] == [2.0, 9.0, 10.0, 11.0]
+    for numbers in ((2, 9, 10, 11), (10, 11, 2, 9)):
+        state_dict = {f"layers.{i}.weight": torch.full((4, 4), float(i)) for i in numbers}
+        graph = from_state_dict(state_dict)
+        assert [float(e.edge_attr[0]) for e in graph.edge_stores] == [2.0, 9.0, 10.0, 11.0]
+
+
+@pytest.mark.parametrize("keys", ["layers.{}.weight", "dec{}.weight", "fc{}.0.weight"])
+def test_equal_layers_stored_against_their_numbers_are_refused(keys: str) -> None:
+    """`dec3, dec2, dec1` counts down, and a Sequential runs in the order of its insertions."""
+    state_dict = {keys.format(i): torch.randn(4, 4) for i in (3, 2, 1)}
+    with pytest.raises(ConversionError, match=r"(1.* -> .*3).* by name.*(3.* -> .*1).* as stored"):
+        from_state_dict(state_dict)
+
+
+def autoencoder(**sizes: tuple[int, ...]) -> dict[str, Tensor]:
+    """Weights and biases by name."""
+    found = {}
+    for name, size in sizes.items():
+        found |= {f"{name}.0.weight": torch.randn(size), f"{name}.0.bias": torch.randn(size[0])}
+    return found
+
+
+def test_a_decoder_that_counts_down_is_not_read_in_the_order_of_its_numbers() -> None:
+    """By numbers, its convolutions and those of the encoder would alternate."""
+    state_dict = autoencoder(
+        enc1=(10, 3, 3, 3), enc2=(20, 10, 3, 3), enc3=(2, 180), dec3=(180, 2),
+        dec2=(10, 20, 3, 3), dec1=(3, 10, 3, 3),
+    )  # fmt: skip
+    for tensors in (state_dict, dict(sorted(state_dict.items()))):
+        for flatten in (None, "channels_first"):
+            with pytest.raises(ConversionError, match="tell the order of the layers"):
+                from_state_dict(tensors, flatten=flatten)  # type: ignore[arg-type]
+
+
+def test_a_convolution_behind_a_linear_layer_is_not_moved_to_the_front() -> None:
+    """The only chain of plain layers is not the order of the file, which may unflatten."""
+    state_dict = autoencoder(one=(8, 3, 3, 3), code=(2, 72), back=(72, 2), out=(4, 8, 3, 3))
+    with pytest.raises(ConversionError, match=r"one\.0\.weight -> code.*as stored"):
+        from_state_dict(state_dict, flatten="channels_first")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +170,9 @@ def test_any_key_names(names: list[str]) -> None:
 
 def test_flatten_is_never_guessed() -> None:
     state_dict = FLAT.state_dict()
-    with pytest.raises(ConversionError, match=r"36 entries .* 4 channels times 9") as error:
+    with pytest.raises(
+        ConversionError, match=r"If the layers are 0\.weight -> .*36 entries .* 4 channels times 9"
+    ) as error:
         from_state_dict(state_dict)
     assert "channels_first" in str(error.value)
     assert "channels_last" in str(error.value)
@@ -146,8 +212,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "recurrent": (nn.LSTM(3, 4).state_dict(), r"weight_.h_l0.*recurrence"),
     "attention": (nn.MultiheadAttention(4, 2).state_dict(), r"in_proj_weight.*attention"),
     "norm of unknown place": (
-        {**zeros((4, 4), (4, 3), keys="10"), "norm.weight": torch.randn(4)},
-        r"norm\.weight.*layer 1 or the outputs of layer 2",
+        {**zeros((4, 3), (4, 4), keys="01"), "norm.weight": torch.randn(4)},
+        r"'norm\.weight' of 4.*behind '0\.weight' or behind '1\.weight'",
     ),
     "bias of another size": (
         {"0.weight": torch.randn(4, 3), "0.bias": torch.randn(5)}, r"'0\.bias' to have 4.*got 5"

@@ -1,0 +1,117 @@
+"""Layers in their order, joined to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from nfn_graph.converters.chain.norms import VectorGroup
+from nfn_graph.converters.chain.order import ChainLayer, shown_order
+from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.wiring import Value, Wiring
+from nfn_graph.data import Layout
+
+#: Which entries run fastest where positions are flattened: those of a channel, or the channels.
+FlattenOrder = Literal["channels_first", "channels_last"]
+
+
+def joined(
+    tensors: Mapping[str, Tensor],
+    chain: Sequence[ChainLayer],
+    scalars: Sequence[VectorGroup],
+    channels: int,
+    flatten: FlattenOrder | None,
+) -> Layout:
+    """The layout of layers in their order.
+
+    Args:
+        tensors: The state dict.
+        chain: The layers, with their vectors.
+        scalars: Vectors of one entry that act on whole layers.
+        channels: How many channels or features the first layer reads.
+        flatten: The order of entries where a convolution meets a linear layer, if known.
+    """
+    w = Wiring(tensors)
+    x: Value = w.input()
+    for layer in chain:
+        with w.at(f"'{layer.key}'"):
+            for group in (g for g in layer.vectors if g.is_input):
+                x = _applied(w, w.ranked(x, layer.spatial + 2), group)
+            weight = w.parameter(layer.key)
+            bias = None if layer.bias is None else w.parameter(layer.bias)
+            if layer.spatial:
+                x = w.conv(x, weight, bias, groups=channels if layer.is_depthwise(channels) else 1)
+            else:
+                x = _flattened(w, x, layer, chain, flatten)
+                x = w.linear(x, weight, bias)
+            for group in (g for g in layer.vectors if not g.is_input):
+                x = _with_vectors(w, x, layer, group, chain, flatten)
+        channels = layer.shape[0]
+    for group in scalars:
+        x = _applied(w, x, group)
+    w.output(x)
+    return w.layout()
+
+
+def _with_vectors(
+    w: Wiring,
+    x: Value,
+    layer: ChainLayer,
+    group: VectorGroup,
+    chain: Sequence[ChainLayer],
+    flatten: FlattenOrder | None,
+) -> Value:
+    channels = x.shape[1] if x.shape else None
+    is_flat = group.size != channels and not group.may_be_shared
+    if layer.spatial and is_flat and len(x.shape or ()) > 2:
+        x = _flat(w, x, group.keys[0], group.size, chain, flatten)
+    return _applied(w, x, group)
+
+
+def _applied(w: Wiring, x: Value, group: VectorGroup) -> Value:
+    """What a norm returns, or a PReLU, whose slope may be shared."""
+    parameters = [w.parameter(key) for key in group.keys]
+    if group.may_be_shared:
+        return w.combine(x, parameters[0])
+    return w.channelwise(x, parameters, 1)
+
+
+def _flattened(
+    w: Wiring,
+    x: Value,
+    layer: ChainLayer,
+    chain: Sequence[ChainLayer],
+    flatten: FlattenOrder | None,
+) -> Value:
+    """The input of a linear layer, whose positions are gone or flattened."""
+    rank = len(x.shape or ())
+    if layer is chain[0] or rank <= 2:
+        return x
+    channels, inputs = (x.shape or (0, 0))[1], layer.shape[1]
+    if channels == inputs:
+        return w.reduce(x, range(2, rank))
+    return _flat(w, x, layer.key, inputs, chain, flatten)
+
+
+def _flat(
+    w: Wiring,
+    x: Value,
+    key: str,
+    size: int,
+    chain: Sequence[ChainLayer],
+    flatten: FlattenOrder | None,
+) -> Value:
+    _, channels, *positions = x.shape or (0, 0)
+    if flatten is None:
+        raise ConversionError(
+            f"Expected flatten='channels_first' or flatten='channels_last' (got none). If the "
+            f"layers are {shown_order(chain)}, the {size} entries of '{key}' are {channels} "
+            f"channels times {size // (channels or 1)} positions, in either order. {ASK_FOR_ARCH}, "
+            f"if they are not, or if it permutes before it flattens"
+        )
+    if flatten == "channels_last":
+        x = w.permute(x, [0, *range(2, len(positions) + 2), 1])
+    return w.flatten(x, 1)

@@ -1,0 +1,147 @@
+"""Where a checkpoint keeps its state dict, or one of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from nfn_graph.converters.checkpoint_values import as_tensor, is_numeric, is_plain
+from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.prefixes import Keys
+from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+
+# Where programs that save more than the weights keep them, the usual place first.
+_PLACES = ("state_dict", "model_state_dict", "model")
+
+_DEEPEST = 3
+
+# What a state dict may hold; all but the tensors is carried along.
+_VALUES = (Tensor, np.generic, int, float, str, bytes)
+
+
+def find_state_dict(
+    checkpoint: Mapping[str, Any], key: str | None = None, arch: nn.Module | None = None
+) -> Mapping[str, Any]:
+    """The mapping of keys to tensors in a checkpoint: the one inside, or itself.
+
+    A mapping under one of the usual names comes first, whatever lies beside it. Arrays become
+    tensors.
+
+    Args:
+        checkpoint: A state dict, or what a program saved around it.
+        key: Which of several networks is meant: the name of a mapping, or the prefix of keys.
+        arch: The network, which may fit only one of several.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise ConversionError(
+            f"Expected a state dict (got {type(checkpoint).__name__}). For a module, use "
+            f"from_module"
+        )
+    if key is not None:
+        return find_state_dict(_chosen(checkpoint, key), arch=arch)
+    found = _usual(checkpoint)
+    if found is None and any(isinstance(value, Tensor) for value in checkpoint.values()):
+        found = checkpoint
+    inside = _networks(checkpoint)
+    if arch is not None and len(inside) > 1:
+        fitting = [tensors for tensors in inside.values() if _fits(tensors, arch)]
+        found = fitting[0] if len(fitting) == 1 else found
+    if found is None and len(inside) < 2:
+        found = next(iter(inside.values()), None)
+        if found is None and any(map(is_numeric, checkpoint.values())):
+            found = checkpoint
+    if found is None:
+        got = "no tensors)"
+        if inside:
+            first = next(iter(inside))
+            got = f"several: {list(inside)}). Choose one with key={first!r}"
+        raise ConversionError(f"Expected a state dict, or a checkpoint with one inside (got {got}")
+    return _checked(found)
+
+
+def _chosen(checkpoint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The part of a checkpoint that a key names; behind a usual name, too."""
+    for place in (checkpoint, _usual(checkpoint) or {}):
+        networks = _networks(place)
+        if key in networks:
+            return networks[key]
+        prefixed = {name: x for name, x in place.items() if str(name).startswith(f"{key}.")}
+        if any(map(is_numeric, prefixed.values())):
+            return prefixed
+    names = [*_networks(checkpoint), *_prefixes(_usual(checkpoint) or checkpoint)]
+    raise ConversionError(
+        f"Expected key to name a network in the checkpoint (got {key!r}; it has {names})"
+    )
+
+
+def _prefixes(state_dict: Mapping[Any, Any]) -> list[str]:
+    names = (str(name).partition(".") for name, x in state_dict.items() if is_numeric(x))
+    return list(dict.fromkeys(first for first, dot, _ in names if dot))
+
+
+def _networks(checkpoint: Mapping[Any, Any], depth: int = 0) -> dict[str, Mapping[str, Any]]:
+    """The state dicts in a checkpoint by name; those in a list by name and number.
+
+    They may lie together in a mapping of one of the usual names.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, value in checkpoint.items():
+        several = value if isinstance(value, (list, tuple)) and len(value) > 1 else ()
+        numbered = {f"{name}.{i}": item for i, item in enumerate(several)}
+        for own, item in (numbered or {str(name): value}).items():
+            if (inside := _inside(item)) is not None:
+                found[own] = inside
+            elif name in _PLACES and isinstance(item, Mapping) and depth < _DEEPEST:
+                deeper = _networks(item, depth + 1)
+                found |= {f"{own}.{key}": network for key, network in deeper.items()}
+    return found
+
+
+def _fits(tensors: Mapping[str, Any], arch: nn.Module) -> bool:
+    """Whether tensors have the keys and shapes of a network."""
+    own = unwrapped_module(arch).state_dict()
+    try:
+        keys = Keys((k for k, x in tensors.items() if is_numeric(x)), own)
+    except ConversionError:
+        return False
+    return keys.fit and all(
+        math.prod(tensors[k].shape) == own[name].numel() for name, k in keys.names.items()
+    )
+
+
+def _usual(checkpoint: Mapping[Any, Any], depth: int = 0) -> Mapping[str, Any] | None:
+    """What lies under one of the usual names, also inside one another."""
+    places = (_inside(checkpoint[name], depth) for name in _PLACES if name in checkpoint)
+    return next((found for found in places if found is not None), None)
+
+
+def _inside(value: Any, depth: int = 0) -> Mapping[str, Any] | None:
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, Mapping):
+        return None
+    if all(isinstance(key, str) for key in value) and any(map(is_numeric, value.values())):
+        return value
+    return _usual(value, depth + 1) if depth < _DEEPEST else None
+
+
+def _checked(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with arrays as tensors."""
+    changed: dict[str, Any] = {}
+    for key, value in state_dict.items():
+        if not isinstance(key, str):
+            raise ConversionError(f"Expected keys of a state dict to be strings (got {key!r})")
+        if is_plain(value):
+            continue
+        tensor = as_tensor(f"'{key}' of a state dict", value)
+        if tensor is not value:
+            changed[key] = tensor
+        elif value is not None and not isinstance(value, _VALUES):
+            raise ConversionError(
+                f"Expected '{key}' of a state dict to be a tensor (got {type(value).__name__})"
+            )
+    return {**state_dict, **changed} if changed else state_dict
