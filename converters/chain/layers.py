@@ -47,6 +47,7 @@ class Hints:
         depthwise: The keys of depthwise kernels; None if only shapes tell.
         is_chain: Whether the network is known to be a chain, whatever its names say.
         orientation: How the weights are stored; None if only shapes and names tell.
+        activation: The function between linear layers, if known.
     """
 
     flatten: FlattenOrder | None = None
@@ -54,6 +55,7 @@ class Hints:
     depthwise: frozenset[str] | None = None
     is_chain: bool = False
     orientation: Literal["out_in"] | None = "out_in"
+    activation: str | None = None
 
 
 def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
@@ -95,7 +97,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
         layer.vectors = _in_order(layer.vectors)
     if not is_sorted:
         _check_exchangeable(tensors, _vectors(chain, scalars))
-    return joined(tensors, chain, scalars, channels, hints.flatten)
+    return joined(tensors, chain, scalars, channels, hints.flatten, hints.activation)
 
 
 def _in_order(groups: Sequence[VectorGroup]) -> list[VectorGroup]:
