@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, One
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
+from nfn_graph.run import _run
+from nfn_graph.run._products import complete_edges, product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 S = nn.Sequential
@@ -107,6 +110,143 @@ def test_depths_and_widths_and_kernels_are_mixed() -> None:
     assert outputs.shape == (5, 5, 2)
     for output, module in zip(outputs, modules, strict=True):
         assert close(output, module(x))
+
+
+def _plain_cnn(width: int) -> nn.Module:
+    return S(
+        nn.BatchNorm2d(3), nn.Conv2d(3, width, 3, 2, 1), nn.BatchNorm2d(width), nn.LeakyReLU(0.3),
+        nn.Conv2d(width, width + 2, (3, 2), dilation=(1, 2), padding="valid"), nn.PReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear((width + 2) * 4, 2 * width), nn.PReLU(2 * width),
+        nn.Linear(2 * width, 4, bias=False),
+    )  # fmt: skip
+
+
+def _pooled_cnn(width: int) -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(F.pad(torch.sin(3.0 * m.a(x)), (1, 0, 0, 1)), 2)
+        x = m.scale * m.b(x) + 0.5 * x
+        return m.head(torch.cat([x.mean((2, 3)), x.amax((-2, -1))], 1)).view(x.size(0), -1)
+
+    return One(
+        run, a=nn.Conv2d(3, width, 3, padding="same"), b=nn.Conv2d(width, width, 1, bias=False),
+        scale=nn.Parameter(torch.randn(width, 1, 1)), head=nn.Linear(2 * width, 4),
+    )  # fmt: skip
+
+
+def _points(width: int) -> nn.Module:
+    """A network of signals, with a skip from its input and transposed weights."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = F.gelu(m.a(x)) * m.gain
+        y = torch.cat([y, m.b(x), x], 1)
+        return m.c(y).mean(-1).squeeze(-1)
+
+    return One(
+        run, a=nn.Conv1d(3, width, 3, padding=1), b=nn.Conv1d(3, width + 1, 1),
+        c=nn.Conv1d(2 * width + 4, 1, 2, stride=2), gain=nn.Parameter(torch.tensor(1.5)),
+    )  # fmt: skip
+
+
+MIXED = {
+    "mlp": (lambda width: mlp(3, width, width + 1, 4), (5, 3)),
+    "cnn": (_plain_cnn, (5, 3, 12, 12)),
+    "pooled cnn": (_pooled_cnn, (5, 3, 6, 6)),
+    "signals": (_points, (5, 3, 8)),
+}
+
+
+def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
+    build, shape = MIXED[name]
+    modules = [build(width).double().eval() for width in (4, 7, 2, 7)]
+    for module in modules:
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point() and tensor.dim() < 2:
+                tensor += 0.2 * torch.rand_like(tensor)
+    return modules, torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("per_network", [False, True])
+def test_widths_are_mixed_without_a_loop(
+    name: str, per_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "_run_by_sizes", None)
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    x = torch.stack([x, x + 1, x - 1, 2 * x]) if per_network else x
+    outputs, activations = batch.run(x, per_network=per_network, return_activations=True)
+    for i, module in enumerate(modules):
+        assert close(outputs[i], module(x[i] if per_network else x)), i
+    one_by_one = [
+        batch[i].run(x[i] if per_network else x, return_activations=True)[1]
+        for i in range(len(modules))
+    ]
+    for key, rows in activations.items():
+        assert close(rows, torch.cat([own[key] for own in one_by_one])), key
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str) -> None:
+    modules, x = mixed(name)
+    x.requires_grad_()
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    features = {
+        key: batch[key]["x" if isinstance(key, str) else "edge_attr"].requires_grad_()
+        for key in (*batch.spec.neuron, *batch.spec.weight)
+    }
+    run = batch.with_features(features)
+    own = run.run(x).sin().sum()
+    *stored, to_x = torch.autograd.grad(own, [*features.values(), x], allow_unused=True)
+    theirs = torch.stack([module(x) for module in modules]).sin().sum()
+    assert close(to_x, torch.autograd.grad(theirs, x, retain_graph=True))
+    zeros = [
+        torch.zeros_like(v) if g is None else g
+        for g, v in zip(stored, features.values(), strict=True)
+    ]
+    found = batch.with_features(dict(zip(features, zeros, strict=True)))
+    for i, module in enumerate(modules):
+        parameters = dict(module.named_parameters())
+        expected = torch.autograd.grad(theirs, list(parameters.values()), retain_graph=True)
+        tensors = found[i].to_tensors()
+        for key, gradient in zip(parameters, expected, strict=True):
+            assert close(tensors[key], gradient), key
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_products_are_differentiable_twice(is_shared: bool) -> None:
+    targets, sources = (2, 3, 1), (2, 2, 2) if is_shared else (2, 4, 3)
+    edges = complete_edges(targets, sources, is_shared, torch.device("cpu"))
+    rows = 2 if is_shared else sum(sources)
+    count = sum(a * b for a, b in zip(targets, sources, strict=True))
+    weights = torch.randn(count, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda w, x: product(w, x, edges), (weights, x))
+    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, edges), (weights, x))
+
+
+def test_no_tensor_of_edges_times_inputs_is_made() -> None:
+    widths, inputs = (40, 50, 60), 64
+    graphs = [from_module(mlp(2, w, w, 1)) for w in widths]
+    batch = Batch.from_data_list(graphs)
+    edges = sum(w * w for w in widths)
+
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple) else (out,):
+                if isinstance(x, Tensor):
+                    self.largest = max(self.largest, x.numel())
+            return out
+
+    batch["hidden1"].x.requires_grad_()
+    batch["hidden1", "weight", "hidden2"].edge_attr.requires_grad_()
+    with Sizes() as sizes:
+        batch.run(torch.randn(inputs, 2, dtype=torch.float64)).sum().backward()
+    assert sizes.largest <= max(2 * edges, sum(widths) * inputs)
 
 
 def test_grown_kernels_are_left_out() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from nfn_graph.data import Computation, Layout, WeightGraph, stored_tensors
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
-from nfn_graph.run._tensors import Stores, read_tensors, stacked_rows
+from nfn_graph.run._ragged import NotRaggedError, Stored, as_rows, as_same, evaluate_ragged
+from nfn_graph.run._tensors import Stores, read_flat, read_tensors, stacked_rows
 from nfn_graph.spec import Key
 
 Inputs = Tensor | Sequence[Tensor]
@@ -140,6 +142,33 @@ def _groups(graph: WeightGraph, dtype: torch.dtype) -> list[Group]:
 def _run_group(group: Group, inputs: Sequence[Tensor], per_network: bool) -> Results:
     if group.is_uniform:
         return _run_uniform(group, inputs, per_network)
+    try:
+        return _run_ragged(group, inputs, per_network)
+    except NotRaggedError:
+        return _run_by_sizes(group, inputs, per_network)
+
+
+def _run_ragged(group: Group, inputs: Sequence[Tensor], per_network: bool) -> Results:
+    """Networks of different sizes, by message passing."""
+    count, computation = len(group.layouts), group.computation
+
+    def tensors(number: int) -> Stored:
+        shapes = tuple(layout.sources[number][0].shape for layout in group.layouts)
+        return Stored(read_flat(group.layouts, number, group.stores), shapes)
+
+    given = [x if per_network else x.unsqueeze(0) for x in inputs]
+    with _checked(inputs):
+        results = evaluate_ragged(computation, tensors, given, count)
+        outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
+        activations = {
+            n.name: as_rows(results[n.value.step], n.axis, count).data
+            for n in computation.activations
+        }
+    return Results([x.expand(count, *x.shape[1:]) for x in outputs], activations)
+
+
+def _run_by_sizes(group: Group, inputs: Sequence[Tensor], per_network: bool) -> Results:
+    """Networks of different sizes, those of equal sizes together."""
     kinds: dict[Layout, list[int]] = {}
     for i, layout in enumerate(group.layouts):
         kinds.setdefault(layout, []).append(i)
@@ -167,7 +196,7 @@ def _run_uniform(group: Group, inputs: Sequence[Tensor], per_network: bool) -> R
         activations = [results[n.value.step].movedim(n.axis, 0) for n in computation.activations]
         return [results[ref.step] for ref in computation.outputs], activations
 
-    try:
+    with _checked(inputs):
         if count == 1:
             one = {number: x[0] for number, x in tensors.items()}
             own = [x[0] if per_network else x for x in inputs]
@@ -178,13 +207,19 @@ def _run_uniform(group: Group, inputs: Sequence[Tensor], per_network: bool) -> R
             together: Any = torch.vmap(run_one, (0, *[axis] * len(inputs)), randomness="error")
             outputs, activations = together(tensors, *inputs)
             activations = [x.flatten(0, 1) for x in activations]
-    except (RuntimeError, IndexError, TypeError) as error:
+    names = [neurons.name for neurons in computation.activations]
+    return Results(outputs, dict(zip(names, activations, strict=True)))
+
+
+@contextmanager
+def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
             f"Expected inputs that the networks take (got {[list(x.shape) for x in inputs]}: "
             f"{str(error).splitlines()[0]})"
         ) from error
-    names = [neurons.name for neurons in computation.activations]
-    return Results(outputs, dict(zip(names, activations, strict=True)))
 
 
 def _joined_outputs(groups: Sequence[Group], results: Sequence[Results]) -> list[Tensor]:

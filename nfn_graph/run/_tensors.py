@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -52,6 +53,41 @@ def _read(
     if tensor is None:
         raise ValueError("Expected placements of a tensor (got none)")
     return tensor
+
+
+def read_flat(layouts: Sequence[Layout], number: int, stores: Mapping[Key, Tensor]) -> Tensor:
+    """The entries of a tensor of networks of different layouts, network after network.
+
+    Args:
+        layouts: The layouts of the networks.
+        number: The number of the tensor.
+        stores: The entries `[rows, taps]` of all networks, network after network.
+    """
+    parts = [layout.sources[number] for layout in layouts]
+    first = parts[0][0]
+    place = (first.store, first.tap, first.taps)
+    if all(len(p) == 1 and p[0].is_straight and _fills(p[0]) == place for p in parts) and all(
+        layout.num_rows(first.store) == p[0].count for layout, p in zip(layouts, parts, strict=True)
+    ):
+        return stores[first.store][:, first.tap : first.tap + first.taps].reshape(-1)
+    # Otherwise by the places of the entries, which are read like the entries themselves.
+    keys = list(dict.fromkeys(p.store for own in parts for p in own))
+    flat = torch.cat([stores[key].reshape(-1) for key in keys])
+    sizes = [stores[key].numel() for key in keys]
+    begin = dict(zip(keys, accumulate(sizes[:-1], initial=0), strict=True))
+    places = []
+    for layout in layouts:
+        own: dict[Key, Tensor] = {}
+        for key in keys:
+            rows, taps = layout.num_rows(key), stores[key].shape[1]
+            own[key] = torch.arange(begin[key], begin[key] + rows * taps).reshape(1, rows, taps)
+            begin[key] += rows * taps
+        places.append(_read(layout.sources[number], own, first_rows(layout)).reshape(-1))
+    return flat.index_select(0, torch.cat(places).to(flat.device))
+
+
+def _fills(placement: Placement) -> tuple[Key, int, int]:
+    return placement.store, placement.tap, placement.taps
 
 
 def stacked_rows(x: Tensor, starts: Sequence[int], counts: Sequence[int]) -> Tensor:
