@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import EllipsisType
 from typing import Any, Union
 
@@ -127,6 +128,13 @@ class Computation:
         if any(not 0 <= ref.step < len(self.steps) for ref in named):
             raise ValueError(f"Expected results of {len(self.steps)} steps (got {named})")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.steps, self.outputs, self.activations, self.reason))
+
     @classmethod
     def unknown(cls, reason: str) -> Computation:
         """A computation of which only is known why it is not known."""
@@ -156,7 +164,7 @@ class Computation:
             self.reason,
         )
 
-    @property
+    @cached_property
     def num_inputs(self) -> int:
         """How many inputs the network takes."""
         numbers = [step.args[0] for step in self.steps if step.operation == "input"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from nfn_graph.data import Computation, Layout, WeightGraph, stored_tensors
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
 from nfn_graph.run._ragged import NotRaggedError, Stored, as_rows, as_same, evaluate_ragged
-from nfn_graph.run._tensors import Stores, read_flat, read_tensors, stacked_rows
+from nfn_graph.run._tensors import Stores, read_flat, read_tensors, rows_of
 from nfn_graph.spec import Key
 
 Inputs = Tensor | Sequence[Tensor]
@@ -30,11 +29,13 @@ class Group:
         networks: Their places in the batch, or in the group that they are a part of.
         layouts: Their layouts.
         stores: Their entries, `[rows, taps]`, network after network.
+        counts: How many rows of every store each of them has.
     """
 
     networks: list[int]
     layouts: list[Layout]
     stores: dict[Key, Tensor]
+    counts: dict[Key, list[int]]
 
     @property
     def computation(self) -> Computation:
@@ -49,13 +50,14 @@ class Group:
 
     def part(self, members: Sequence[int]) -> Group:
         """Some of the networks, by their places in this group."""
-        stores = {}
-        for key, x in self.stores.items():
-            counts = [layout.num_rows(key) for layout in self.layouts]
-            starts = list(accumulate(counts, initial=0))
-            own = [starts[i] for i in members], [counts[i] for i in members]
-            stores[key] = x if len(members) == len(counts) else stacked_rows(x, *own)
-        return Group(list(members), [self.layouts[i] for i in members], stores)
+        if len(members) == len(self.layouts):
+            return Group(list(members), self.layouts, self.stores, self.counts)
+        stores = {
+            key: x.index_select(0, rows_of(self.counts[key], members, x.device))
+            for key, x in self.stores.items()
+        }
+        counts = {key: [rows[i] for i in members] for key, rows in self.counts.items()}
+        return Group(list(members), [self.layouts[i] for i in members], stores, counts)
 
 
 @dataclass
@@ -102,7 +104,7 @@ def run(
 
 
 def _check_known(layouts: Sequence[Layout]) -> None:
-    for number, layout in enumerate(layouts):
+    for number, layout in {id(x): (i, x) for i, x in enumerate(layouts)}.values():
         reason = layout.computation.reason
         if reason is not None:
             which = "the network" if len(layouts) == 1 else f"network {number}"
@@ -135,7 +137,9 @@ def _groups(graph: WeightGraph, dtype: torch.dtype) -> list[Group]:
             known[id(layout)] = computations.setdefault(layout.computation, [])
         known[id(layout)].append(number)
     stored = stored_tensors(graph, graph.spec)
-    whole = Group([], layouts, {key: x[..., 0].to(dtype) for key, x in stored.items()})
+    stores = {key: x[..., 0].to(dtype) for key, x in stored.items()}
+    counts = {key: [layout.num_rows(key) for layout in layouts] for key in stores}
+    whole = Group(list(range(len(layouts))), layouts, stores, counts)
     return [whole.part(networks) for networks in computations.values()]
 
 
@@ -229,7 +233,8 @@ def _joined_outputs(groups: Sequence[Group], results: Sequence[Results]) -> list
             f"Expected networks with as many outputs (got "
             f"{[len(result.outputs) for result in results]}). Run batch[i] one by one."
         )
-    order = torch.tensor([i for group in groups for i in group.networks])
+    order = [i for group in groups for i in group.networks]
+    back = sorted(range(len(order)), key=order.__getitem__)
     joined = []
     for parts in zip(*(result.outputs for result in results), strict=True):
         shapes = [list(x.shape[1:]) for x in parts]
@@ -237,7 +242,7 @@ def _joined_outputs(groups: Sequence[Group], results: Sequence[Results]) -> list
             raise ValueError(
                 f"Expected outputs of one shape (got {shapes}). Run batch[i] one by one."
             )
-        joined.append(parts[0] if len(parts) == 1 else torch.cat(parts)[order.argsort()])
+        joined.append(parts[0] if len(parts) == 1 else torch.cat(parts)[back])
     return joined
 
 
@@ -253,8 +258,7 @@ def _joined_activations(
         owners = [i for i, layout in enumerate(layouts) if layout.num_rows(name)]
         for group, result in zip(groups, results, strict=True):
             if name in result.activations:
-                counts = [layout.num_rows(name) for layout in group.layouts]
-                split = result.activations[name].split(counts)
+                split = result.activations[name].split(group.counts[name])
                 parts.update(zip(group.networks, split, strict=True))
         if all(i in parts for i in owners):
             shapes = {parts[i].shape[1:] for i in owners}

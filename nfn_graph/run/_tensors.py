@@ -90,11 +90,17 @@ def _fills(placement: Placement) -> tuple[Key, int, int]:
     return placement.store, placement.tap, placement.taps
 
 
-def stacked_rows(x: Tensor, starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """The rows of some networks, `[rows, ...]`, from those of all networks."""
-    if not starts:
-        return x[:0]
-    follows = all(a + n == b for a, n, b in zip(starts, counts, starts[1:], strict=False))
-    if follows:
-        return x[starts[0] : starts[-1] + counts[-1]]
-    return torch.cat([x[a : a + n] for a, n in zip(starts, counts, strict=True)])
+def rows_of(counts: Sequence[int], networks: Sequence[int], device: torch.device) -> Tensor:
+    """The rows of some networks, in their order.
+
+    Args:
+        counts: How many rows every network has.
+        networks: The networks, by their places.
+        device: Where the rows are.
+    """
+    all_counts, chosen = torch.tensor(counts), torch.tensor(networks)
+    own = all_counts[chosen]
+    # What lies before a network's rows here is not what lies before them there.
+    shift = (all_counts.cumsum(0) - all_counts)[chosen] - (own.cumsum(0) - own)
+    rows = torch.arange(int(own.sum())) + shift.repeat_interleave(own)
+    return rows.to(device)
