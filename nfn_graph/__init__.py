@@ -34,6 +34,8 @@ from nfn_graph.nn import (
     IOEncoding,
     NFLinear,
     Pool,
+    Probe,
+    ProbeNet,
     Residual,
     Standardize,
 )
@@ -57,6 +59,8 @@ __all__ = [
     "NetworkSpec",
     "NeuronType",
     "Pool",
+    "Probe",
+    "ProbeNet",
     "Residual",
     "Standardize",
     "WeightFeatures",

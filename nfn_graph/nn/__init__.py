@@ -11,6 +11,7 @@ from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.models import NFN
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
+from nfn_graph.nn.probe import Probe, ProbeNet
 
 __all__ = [
     "NFN",
@@ -21,6 +22,8 @@ __all__ = [
     "IOEncoding",
     "NFLinear",
     "Pool",
+    "Probe",
+    "ProbeNet",
     "Residual",
     "Standardize",
 ]
