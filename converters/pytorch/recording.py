@@ -199,6 +199,8 @@ class FxRecorder:
         kwargs.pop("inplace", None)
         if name == "getattr" and args[1] in _SIZES:
             name, args = str(args[1]), args[:1]
+        if "out" in kwargs:
+            raise Unrecordable(f"'{name}' writes its result into another tensor")
         if name in _DROPOUTS and (kwargs.get("training", True) if len(args) < 3 else args[2]):
             raise Unrecordable(f"'{name}' is random even in eval mode")
         if name in _SAME:
@@ -320,7 +322,10 @@ def _may_share_memory(node: fx.Node) -> bool:
 
 def _is_last(node: fx.Node) -> bool:
     """Whether nothing else uses what a view was made of."""
-    return all(len(base.users) == 1 for base in node.all_input_nodes)
+    base = node.all_input_nodes[0]
+    if len(base.users) > 1 or base.op in ("placeholder", "get_attr"):
+        return False
+    return not _may_share_memory(base) or _is_last(base)
 
 
 def _tensors_in(result: Any) -> list[Any]:

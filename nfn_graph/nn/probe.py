@@ -12,7 +12,7 @@ are invariant and the activations equivariant under HNP, :math:`f(\sigma U) = \s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -136,6 +136,9 @@ class ProbeNet(nn.Module):
             many as it has output neurons.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self,
         probe: Probe,
@@ -147,12 +150,22 @@ class ProbeNet(nn.Module):
         super().__init__()
         self.probe = probe
         count = num_outputs or _output_size(probe.spec)
-        self.norm = nn.LayerNorm(probe.inputs.shape[0] * count)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
         self.head = mlp([probe.inputs.shape[0] * count, *head], out_features, dropout)
+
+    @torch.no_grad()
+    def fit(self, graphs: Iterable[WeightGraph]) -> ProbeNet:
+        """Sets the mean and standard deviation by which outputs of networks are standardized."""
+        found = torch.cat([self.probe(graph).double().flatten() for graph in graphs])
+        std, mean = torch.std_mean(found, correction=0)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+        return self
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of the model for every network."""
-        return self.head(self.norm(self.probe(graph).flatten(1)))
+        return self.head((self.probe(graph).flatten(1) - self.mean) / self.std)
 
 
 def _input_size(spec: NetworkSpec) -> int:

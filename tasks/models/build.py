@@ -98,7 +98,7 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
 def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
     """Sets the statistics by which a model standardizes its input."""
     for part in model.modules():
-        if isinstance(part, (Standardize, StatNN)):
+        if isinstance(part, (Standardize, StatNN, ProbeNet)):
             # One batch at a time: all of them would take the memory of the networks once more.
             starts = range(0, len(graphs), _FIT_BATCH)
             part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)
