@@ -11,10 +11,11 @@ _TRACEBACK = "NFN_GRAPH_TRACEBACK"
 
 # How messages of Python functions name options.
 _VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*\])")
-_UNVALUED = {
-    re.compile(r"\barch(=\.\.\.)?(, on the meta device if it is large)?(?![\w.])"): "--arch",
-    re.compile(r"\b(an )?example_input(=\.\.\.)?(?![\w.])"): "--input-shape",
-}
+# Not as a part of a path or of another name.
+_ARCH = re.compile(
+    r"(?<![\w./'-])arch(=\.\.\.)?(, on the meta device if it is large)?(?![\w/'-]|\.\w)"
+)
+_EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
 class ConversionError(ValueError):
@@ -44,10 +45,8 @@ def in_command_line(message: str) -> str:
     Messages name options that take a text with it (`flatten='channels_first'`), and others alone
     (`arch`, `an example_input`).
     """
-    message = _VALUED.sub(_as_option, message)
-    for pattern, option in _UNVALUED.items():
-        message = pattern.sub(option, message)
-    return message
+    message = _ARCH.sub("--arch", _VALUED.sub(_as_option, message))
+    return _EXAMPLE.sub("--input-shape", message)
 
 
 def _as_option(match: re.Match[str]) -> str:

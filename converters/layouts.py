@@ -107,18 +107,22 @@ def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: 
 def _check_apart(tensors: Mapping[str, Any]) -> None:
     """Without a module, nobody knows whether a shared or repeated tensor is used once or twice."""
     memory: dict[int, str] = {}
-    alike: dict[Any, list[str]] = {}
+    by_shape: dict[Any, list[str]] = {}
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
             continue
         if tensor.dim() > 1 and (first := memory.setdefault(tensor.data_ptr(), key)) != key:
             raise _repeated(first, key, "in the same memory")
-        start = _bits(tensor.flatten()[:_FIRST_ENTRIES]).tolist()
-        same = alike.setdefault((tensor.shape, tensor.dtype, *start), [])
-        for other in same:
-            if _are_copies(_bits(tensor), _bits(tensors[other])):
-                raise _repeated(other, key, "with the same values")
-        same.append(key)
+        by_shape.setdefault((tensor.shape, tensor.dtype), []).append(key)
+    for keys in by_shape.values():
+        starts: dict[Any, list[str]] = {}
+        for key in keys if len(keys) > 1 else ():
+            start = _bits(tensors[key].flatten()[:_FIRST_ENTRIES]).tolist()
+            alike = starts.setdefault(tuple(start), [])
+            for other in alike:
+                if _are_copies(_bits(tensors[key]), _bits(tensors[other])):
+                    raise _repeated(other, key, "with the same values")
+            alike.append(key)
 
 
 def _repeated(first: str, second: str, how: str) -> ConversionError:

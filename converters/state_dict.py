@@ -219,18 +219,18 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
     return module
 
 
+def _like(own: Tensor, value: Any) -> Any:
+    """A counter of one entry in the shape that a module has for it."""
+    is_counter = isinstance(value, Tensor) and not value.is_floating_point()
+    return value.reshape(own.shape) if is_counter and value.numel() == own.numel() == 1 else value
+
+
 def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
     """The tensors of a Keras file under the names of a module, which counts batches itself."""
     is_ordered = not any(is_numbered(key) for key in tensors)
     names = arch_names(module, tensors, tensors, is_ordered)
     counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
     return {**counters, **{t.name: t.view(tensors[key]) for key, t in names.items()}}
-
-
-def _like(own: Tensor, value: Any) -> Any:
-    """A counter of one entry in the shape that a module has for it."""
-    is_counter = isinstance(value, Tensor) and not value.is_floating_point()
-    return value.reshape(own.shape) if is_counter and value.numel() == own.numel() == 1 else value
 
 
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:

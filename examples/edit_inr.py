@@ -68,12 +68,12 @@ if __name__ == "__main__":
     for _ in range(6):
         for batch in DataLoader(train, batch_size=16, shuffle=True):
             optimizer.zero_grad()
-            mse_loss(shown(editor(batch, return_graph=True)), batch.y).backward()
+            mse_loss(shown(editor(batch).to_graph()), batch.y).backward()
             optimizer.step()
 
     with torch.no_grad():
         (batch,) = DataLoader(test, batch_size=len(test))
         before = mse_loss(shown(batch), batch.y).item()
-        after = mse_loss(shown(editor(batch, return_graph=True)), batch.y).item()
+        after = mse_loss(shown(editor(batch).to_graph()), batch.y).item()
     print(f"error to the dilated digit: {before:.4f} before the edit, {after:.4f} after it")
     print(f"left of it: {after / before:.2f}")

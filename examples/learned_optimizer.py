@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-from nfn_graph import NFN, Batch, DataLoader, WeightFeatures, WeightGraph
+from nfn_graph import NFN, Batch, DataLoader, EquivariantNFN, WeightFeatures, WeightGraph
 from nfn_graph.converters import from_state_dict
 
 DIGITS = load_digits()
@@ -61,7 +61,7 @@ def stacked(batch: Batch, features: WeightFeatures, channel: int) -> list[Tensor
     ]
 
 
-def after_step(model: NFN, batch: Batch, images: Tensor) -> Tensor:
+def after_step(model: EquivariantNFN, batch: Batch, images: Tensor) -> Tensor:
     """The loss of every network after the step that the model predicts."""
     now, step = stacked(batch, batch.features(), 0), stacked(batch, model(batch).unfold(), 0)
     return losses([value + 0.1 * change for value, change in zip(now, step, strict=True)], images)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, mse_loss
 
-from nfn_graph import NFN, DataLoader, NetworkSpec, WeightGraph
+from nfn_graph import NFN, DataLoader, InvariantNFN, NetworkSpec, WeightGraph
 from nfn_graph.transforms import RoleTypes
 
 
@@ -50,7 +50,7 @@ def train_mlps(count: int, *hidden: int) -> list[WeightGraph]:
     return graphs
 
 
-def fit(model: NFN, graphs: list[WeightGraph], epochs: int = 10) -> None:
+def fit(model: InvariantNFN, graphs: list[WeightGraph], epochs: int = 10) -> None:
     """Trains a model on batches of all sizes."""
     model.standardize.fit(graphs)
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
@@ -62,7 +62,7 @@ def fit(model: NFN, graphs: list[WeightGraph], epochs: int = 10) -> None:
 
 
 @torch.no_grad()
-def correlation(model: NFN, graphs: list[WeightGraph]) -> str:
+def correlation(model: InvariantNFN, graphs: list[WeightGraph]) -> str:
     """Between the predicted and the true accuracies."""
     (batch,) = DataLoader(graphs, batch_size=len(graphs))
     found = torch.corrcoef(torch.stack([model(batch).squeeze(1), batch.y]))[0, 1]

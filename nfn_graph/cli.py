@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -17,15 +18,16 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """A subcommand: where its function is, and what it does in one line."""
+    """A command: where its function is, what it does in one line, and what it is divided into."""
 
     function: str
     description: str
+    parts: tuple[str, ...] = ()
 
 
 COMMANDS = {
@@ -46,9 +48,15 @@ COMMANDS = {
     ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
-        "nfn_graph.tasks.zoo.commands:zoo", "Build collections of trained networks; draw INRs."
+        "nfn_graph.tasks.zoo.commands:zoo",
+        "Build collections of trained networks; draw INRs.",
+        ("cnn", "inr", "tickets", "render", "info"),
     ),
-    "train": Command("nfn_graph.tasks.commands:train", "Train a model on the networks of a zoo."),
+    "train": Command(
+        "nfn_graph.tasks.commands:train",
+        "Train a model on the networks of a zoo.",
+        ("predict-generalization", "classify-inr", "edit-inr", "winning-tickets"),
+    ),
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
     ),
@@ -82,7 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nfn-graph {version('nfn-graph')}")
         return 0
     if given[0] not in COMMANDS:
-        return _fail(f"Expected a command: {', '.join(COMMANDS)} (got '{given[0]}')")
+        commands = {part: f"{name} {part}" for name, c in COMMANDS.items() for part in c.parts}
+        commands |= {name: name for name in COMMANDS}
+        nearest = _nearest(given[0], commands)
+        advice = f". Did you mean 'nfn-graph {commands[nearest]}'?" if nearest else ""
+        return _fail(f"Expected a command: {', '.join(COMMANDS)} (got '{given[0]}'){advice}")
     try:
         return _run(given[0], given[1:])
     except KeyboardInterrupt:
@@ -93,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except _EXPECTED as error:
         return _fail(str(error) or type(error).__name__)
+    except FloatingPointError as error:
+        # A training that diverged: what was asked for could be done, and has failed.
+        return _fail(str(error), code=1)
     except RuntimeError as error:
         if os.environ.get(_TRACEBACK) or "allocate" not in str(error):
             return _mistake(error)
@@ -138,24 +153,58 @@ def _parse(
     def bind(*args: Any, **kwargs: Any) -> functools.partial[int]:
         return functools.partial(command, *args, **kwargs)
 
-    complaint = io.StringIO()
+    def parsed(words: list[str]) -> functools.partial[int]:
+        call: functools.partial[int] = tyro.cli(
+            bind,
+            prog=f"nfn-graph {name}",
+            args=words,
+            # tyro's own reading of the docstring would leave out the examples.
+            description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
+        )
+        return call
+
+    complaint, page = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            call: functools.partial[int] = tyro.cli(
-                bind,
-                prog=f"nfn-graph {name}",
-                args=arguments,
-                # tyro's own reading of the docstring would leave out the examples.
-                description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
-            )
+            return parsed(arguments)
     except SystemExit as stop:
         if not stop.code:
             return None
-        raise ValueError(
-            f"Expected the arguments that 'nfn-graph {name} --help' shows "
-            f"(got: {_first_section(complaint.getvalue())})"
-        ) from None
-    return call
+    parts = COMMANDS[name].parts
+    part = [word for word in arguments[:1] if word in parts]
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+        parsed([*part, "--help"])
+    raise ValueError(
+        f"Expected the arguments that 'nfn-graph {' '.join([name, *part])} --help' shows (got: "
+        f"{_first_section(complaint.getvalue())})"
+        f"{_meant(arguments, () if part else parts, page.getvalue())}"
+    )
+
+
+def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:
+    """What may have been meant by the first word that is not known.
+
+    Args:
+        arguments: The words that were given.
+        parts: The subcommands of which one should have been given.
+        page: The help of the command, which names its options.
+    """
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _plain(page)))
+    for word in (argument.partition("=")[0] for argument in arguments):
+        known = options if word.startswith("--") else set(parts)
+        nearest = None if word in known else _nearest(word, known)
+        if nearest:
+            return f". Did you mean {nearest} by {word}?"
+    return ""
+
+
+def _nearest(word: str, known: Iterable[str]) -> str | None:
+    """The word that is spelled almost so, or that has these initials: `lr` of learning-rate."""
+    plain = {name.lstrip("-"): name for name in sorted(known)}
+    wanted = word.lstrip("-").replace("_", "-").lower()
+    initials = [n for n in plain if "".join(p[:1] for p in n.split("-")) == wanted and "-" in n]
+    found = [*initials, *difflib.get_close_matches(wanted, plain, 1, 0.7)]
+    return plain[found[0]] if found else None
 
 
 def _check_values(call: functools.partial[int]) -> None:
@@ -184,10 +233,15 @@ def _values(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _first_section(box: str) -> str:
     """What tyro complains of, out of the box that it draws around it."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    plain = _plain(box)
     rows = [line.strip("│ ") for line in plain.splitlines() if line.startswith("│")]
     first = itertools.takewhile(lambda row: not row.startswith("──"), rows)
     return re.sub(r"\s*[-─]{4,}\s*", ": ", " ".join(first) or plain)
+
+
+def _plain(text: str) -> str:
+    """Text without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _first_line(error: Exception) -> str:

@@ -13,10 +13,10 @@ from tyro.conf import OmitArgPrefixes, Positional
 from nfn_graph import WeightGraph
 from nfn_graph.converters import load
 from nfn_graph.tasks.edit_inr import EditInr, pictures
-from nfn_graph.tasks.option_checks import check_at_least
+from nfn_graph.tasks.option_checks import check_above, check_at_least
 from nfn_graph.tasks.rendering import siren_layers
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import check_single, save_like
+from nfn_graph.tasks.user_networks import check_sines, check_single, save_like
 from nfn_graph.tasks.zoo.render import draw_sheet
 
 
@@ -27,6 +27,9 @@ class EditOptions:
     Attributes:
         checkpoint: The network, in any format that nfn-graph reads. It must follow the
             conventions of the zoo that the model was trained on, which its store.json states.
+        w0: The factor of the network's sines, sin(w0 * (W x + b)). Weights alone do not say that a
+            network is a SIREN, nor its factor, which is 30 in zoos of nfn-graph unless --w0 was
+            given there.
         run: The folder of a finished run of edit-inr.
         out: The edited network, with the keys and types of the checkpoint. A picture of
             before and after is written beside it, as .png.
@@ -34,6 +37,7 @@ class EditOptions:
     """
 
     checkpoint: Positional[Path]
+    w0: float
     run: Path
     out: Path
     zoom: int = 8
@@ -43,18 +47,20 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     """Edit the image that a SIREN holds, with a model that `nfn-graph train edit-inr` gave.
 
     Examples:
-      nfn-graph edit digit.pt --run runs/dilate --out thicker.pt
+      nfn-graph edit digit.pt --w0 30 --run runs/dilate --out thicker.pt
 
     Args:
         options: What to edit.
     """
     check_at_least("zoom", options.zoom, 1)
+    check_above("w0", options.w0, 0)
     picture = options.out.with_suffix(".png")
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
         raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
     graph = load(options.checkpoint)
-    edited, before, after = edit_network(task, model, graph, facts)
+    check_sines(options.checkpoint)
+    edited, before, after = edit_network(task, model, graph, options.w0, facts)
     save_like(edited, options.out, options.checkpoint)
     draw_sheet(torch.cat([before, after]), picture, columns=2, zoom=options.zoom)
     error = float((after - edited.y).square().mean())
@@ -68,7 +74,11 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
 
 @torch.no_grad()
 def edit_network(
-    task: EditInr, model: torch.nn.Module, graph: WeightGraph, facts: dict[str, Any]
+    task: EditInr,
+    model: torch.nn.Module,
+    graph: WeightGraph,
+    w0: float,
+    facts: dict[str, Any],
 ) -> tuple[WeightGraph, Tensor, Tensor]:
     """One network after the edit, and its picture before and after.
 
@@ -76,6 +86,7 @@ def edit_network(
         task: The task of a run.
         model: Its model.
         graph: The network; its own precision is kept, half precision is computed in single.
+        w0: The factor of its sines.
         facts: What the run knows about the zoo that it was trained on.
     """
     raw = check_single(graph)
@@ -86,6 +97,6 @@ def edit_network(
             f"was trained on (got {graph.layout.num_rows(last)})"
         )
     model = model.to(raw.dtype)
-    prepared = task.placed(raw.to_graph(), facts["w0"], facts["output_offset"], facts)
+    prepared = task.placed(raw.to_graph(), w0, facts["output_offset"], facts)
     edited: WeightGraph = model(prepared)
     return edited, pictures(prepared), pictures(edited)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
+from nfn_graph.converters.files import detect, keras, onnx
 
 # Formats that are written into a copy of the file that was read.
 _TEMPLATES = (".onnx", ".h5", ".keras")
+# Operators of ONNX that dense layers, and factors of activations, are made of.
+_LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
+_LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:
@@ -22,6 +28,37 @@ def check_single(graph: WeightGraph) -> WeightFeatures:
             f"{raw.channels} channels)"
         )
     return raw.to(torch.promote_types(raw.dtype, torch.float32))
+
+
+def check_sines(checkpoint: Path) -> None:
+    """Raises if a file says that a network has other activations than sines.
+
+    ONNX models and Keras's configurations name them; other files hold nothing but tensors.
+    """
+    format_, _ = detect(checkpoint)
+    if format_ == "onnx":
+        found = {node.op_type for node in onnx.read(checkpoint)[0].graph.node} - _LINEAR
+    elif format_ == "keras":
+        found = set(_activations(keras.read(checkpoint).config)) - {"linear"}
+    else:
+        return
+    strange = sorted(found - {"Sin", "sin", "sine"})
+    if strange or (format_ == "onnx" and not found):
+        raise ValueError(
+            f"Expected a SIREN, whose hidden layers are sines, in '{checkpoint}' (got "
+            f"{', '.join(strange) or 'no sines'})"
+        )
+
+
+def _activations(config: Any) -> Iterator[str]:
+    """The names of all activations in a configuration of Keras."""
+    if isinstance(config, dict):
+        if isinstance(config.get("activation"), str):
+            yield config["activation"]
+        config = list(config.values())
+    if isinstance(config, list):
+        for value in config:
+            yield from _activations(value)
 
 
 def save_like(graph: WeightGraph, path: Path, checkpoint: Path) -> None:

@@ -19,14 +19,18 @@ from PIL import Image
 from test_bad_files import WRITERS
 from test_sources import write_idx
 
-from nfn_graph.converters import WeightDataset, load, open_zoo, save
+from nfn_graph.converters import ConversionError, WeightDataset, load, open_zoo, save
 from nfn_graph.converters.files.graph import write_graph
 from nfn_graph.converters.store import Store, find_damage
+from nfn_graph.converters.store.export import export_networks
 from nfn_graph.converters.summary import summary
+from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.reports.compare import compare
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.sources.clouds import open_clouds
+from nfn_graph.tasks.training.data import load_data
 from nfn_graph.tasks.training.run import load_model
+from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import open_zoo_folder
 
 
@@ -36,10 +40,12 @@ class Kind(NamedTuple):
     Attributes:
         build: Writes a good one to a path, a file or a folder.
         read: Reads all of it.
+        is_sealed: Whether checksums guard it, which whoever damages it may compute again.
     """
 
     build: Callable[[Path], Any]
     read: Callable[[Path], Any]
+    is_sealed: bool = False
 
 
 def corpus(world: Path) -> Mapping[str, Kind]:
@@ -66,8 +72,19 @@ def corpus(world: Path) -> Mapping[str, Kind]:
         "template.keras": Kind(WRITERS["keras"], partial(_write_into, suffix=".keras")),
         "keras, inside": Kind(_write_unpacked, _read_packed),
         "store": Kind(_write_store, _read_store),
+        "store, resealed": Kind(_write_store, _read_resealed_store, is_sealed=True),
         **{f"zoo, {name}": Kind(build, _read_zoo) for name, build in zoos.items()},
         "zoo, ours": Kind(partial(_copy, world / "tickets"), _read_own_zoo),
+        "zoo, resealed tickets": Kind(
+            partial(_copy, world / "tickets"),
+            partial(_read_for, WinningTickets, WinningTicketsOptions),
+            is_sealed=True,
+        ),
+        "zoo, resealed INRs": Kind(
+            partial(_copy, world / "inr"),
+            partial(_read_for, EditInr, EditInrOptions),
+            is_sealed=True,
+        ),
         "run, edits": Kind(partial(_copy, world / "edits"), _read_run),
         "run, masks": Kind(partial(_copy, world / "masks"), _read_run),
         "images, idx": Kind(partial(_write_idx, compressed=False), open_images),
@@ -123,12 +140,35 @@ def _read_packed(path: Path) -> object:
 
 
 def _write_store(path: Path) -> None:
-    stores.write_store(path, list(stores.graphs().values())[:4], shard_size=2)
+    graphs = stores.graphs()
+    names = ("mlp", "signalling", "buffers", "labels", "transformed", "two types")
+    stores.write_store(path, [graphs[name] for name in names], shard_size=3)
 
 
 def _read_store(path: Path) -> object:
     store, dataset = Store(path), WeightDataset(path)
     return [store.graph(i) for i in range(len(store))], list(find_damage(path)), dataset[0]
+
+
+def _read_resealed_store(path: Path) -> object:
+    """As whoever verifies a store before its networks are exported; both must say the same."""
+    damage = list(find_damage(path))
+    if damage:
+        raise ConversionError(f"Expected a store without damage (got {damage[0].got})")
+    out = path.with_name("exported")
+    try:
+        _read_store(path)
+        export_networks(WeightDataset(path), out, "graph", overwrite=True)
+    except ValueError as error:
+        raise AssertionError(f"Verified, but not exported: {error}") from error
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return None
+
+
+def _read_for(task: type[Any], options: type[Any], path: Path) -> object:
+    """The networks of a zoo as a run reads them."""
+    return load_data(task(options(path, path.with_name("run"), preset="tiny")))
 
 
 def _read_zoo(path: Path) -> object:

@@ -126,7 +126,93 @@ def self_chain_spec() -> NetworkSpec:
     )
 
 
+def attention_spec() -> NetworkSpec:
+    """Heads whose queries and keys share their dimensions, as values and outputs do."""
+    return NetworkSpec(
+        (
+            NeuronType("r", 1),
+            NeuronType("head", 0),
+            NeuronType("qk", 2, parents=("head",)),
+            NeuronType("v", 1, parents=("head",)),
+        ),
+        (WeightType("r", "qk", 2), WeightType("r", "v"), WeightType("v", "r")),
+    )
+
+
+def rotary_spec() -> NetworkSpec:
+    """The same with rotary positions: the two dimensions of queries and keys are taps."""
+    return NetworkSpec(
+        (NeuronType("r", 1), NeuronType("head", 4), NeuronType("v", 1, parents=("head",))),
+        (WeightType("r", "head", 4), WeightType("r", "v"), WeightType("v", "r")),
+    )
+
+
+def grouped_spec(input_size: int | None = None, output_size: int | None = None) -> NetworkSpec:
+    """A grouped convolution between two dense ones."""
+    return NetworkSpec(
+        (
+            NeuronType("x", 0, size=input_size),
+            NeuronType("g", 0),
+            NeuronType("a", 1, parents=("g",)),
+            NeuronType("b", 1, parents=("g",)),
+            NeuronType("out", 0, size=output_size),
+        ),
+        (WeightType("x", "a"), WeightType("a", "b"), WeightType("b", "out")),
+    )
+
+
+def grouped_query_spec() -> NetworkSpec:
+    """Query heads that share the keys and values of their group."""
+    return NetworkSpec(
+        (
+            NeuronType("r", 0),
+            NeuronType("kv", 0),
+            NeuronType("qh", 0, parents=("kv",)),
+            NeuronType("k", 0, parents=("kv",)),
+            NeuronType("q", 0, parents=("qh", "k")),
+            NeuronType("v", 0, parents=("kv",)),
+            NeuronType("o", 0, parents=("qh", "v")),
+        ),
+        (WeightType("r", "q"), WeightType("r", "k"), WeightType("r", "v"), WeightType("o", "r")),
+    )
+
+
+def group_norm_spec() -> NetworkSpec:
+    """GroupNorm between two convolutions."""
+    return NetworkSpec(
+        (
+            NeuronType("x", 0),
+            NeuronType("g", 0),
+            NeuronType("c", 3, parents=("g",)),
+            NeuronType("out", 0),
+        ),
+        (WeightType("x", "c", 2), WeightType("c", "out")),
+    )
+
+
+def fixed_inside_spec() -> NetworkSpec:
+    """Dimensions that keep their order inside heads that do not."""
+    return NetworkSpec(
+        (
+            NeuronType("r", 1),
+            NeuronType("head", 0),
+            NeuronType("d", 1, size=2, parents=("head",)),
+            NeuronType("v", 1, parents=("head",)),
+        ),
+        (WeightType("r", "d"), WeightType("r", "v"), WeightType("v", "r")),
+    )
+
+
+NESTED_SPECS = {
+    "attention": attention_spec(),
+    "rotary": rotary_spec(),
+    "grouped": grouped_spec(2, 2),
+    "grouped query": grouped_query_spec(),
+    "group norm": group_norm_spec(),
+    "fixed inside": fixed_inside_spec(),
+}
 NAMED_SPECS = {
+    **NESTED_SPECS,
     "mlp": NetworkSpec.chain(3, input_size=2, output_size=2),
     "cnn": NetworkSpec.chain(2, taps=(3, 1), input_size=2, output_size=2),
     "one layer": NetworkSpec.chain(1, input_size=2, output_size=3),
@@ -210,3 +296,31 @@ def sizes_of(draw: st.DrawFn, spec: NetworkSpec, least: int = 2, most: int = 3) 
         for n in spec.neurons
         if n.size is None
     }
+
+
+@st.composite
+def nested_specs(draw: st.DrawFn) -> NetworkSpec:
+    """A layer, nested layers of up to two kinds of parents, and weights among them all.
+
+    Nested layers are joined with flat ones, inside their common parent, or across parents; some
+    are the pairs of two others, some keep their order inside the parent.
+    """
+    own = st.integers(0, 1)
+    neurons = [NeuronType("x", draw(own), size=draw(st.sampled_from([None, 2])))]
+    children: list[str] = []
+    for name in ["g", "h"][: draw(st.integers(1, 2))]:
+        neurons.append(NeuronType(name, draw(own)))
+        for child in [f"{name}a", f"{name}b"][: draw(st.integers(1, 2))]:
+            fixed = draw(st.sampled_from([None, None, 2]))
+            neurons.append(NeuronType(child, draw(own), size=fixed, parents=(name,)))
+            children.append(child)
+    together = [(a, b) for a in children for b in children if a < b]
+    if together and draw(st.booleans()):
+        pair = draw(st.sampled_from(together))
+        neurons.append(NeuronType("pairs", draw(own), parents=pair))
+        children.append("pairs")
+    weights = [WeightType("x", children[0])]
+    for i in range(draw(st.integers(0, 2))):
+        source, target = draw(st.permutations(["x", "g", *children]))[:2]
+        weights.append(WeightType(source, target, draw(st.integers(1, 2)), name=f"w{i}"))
+    return NetworkSpec(tuple(neurons), tuple(weights))

@@ -70,7 +70,7 @@ def steps(draw: random.Random) -> Iterator[float]:
         networks = [kind(draw) for _ in range(_NETWORKS * _BATCHES_AT_ONCE)]
         loader = DataLoader(networks, _NETWORKS, collate_fn=Batch.from_data_list)
         for batch in loader:
-            edited = model(batch, return_graph=True)
+            edited = model(batch).to_graph()
             loss = sum(store.edge_attr.square().mean() for store in edited.edge_stores)
             optimisers[chosen].zero_grad()
             loss.backward()

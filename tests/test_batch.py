@@ -13,8 +13,26 @@ from torch_geometric.data import Batch as PyGBatch
 from torch_geometric.data.collate import collate
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
-from networks import NAMED_SPECS, chain, sizes_of, specs
-from nfn_graph import NFN, Batch, DataLoader, NetworkSpec, NFLinear, Pool, WeightGraph
+from networks import (
+    NAMED_SPECS,
+    NESTED_SPECS,
+    chain,
+    grouped_spec,
+    nested_specs,
+    sizes_of,
+    specs,
+)
+from nfn_graph import (
+    NFN,
+    Batch,
+    DataLoader,
+    NetworkSpec,
+    NeuronType,
+    NFLinear,
+    Pool,
+    WeightGraph,
+    WeightType,
+)
 from nfn_graph.testing import random_graph
 
 
@@ -33,9 +51,9 @@ def assert_batch_equals_singles(graphs: list[WeightGraph], symmetry: str) -> Non
     editor = NFN(spec, (4, 3), symmetry, in_channels=channels, act="SiLU").double()
     scorer = NFN(spec, (4, 3), symmetry, in_channels=channels, out_features=2, head=(8,)).double()
     batch = Batch.from_data_list(graphs)
-    edited, scores = editor(batch, return_graph=True), scorer(batch)
+    edited, scores = editor(batch).to_graph(), scorer(batch)
     for i, graph in enumerate(graphs):
-        assert_same(edited[i], editor(graph, return_graph=True), 1e-12)
+        assert_same(edited[i], editor(graph).to_graph(), 1e-12)
         assert (scores[i] - scorer(graph)[0]).abs().max() < 1e-12
 
 
@@ -46,6 +64,30 @@ def test_batch_equals_singles_for_random_specs_and_widths(data, symmetry):
     graphs = [
         random_graph(spec, data.draw(sizes_of(spec, 1, 5)), channels=2)
         for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    assert_batch_equals_singles(graphs, symmetry)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), symmetry=st.sampled_from(["np", "hnp"]))
+def test_batch_equals_singles_for_other_numbers_of_heads_groups_and_dims(data, symmetry):
+    spec = data.draw(nested_specs() | st.sampled_from(list(NESTED_SPECS.values())))
+    free = [n.name for n in spec.neurons if n.size is None]
+    sizes = st.fixed_dictionaries({name: st.integers(1, 3) for name in free})
+    graphs = [random_graph(spec, data.draw(sizes), channels=2) for _ in range(3)]
+    assert_batch_equals_singles(graphs, symmetry)
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+def test_nested_and_flat_networks_share_a_batch(symmetry):
+    """A network without the nested types lacks their sites, and nothing leaks into it."""
+    flat = NetworkSpec(
+        (NeuronType("x", 0, size=2), NeuronType("out", 0, size=2)), (WeightType("x", "out"),)
+    )
+    graphs = [
+        random_graph(grouped_spec(2, 2)),
+        random_graph(flat),
+        random_graph(grouped_spec(2, 2)),
     ]
     assert_batch_equals_singles(graphs, symmetry)
 
@@ -220,7 +262,7 @@ def test_entries_that_a_network_does_not_own_never_leak():
     layer = NFLinear(spec, 1, 1).double()
     clean = batch.features("hnp")
     clean.owned()
-    masks = clean.incidence.masks[spec]
+    masks = clean.incidence.masks["hnp"]
     # The one-layer network's weight is a tap of the network level, which the others lack.
     assert set(masks) == {"hidden1", "network"}
     # Whatever an activation with f(0) != 0 leaves in those entries is not read.

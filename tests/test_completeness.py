@@ -8,10 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from networks import (
+    NESTED_SPECS,
+    attention_spec,
+    group_norm_spec,
+    grouped_query_spec,
+    grouped_spec,
     heads_spec,
+    nested_specs,
     no_bias_spec,
     parallel_spec,
     residual_spec,
+    rotary_spec,
     self_chain_spec,
     self_spec,
     sizes_of,
@@ -81,6 +88,40 @@ def test_self_weights_have_15_parameters_from_4_neurons_on():
 @pytest.mark.parametrize("spec", [self_chain_spec(), self_spec(2, 1)])
 def test_self_weights_inside_other_networks(spec, symmetry):
     sizes = {name: 4 if name == "h" else 2 for name in spec.neuron}
+    parameters, rank, orbits = measured(spec, symmetry, sizes)
+    assert parameters == rank == orbits
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (attention_spec(), 187),
+        (rotary_spec(), 363),
+        (grouped_spec(), 75),
+        (grouped_query_spec(), 92),
+        (group_norm_spec(), 123),
+    ],
+)
+def test_nested_networks_of_the_design_table(spec, expected, symmetry):
+    """No type of these is fixed, so both groups are the same."""
+    assert measured(spec, symmetry, {}) == (expected,) * 3
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("network", NESTED_SPECS)
+def test_nested_networks_with_fixed_layers(network, symmetry):
+    spec = NESTED_SPECS[network]
+    parameters, rank, orbits = measured(spec, symmetry, {})
+    assert parameters == rank == orbits == spec.fold(symmetry).num_orbits
+
+
+@settings(max_examples=60)
+@given(spec=nested_specs(), symmetry=st.sampled_from(["np", "hnp"]))
+def test_random_nested_specs(spec, symmetry):
+    assume(spec.fold(symmetry).num_orbits <= 350)
+    sizes = {neuron.name: 2 for neuron in spec.neurons}
+    assume(random_graph_entries(spec, sizes) <= 80)
     parameters, rank, orbits = measured(spec, symmetry, sizes)
     assert parameters == rank == orbits
 

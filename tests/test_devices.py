@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import NAMED_SPECS, batch_of, chain
-from nfn_graph import NFN, Batch, WeightFeatures
+from nfn_graph import NFN, Batch, EquivariantNFN, InvariantNFN, WeightFeatures
 from nfn_graph.features import Incidence
 
 SYMMETRIES = ["np", "hnp"]
@@ -63,7 +63,7 @@ def networks(count: int, mixed: bool) -> Batch:
     return Batch.from_data_list([chain(w, dtype=torch.float32) for w in widths])
 
 
-def model_for(batch: Batch, symmetry: str, invariant: bool = True) -> NFN:
+def model_for(batch: Batch, symmetry: str, invariant: bool = True) -> InvariantNFN | EquivariantNFN:
     options = {"out_features": 2, "head": (8,)} if invariant else {}
     return NFN(batch.spec, (4, 4), symmetry, io_encoding="sinusoidal", norm=True, **options)
 

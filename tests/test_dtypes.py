@@ -93,6 +93,33 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
     assert outputs[0].dtype == pooled.dtype == torch.float16
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("aggregate", ["mean", "sum"])
+@pytest.mark.parametrize("cast", [True, False])
+def test_float16_sums_over_the_edges_of_one_neuron(cast, aggregate, backend):
+    """2,048 edges of 33.0 add up to 67,584: finite wherever the results of float32 fit."""
+    features = chain((2048, 3, 2), dtype=torch.float32).features("np")
+    features = features.map(lambda x: torch.full_like(x, 33.0))
+    layer = NFLinear(features.spec, 1, 2, aggr=aggregate)
+    with torch.no_grad():
+        for site, matrix in zip(layer.spec.sites, layer.site_maps(), strict=True):
+            if matrix is not None and not site.is_leaf:
+                matrix.mul_(1e-3 if aggregate == "sum" else 1)
+    expected, pooled = layer(features), Pool(features.spec)(features)
+    with use_backend(backend):
+        if cast:
+            with torch.autocast("cpu", torch.float16):
+                found = layer(features)
+        else:
+            found = layer.half()(features.to(torch.float16))
+        halved = Pool(features.spec)(features.to(torch.float16))
+    assert found.dtype == torch.float16
+    for (_, x), (_, y) in zip(found.tensors(), expected.tensors(), strict=True):
+        assert x.isfinite().all()
+        assert relative(x, y) < 0.01
+    assert relative(halved, pooled) < 0.01
+
+
 def test_encodings_keep_their_digits():
     """Large angles, and many positions, in a dtype of few digits."""
     raw = chain((784, 3, 2), dtype=torch.float32).features()

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from networks import NAMED_SPECS, chain
+from networks import NAMED_SPECS, NESTED_SPECS, chain, nested_specs, same
 from nfn_graph import (
     NFN,
     Activation,
@@ -25,7 +27,7 @@ from nfn_graph import (
     WeightFeatures,
     WeightGraph,
 )
-from nfn_graph.symmetry import Permutation, sample
+from nfn_graph.symmetry import Permutation, from_places, sample
 from nfn_graph.testing import assert_equivariant, assert_invariant, random_graph
 
 CHANNELS = 3
@@ -53,7 +55,7 @@ MODEL_OPTIONS = [
     {},
     {"norm": True, "residual": True, "dropout": 0.5},
     {"pointwise": True},
-    {"reduce": "sum"},
+    {"aggr": "sum"},
     {"fourier_features": 4, "fourier_scale": 0.5},
     {"standardize": True},
     {"io_encoding": "learned", "encode_layers": True},
@@ -62,7 +64,7 @@ MODEL_OPTIONS = [
 
 FOLDED_LAYERS: dict[str, Callable[[NetworkSpec, str], nn.Module]] = {
     "linear": lambda s, g: NFLinear(s.fold(g), CHANNELS, 4),
-    "linear, sums": lambda s, g: NFLinear(s.fold(g), CHANNELS, 2, reduce="sum"),
+    "linear, sums": lambda s, g: NFLinear(s.fold(g), CHANNELS, 2, aggr="sum"),
     "pointwise": lambda s, g: NFLinear(s.fold(g), CHANNELS, 4, pointwise=True),
     "channel norm": lambda s, g: ChannelNorm(s.fold(g), CHANNELS),
     "residual": lambda s, g: Residual(NFLinear(s.fold(g), CHANNELS, CHANNELS)),
@@ -131,7 +133,7 @@ def test_models(options, symmetry, dtype):
     assert_invariant(model, batch, group, folded=False)
     editor = NFN(spec, (4, 4, 1), symmetry, **common).to(dtype).eval()
     assert_equivariant(editor, batch, group, folded=False)
-    assert_equivariant(lambda f: editor(f, return_graph=True), batch, group, folded=False)
+    assert_equivariant(lambda graph: editor(graph).to_graph(), batch, group)
 
 
 def test_dropout_per_channel_commutes_with_permutations_for_every_draw():
@@ -220,6 +222,41 @@ def test_the_checkers_reject_a_broken_layer_and_name_the_field():
         assert_equivariant(PerPosition(), graph, "hnp", folded=False)
     with pytest.raises(AssertionError, match=r"f\(σU\) and f\(U\) to agree"):
         assert_invariant(lambda f: f.neurons["hidden1"], graph, "hnp", folded=False)
+
+
+@settings(max_examples=40)
+@given(spec=nested_specs(), symmetry=st.sampled_from(SYMMETRIES))
+def test_random_nested_networks(spec, symmetry):
+    sizes = {n.name: 3 for n in spec.neurons if n.size is None}
+    graph = random_graph(spec, sizes, channels=2)
+    folded = spec.fold(symmetry)
+    assert_equivariant(NFLinear(folded, 2, 3).double(), graph, symmetry)
+    assert_invariant(Pool(folded), graph, symmetry)
+    assert_equivariant(NFN(spec, (3, 2), symmetry, in_channels=2).double(), graph, symmetry, False)
+
+
+@pytest.mark.parametrize(("network", "child"), [("attention", "qk"), ("group norm", "c")])
+def test_children_move_inside_their_parent_only(network, child):
+    """Exchanging dimensions of two heads, or channels of two groups, is no symmetry."""
+    spec = NESTED_SPECS[network]
+    graph = random_graph(spec, dict.fromkeys(spec.neuron, 3))
+    layer = NFLinear(spec.fold("np"), 1, 2).double()
+    for other, is_symmetry in ((1, True), (3, False)):
+        index = torch.arange(9)
+        index[[0, other]] = index[[other, 0]]
+        swap = Permutation({child: index})
+        expected = swap.apply(layer(graph.features("np")).to_graph()).features()
+        found = layer(swap.apply(graph).features("np")).unfold()
+        assert same(found, expected, 1e-9) is is_symmetry
+
+
+def test_a_parent_takes_its_children_along():
+    graph = random_graph(NESTED_SPECS["attention"], {"r": 2, "head": 3, "qk": 2, "v": 4})
+    moved = from_places(graph, {"head": torch.tensor([2, 0, 1])})
+    assert moved.index["head"].tolist() == [2, 0, 1]
+    assert moved.index["qk"].tolist() == [4, 5, 0, 1, 2, 3]
+    assert moved.index["v"].tolist() == [8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert "r" not in moved.index
 
 
 def test_permutations_act_as_a_group():

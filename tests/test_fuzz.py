@@ -131,6 +131,25 @@ def huge_number(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text)
 
 
+def crowded_metadata(path: Path) -> None:
+    """90 MB of metadata, which would take 1.6 GB when it is parsed."""
+    notes = b",".join(b'"%x":{}' % i for i in range(8_000_000))
+    text = b'{"__metadata__":{' + notes + b"}}"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def crowded_tensors(path: Path) -> None:
+    """200,000 layers of one neuron."""
+    shapes = {"weight": [1, 1], "bias": [1]}
+    names = ((f"{i}.{name}", shape) for i in range(100_000) for name, shape in shapes.items())
+    header = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [4 * i, 4 * i + 4]}
+        for i, (name, shape) in enumerate(names)
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(header)))
+
+
 HOSTILE: dict[str, Callable[[Path], Any]] = {
     "zip that lies": lying_zip,
     "zips in zips": nested_zip,
@@ -139,6 +158,8 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "dictionaries in dictionaries": nested_pickle,
     "nested header": nested_header,
     "huge number": huge_number,
+    "crowded metadata": crowded_metadata,
+    "crowded with tensors": crowded_tensors,
 }
 
 

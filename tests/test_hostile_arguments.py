@@ -27,7 +27,7 @@ WORKING = {
     "draw": ["net.pt", "--output", "out.png"],
     "zoo render": ["inr", "--output", "out.png"],
     "zoo info": ["cnn"],
-    "edit": ["siren.pt", "--run", "edits", "--out", "out.pt"],
+    "edit": ["siren.pt", "--w0", "30", "--run", "edits", "--out", "out.pt"],
     "prune": ["initial.pt", "--run", "masks", "--out", "out.pt"],
     "compare": ["edits"],
 }
@@ -215,7 +215,7 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     "call",
     [
         ["zoo", "render", "inr", "-o", "out.png"],
-        ["edit", "siren.pt", "--run", "edits", "--out", "x.pt"],
+        ["edit", "siren.pt", "--w0", "30", "--run", "edits", "--out", "x.pt"],
     ],
 )
 def test_more_than_fits_into_memory(
@@ -250,7 +250,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     ),
 }
 USES = {
-    "edits": (["edit", "siren.pt", "--run", "run", "--out", "out.pt"], ["evaluate", "run"]),
+    "edits": (
+        ["edit", "siren.pt", "--w0", "30", "--run", "run", "--out", "out.pt"],
+        ["evaluate", "run"],
+    ),
     "masks": (["prune", "initial.pt", "--run", "run", "--out", "out.pt"], ["retrain", "run"]),
 }
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from networks import chain, same
+from networks import NAMED_SPECS, chain, same
 from nfn_graph import (
+    NFN,
     Activation,
     Batch,
     ChannelNorm,
     Dropout,
+    EquivariantNFN,
     FourierFeatures,
     IOEncoding,
     NFLinear,
@@ -21,6 +23,8 @@ from nfn_graph import (
     Residual,
     Standardize,
 )
+from nfn_graph.nn._fused import scale_summaries, up
+from nfn_graph.testing import random_graph
 
 FIRST, LAST = ("input", "weight", "hidden1"), ("hidden1", "weight", "output")
 
@@ -31,31 +35,55 @@ def batch_of(channels: int = 2) -> Batch:
 
 @pytest.mark.parametrize("symmetry", ["np", "hnp"])
 @pytest.mark.parametrize("pointwise", [False, True])
-def test_initialisation_is_uniform_by_the_fan_in_of_all_maps(pointwise, symmetry):
-    """Measured: the taps that add into an output, counted by where a gradient arrives."""
-    graph = chain((3, 5, 6, 4), kernels=[(3,), (), ()])
-    spec = graph.spec.fold(symmetry)
-    c_in, c_out = 7, 64
-    layer = NFLinear(spec, c_in, c_out, pointwise=pointwise).double()
-    features = graph.features(symmetry).map(lambda x: torch.randn(*x.shape[:2], c_in).double())
-    out = layer(features)
-    for key, x in out.tensors():
-        if not x.numel():
+def test_initialisation_is_uniform_by_fan_in(pointwise, symmetry):
+    spec = chain((3, 5, 6, 4), kernels=[(3,), (), ()]).spec.fold(symmetry)
+    layer = NFLinear(spec, 7, 64, pointwise=pointwise)
+    for site in spec.sites:
+        if site.name not in layer.maps:
             continue
-        layer.zero_grad()
-        # Every row of a map that adds into this type's outputs gets a gradient.
-        x.sum().backward(retain_graph=True)
-        matrices = [p for name, p in layer.named_parameters() if name != "bias"]
-        rows = [(p, p.grad.abs().amax(1) > 0) for p in matrices if p.grad is not None]
-        taps = x.shape[1]
-        fan = sum(p.shape[1] * int(mask.sum()) for p, mask in rows) / (taps * c_out)
-        bound = 1 / math.sqrt(fan)
-        for p, mask in rows:
-            if mask.any():
-                largest = p.detach()[mask].abs().max()
-                assert 0.9 * bound < largest <= bound, key
-        constants = layer.bias.detach()[layer.bias.grad.abs() > 0]
-        assert 0.8 * bound < constants.abs().max() <= bound, key
+        matrix = layer.maps[site.name].detach()
+        parts = site.parts[-1:] if pointwise else site.parts
+        for part, rows in zip(parts, matrix.split([64 * p.taps for p in parts]), strict=True):
+            if part.taps:
+                # What a site says to others has a third of the variance of its own entries.
+                share = 1 if part.below is None else 1 / 3
+                assert rows.var() == pytest.approx(share / matrix.shape[1], rel=0.15), (site, part)
+                largest = (3 * share / matrix.shape[1]) ** 0.5
+                assert 0.9 * largest < rows.abs().max() <= largest
+
+
+@torch.no_grad()
+def share_fan_in(layer: NFLinear) -> None:
+    """Draws all maps that add into an entry by the number of all their inputs together."""
+    sites = layer.spec.sites
+    for site in (site for site in sites if site.name in layer.maps):
+        rows = layer.maps[site.name].split([p.taps * layer.out_channels for p in site.parts])
+        for part, block in zip(site.parts, rows, strict=True):
+            inputs = sum(s.read_taps for s in sites for p in s.parts if p.entry == part.entry)
+            bound = (layer.in_channels * inputs) ** -0.5
+            block.uniform_(-bound, bound)
+
+
+def test_a_fresh_model_keeps_what_a_weight_says_about_itself():
+    """It is not lost among the means: several times more than if all maps shared a fan-in."""
+    graph, key = chain((2, 32, 32, 1)), ("hidden1", "weight", "hidden2")
+    raw = graph.features()
+    moved = raw[key].clone()
+    moved[0] += raw[key].std()
+
+    @torch.no_grad()
+    def response(model: EquivariantNFN) -> float:
+        before, after = model(raw)[key], model(raw.replace({key: moved}))[key]
+        return float((after - before)[0].abs().mean() / before.std())
+
+    torch.manual_seed(0)
+    models = [NFN(graph.spec, (6, 6, 6), act="SiLU").double() for _ in range(8)]
+    ours = [response(model) for model in models]
+    for model in models:
+        for layer in (m for m in model.modules() if isinstance(m, NFLinear)):
+            share_fan_in(layer)
+    shared = [response(model) for model in models]
+    assert sum(ours) > 3 * sum(shared)
 
 
 def test_the_outputs_of_a_fresh_layer_have_a_sensible_scale():
@@ -103,7 +131,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
     features = graph.features(symmetry)
     spec, incidence = features.spec, features.incidence
     means = NFLinear(spec, 1, 2).double()
-    sums = NFLinear(spec, 1, 2, reduce="sum").double()
+    sums = NFLinear(spec, 1, 2, aggr="sum").double()
     sums.load_state_dict(means.state_dict())
     with torch.no_grad():
         for site, rows in zip(spec.sites, incidence.sites[symmetry], strict=True):
@@ -115,6 +143,22 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
             if counts:
                 sums.maps[site.name].div_(torch.tensor(counts).double())
     assert same(sums(features), means(features), 1e-12)
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_the_mean_of_equal_entries_is_that_entry(network, symmetry):
+    """At every site, of every kind of entry, whichever way it comes up."""
+    spec = NAMED_SPECS[network]
+    sizes = {n.name: 3 + i for i, n in enumerate(spec.neurons) if n.size is None}
+    features = random_graph(spec, sizes).features(symmetry).map(torch.ones_like)
+    layer = NFLinear(features.spec, 1, 1, bias=False).double()
+    plan = layer.plan(features.incidence, torch.float64)
+    summaries = up(plan, layer.values(features))
+    scale_summaries(plan, summaries)
+    for site, rows, summary in zip(plan.sites, plan.rows, summaries, strict=True):
+        torch.testing.assert_close(summary, torch.ones_like(summary), msg=str(site))
+        assert summary.shape == (rows.count, site.summary_taps)
 
 
 def test_sums_and_maxima_of_the_pool():

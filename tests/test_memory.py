@@ -16,7 +16,7 @@ OPTIONS = [
     {},
     {"norm": True, "residual": True, "io_encoding": "learned"},
     {"pointwise": True, "residual": True},
-    {"reduce": "sum", "pool": "max"},
+    {"aggr": "sum", "pool": "max"},
 ]
 
 

@@ -85,7 +85,7 @@ def assert_fused_is_plain(spec: NetworkSpec, batch: Batch, symmetry: str, **opti
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [{}, {"reduce": "sum"}, {"bias": False}])
+@pytest.mark.parametrize("options", [{}, {"aggr": "sum"}, {"bias": False}])
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 @pytest.mark.parametrize("network", NAMED_SPECS)
 def test_the_fused_layer_is_the_plain_layer(network, symmetry, options):

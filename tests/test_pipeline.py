@@ -198,9 +198,9 @@ def test_there_and_back_through_a_model(data: st.DataObject, family: Family, sym
         batch = Batch.from_data_list(graphs)
         model = NFN(batch.spec, (3, 1), symmetry, edit_scale=0.01, act="Tanh").double()
         with torch.no_grad():
-            edited = model(batch, return_graph=True)
+            edited = model(batch).to_graph()
             for i, (module, graph) in enumerate(zip(modules, graphs, strict=True)):
-                alone = model(graph, return_graph=True)
+                alone = model(graph).to_graph()
                 assert_close(edited[i], alone)
                 result = written(Path(folder), edited[i], module)
                 assert distance(outputs_of(result, (inputs,)), outputs_of(module, (inputs,))) > 0
@@ -208,13 +208,13 @@ def test_there_and_back_through_a_model(data: st.DataObject, family: Family, sym
                     continue
                 # The same network with its neurons in another order is edited to the same.
                 shuffled = to_module(moving(graph).apply(graph), copy.deepcopy(module))
-                other = model(through_a_file(Path(folder), shuffled, inputs), return_graph=True)
+                other = model(through_a_file(Path(folder), shuffled, inputs)).to_graph()
                 moved = written(Path(folder), other, module)
                 actual, wanted = (outputs_of(m, (inputs,)) for m in (moved, result))
                 assert distance(actual, wanted) <= 1e-9
             # A model that changes nothing gives back every bit.
             model.edit_scale.zero_()
-            unchanged = model(batch, return_graph=True)
+            unchanged = model(batch).to_graph()
             for i, module in enumerate(modules):
                 result = written(Path(folder), unchanged[i], module)
                 assert_same_tensors(result.state_dict(), module.state_dict())

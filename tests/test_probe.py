@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch, Probe, ProbeNet, WeightGraph, symmetry
 from nfn_graph.converters import from_module
@@ -90,3 +91,24 @@ def test_outputs_are_standardized() -> None:
     outputs = model.probe(batch)
     assert torch.allclose(model.mean, outputs.mean())
     assert torch.allclose(model.std, outputs.std(correction=0))
+
+
+def test_a_model_learns_from_networks_of_all_widths() -> None:
+    """The class of a network is the sign of what it adds to its outputs."""
+    graphs, labels = [], []
+    for i in range(60):
+        layers = nn.Sequential(nn.Linear(2, 3 + i % 5), nn.Tanh(), nn.Linear(3 + i % 5, 1))
+        nn.init.constant_(layers[2].bias, 1.0 if i % 2 else -1.0)
+        graphs.append(from_module(layers))
+        labels.append(float(i % 2))
+    seen, unseen = Batch.from_data_list(graphs[:40]), Batch.from_data_list(graphs[40:])
+    target = torch.tensor(labels)
+    model = ProbeNet(Probe(seen.spec, 4), 1, (16,)).fit([seen])
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    before = model.probe.inputs.clone()
+    for _ in range(60):
+        optimiser.zero_grad()
+        binary_cross_entropy_with_logits(model(seen)[:, 0], target[:40]).backward()
+        optimiser.step()
+    assert not torch.equal(model.probe.inputs, before)
+    assert torch.equal((model(unseen)[:, 0] > 0).float(), target[40:])

@@ -383,6 +383,13 @@ def test_computations_are_values() -> None:
     assert one != from_module(mlp(3, 4, 2, activation=nn.ReLU)).layout.computation
 
 
+def test_computations_forget_their_hash_on_the_way_to_another_process() -> None:
+    computation = from_module(mlp(3, 4, 2)).layout.computation
+    hash(computation)
+    assert "_hash" not in computation.__getstate__()
+    assert "_hash" in vars(computation)
+
+
 def test_computations_refer_to_what_came_before() -> None:
     with pytest.raises(ValueError, match="earlier steps"):
         Computation((Step("relu", (Ref(0),)),), (Ref(0),))

@@ -78,7 +78,7 @@ MODEL_OPTIONS = {
     "dropout": {"dropout": 0.5},
     "residual": {"residual": True},
     "pointwise": {"pointwise": True},
-    "sums": {"reduce": "sum"},
+    "sums": {"aggr": "sum"},
     "act": {"act": "Tanh"},
     "fourier": {"fourier_features": 3, "fourier_scale": 0.1},
     "learned": {"io_encoding": "learned", "encode_layers": True},
@@ -101,7 +101,7 @@ def by_hand(spec, symmetry, channels, is_invariant, options):
         width = before[-1].out_channels
     for i, out in enumerate(channels):
         block = [ChannelNorm(folded, width)] if "norm" in options and i else []
-        shared = {k: options[k] for k in ("pointwise", "reduce") if k in options}
+        shared = {k: options[k] for k in ("pointwise", "aggr") if k in options}
         block.append(NFLinear(folded, width, out, **shared))
         if is_invariant or i < len(channels) - 1:
             block.append(Activation(nn.Tanh() if "act" in options else nn.ReLU()))

@@ -44,16 +44,12 @@ class Hints:
     Args:
         flatten: The order of entries where a convolution meets a linear layer, if known.
         input_shape: The shape of an input, if known.
-        depthwise: The keys of depthwise kernels; None if only shapes tell.
-        is_chain: Whether the network is known to be a chain, whatever its names say.
         orientation: How the weights are stored; None if only shapes and names tell.
         activation: The function between linear layers, if known.
     """
 
     flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
-    depthwise: frozenset[str] | None = None
-    is_chain: bool = False
     orientation: Literal["out_in"] | None = "out_in"
     activation: str | None = None
 
@@ -64,8 +60,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     if not weights:
         got = listed(tensors, list(tensors))
         raise ConversionError(f"Expected weights with at least two axes (got {got})")
-    if not hints.is_chain:
-        check_names(weights)
+    check_names(weights)
     if hints.orientation is None:
         _check_orientation(tensors)
     layers, groups = find_parts(tensors)
@@ -73,8 +68,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     is_sorted = _are_sorted(tensors, floating)
     chain = only_order(layers, is_sorted)
     channels = _input_channels(chain, hints)
-    if not hints.is_chain:
-        check_chain(_named(chain, channels))
+    check_chain(_named(chain, channels))
     places = Places(chain, channels, floating, is_sorted)
     scalars = []
     for group in groups:
@@ -223,8 +217,6 @@ def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
             f"Expected an input that '{first.key}' of shape {list(first.shape)} can read (got "
             f"shape {list(shape)})"
         )
-    if hints.depthwise is not None:
-        return outputs if first.key in hints.depthwise else inputs
     # A depthwise layer at the input keeps the few channels of an image, or a pointwise one follows.
     is_pointwise = len(chain) > 1 and chain[1].spatial and math.prod(chain[1].shape[2:]) == 1
     if first.spatial and inputs == 1 < outputs and (outputs <= _IMAGE_CHANNELS or is_pointwise):

@@ -50,7 +50,7 @@ class Places:
             )
         stored = self._as_stored(group)
         if len(fitting) == 1 and fitting == (named or fitting):
-            if self._is_witnessed(group, fitting[0], stored):
+            if self._is_witnessed(group, siblings, fitting[0]):
                 return fitting[0]
         elif (self.is_sorted and is_sure) or named == [stored]:
             return named[0]
@@ -61,20 +61,21 @@ class Places:
             f"{'; '.join(places)}). {ASK_FOR_ARCH}"
         )
 
-    def _is_witnessed(self, group: VectorGroup, at: int, stored: int | None) -> bool:
+    def _is_witnessed(self, group: VectorGroup, siblings: Sequence[VectorGroup], at: int) -> bool:
         """Whether nothing speaks against the only place that the size of a group fits.
 
-        Of a weight that is transposed or missing, it may fit elsewhere only. The order of the file
-        shows that it belongs here, or the name of the weight before it.
+        If a weight is transposed or missing, it may fit elsewhere only. The order of the file shows
+        that it belongs here, or the name of the weight before it if all such groups lie together.
         """
-        if stored == at:
-            return True
+        stored = self._as_stored(group)
         is_behind = at > 0 and self.chain[at - 1].name.numbers == group.name.numbers
-        is_named = is_behind or self._between(group) is not None
         if stored is None:
-            others = [place for place in range(len(self.chain) + 1) if place != at]
-            return is_named or not any(self._fits_turned(group.size, place) for place in others)
-        return is_named and not self._fits_turned(group.size, stored)
+            others = (place for place in range(len(self.chain) + 1) if place != at)
+            is_fixed = not any(self._fits_turned(group.size, place) for place in others)
+            return is_fixed or is_behind or self._between(group) is not None
+        are_together = len(siblings) > 1 and len({self._as_stored(g) for g in siblings}) == 1
+        is_named = is_behind and are_together and not self._fits_turned(group.size, stored)
+        return stored == at or is_named
 
     def _shown(self, places: Sequence[int]) -> str:
         shown = [f"behind '{self.chain[at - 1].key}'" if at else "the input" for at in places]
@@ -120,7 +121,7 @@ class Places:
             for offset in (1, 0):
                 places = self._paired(siblings, template, offset)
                 if places is not None:
-                    is_whole = len(places) == sum(n.name.template == template for n in self.chain)
+                    is_whole = len(places) == len(self.chain)
                     readings[places[at]] = readings.get(places[at], False) or is_whole
         return sorted(readings), len(readings) == 1 and all(readings.values())
 

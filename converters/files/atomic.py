@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
         raise kind(f"Expected a file in a folder that exists to write '{path}' (got {got})")
     # The suffix stays: some writers choose by it. The name may be as long as names can be.
     temporary = path.with_name(f".{path.stem[:40]}.{secrets.token_hex(8)}{path.suffix}")
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = temporary.stat().st_mode
         yield temporary
         # A writer may have put a file of its own there.
@@ -31,9 +33,26 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except Exception as error:
+        if not _is_full(path.parent, error):
+            raise
+        full = OSError(
+            f"Expected enough space on the disk to write '{path}' (got a full disk). Free some "
+            f"space, or choose another folder; what was there before is kept."
+        )
+        full.errno = errno.ENOSPC
+        raise full from error
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Whether a writer failed since there was no space left, whatever its library says."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    # Half a file takes the rest of the space as long as it is there.
+    return "No space left" in str(error) or shutil.disk_usage(folder).free == 0
 
 
 def _sync_folder(folder: Path) -> None:

@@ -22,6 +22,10 @@ _NOTES = "__metadata__"
 # The format sorts tensors by dtype and name; this entry keeps the order of a state dict.
 _ORDER = "nfn_graph.keys"
 _MAX_HEADER = 100_000_000
+# What is parsed takes many times the memory of its text: some hundred bytes for every value. The
+# largest networks have some ten thousand tensors.
+_MAX_VALUES = 2**22
+_MAX_TENSORS = 100_000
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -84,12 +88,16 @@ def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
         if size < map_from:
             content = bytearray(file.read())
             size = len(content)
-            text = content[8 : 8 + _header_size(path, content[:8], size)]
+            length = _header_size(path, content[:8], size)
+            text = bytes(content[8 : 8 + length])
         else:
-            text = bytearray(file.read(_header_size(path, file.read(8), size)))
+            length = _header_size(path, file.read(8), size)
+            text = file.read(length)
+    _check_counts(path, text)
     header = _parse(path, text)
+    del text
     metadata = header.pop(_NOTES, {})
-    start = 8 + len(text)
+    start = 8 + length
     entries = _entries(path, header, size - start)
     if content is not None:
         tensors = {entry.key: _read_tensor(content, start, entry) for entry in entries}
@@ -135,7 +143,17 @@ def _header_size(path: Path, head: bytes | bytearray, size: int) -> int:
     return length
 
 
-def _parse(path: Path, text: bytes | bytearray) -> dict[str, Any]:
+def _check_counts(path: Path, text: bytes) -> None:
+    """Refuses a header that would take too much memory and time, before it is parsed."""
+    tensors, values = text.count(b'"data_offsets"'), text.count(b",") + text.count(b":")
+    if tensors > _MAX_TENSORS or values > _MAX_VALUES:
+        raise ConversionError(
+            f"Expected a header of at most {_MAX_TENSORS} tensors and {_MAX_VALUES} values in "
+            f"'{path}' (got {tensors} and {values}). Save fewer tensors, or less metadata."
+        )
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.files.graph import (
@@ -26,6 +26,8 @@ from nfn_graph.converters.files.graph import (
     unpack,
 )
 from nfn_graph.converters.files.graph_checks import check_graph
+from nfn_graph.converters.state_dict import to_state_dict
+from nfn_graph.converters.store.shards import StoreDamageError, damage_error
 from nfn_graph.data import Layout
 from nfn_graph.spec import Key
 
@@ -129,7 +131,10 @@ class Architecture:
         tensors = {
             e.place: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in self.entries
         }
-        check_graph(put_together(self.layout, tensors, {}))
+        graph = put_together(self.layout, tensors, {})
+        check_graph(graph)
+        if self.layout.placements:
+            to_state_dict(graph)
 
     def tensors(self, records: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
         """The tensors in the records of one network."""
@@ -137,15 +142,26 @@ class Architecture:
 
     def own_layout(self, tensors: Mapping[str, Tensor], notes: Sequence[Any]) -> Layout:
         """The layout of one network, with what it carries."""
-        if not self.has_own_layouts:
+        if not self.has_own_layouts and not any(notes):
             return self.layout
         return _carrying(self.layout, tensors, notes, "carried")
 
     def graph(self, records: Mapping[torch.dtype, Tensor], notes: str | None) -> WeightGraph:
         """The graph of one network, in the memory of its records."""
         tensors = self.tensors(records)
-        carried, other = json.loads(notes) if notes else ([], {})
-        return put_together(self.own_layout(tensors, carried), tensors, other)
+        if not notes:
+            return put_together(self.own_layout(tensors, []), tensors, {})
+        try:
+            carried, other = json.loads(notes)
+            graph = put_together(self.own_layout(tensors, carried), tensors, other)
+            # Notes may say anything, also of what are tensors.
+            check_graph(graph)
+        except Exception as error:  # whatever damaged notes lead to
+            raise ConversionError(
+                f"Expected the notes that were written for a network (got {notes[:80]!r}: "
+                f"{one_line(error)}). The table of the store is damaged."
+            ) from error
+        return graph
 
     def __reduce__(self) -> Any:
         # Batches are sent between processes: the file's name instead of its content.
@@ -197,6 +213,7 @@ def read_architecture(path: Path) -> Architecture:
     """The architecture in a file, whose name is its checksum."""
     try:
         found = Architecture(check_regular(path).read_text("utf-8"), path)
+        found.check()
     except FileNotFoundError as error:
         raise damaged_architecture(path, "none") from error
     except Exception as error:  # whatever a damaged document leads to
@@ -206,12 +223,13 @@ def read_architecture(path: Path) -> Architecture:
     return found
 
 
-def damaged_architecture(path: Path, got: str) -> ConversionError:
+def damaged_architecture(path: Path, got: str) -> StoreDamageError:
     """The error for an architecture that is not as it was written."""
-    return ConversionError(
-        f"Expected the architecture that was written to '{path}' (got {got}). The store is "
-        f"damaged: convert again with --overwrite; of a zoo, delete the records in 'shards' that "
-        f"name it, and build again."
+    return damage_error(
+        path,
+        got,
+        "convert again with --overwrite; of a zoo, delete the records in 'shards' that name it, "
+        "and build again",
     )
 
 
@@ -227,10 +245,13 @@ def _carrying(
     layout: Layout, tensors: Mapping[str, Tensor], notes: Sequence[Any], place: str
 ) -> Layout:
     values = {key: unpack(value) for key, value in (notes[0] if notes else {}).items()}
-    carried = {
-        key: values[key] if key in values else tensors.get(f"{place}/{key}")
-        for key in layout.carried
-    }
+    values |= {k: tensors[f"{place}/{k}"] for k in layout.carried if f"{place}/{k}" in tensors}
+    if values.keys() != layout.carried.keys():
+        raise ConversionError(
+            f"Expected values of {list(layout.carried)}, which the network carries along (got "
+            f"{list(values)}). The table of the store is damaged."
+        )
+    carried = {key: values[key] for key in layout.carried}
     before = layout.before
     if before is not None:
         before = (before[0], _carrying(before[1], tensors, notes[1:], f"before/{place}"))

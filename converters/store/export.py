@@ -67,7 +67,7 @@ def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
     else:
         found = [f"{position:06d}" for position in dataset.indices()]
     for name in found:
-        if Path(name).anchor or ".." in Path(name).parts:
+        if not isinstance(name, str) or Path(name).anchor or ".." in Path(name).parts:
             raise ValueError(f"Expected files below '{dataset.folder}' (got '{name}')")
     networks: dict[str, str] = {}
     for name in found:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.store.architecture import (
     Architecture,
@@ -20,10 +20,12 @@ from nfn_graph.converters.store.architecture import (
     read_architecture,
 )
 from nfn_graph.converters.store.arrow import arrow, compute
-from nfn_graph.converters.store.description import read_description
+from nfn_graph.converters.store.description import FILE, read_description
 from nfn_graph.converters.store.shards import (
+    METADATA,
     WEIGHTS,
     Shard,
+    damage_error,
     damaged,
     file_of,
     list_shards,
@@ -60,11 +62,10 @@ class Store:
         if not found:
             raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
         self.shards = [shard for shard, _ in found]
-        tables = [table for _, table in found]
-        self.table = arrow().concat_tables(tables, promote_options="permissive")
+        self.table = _concatenated(self.folder, [table for _, table in found])
         key = self.description.get("key")
         if key is not None:
-            self.table = _newest(self.table, key)
+            self.table = _newest(self.folder, self.table, key)
         self.places, self.architecture_names = _places(self.table, self.shards)
         self._architectures: dict[int, Architecture] = {}
         self._mapped: dict[int, list[dict[torch.dtype, Tensor]]] = {}
@@ -75,7 +76,13 @@ class Store:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the table as dicts."""
-        found: list[dict[str, Any]] = self.table.to_pylist()
+        try:
+            found: list[dict[str, Any]] = self.table.to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise ConversionError(
+                f"Expected a table of values that Python has in '{self.folder}' (got: "
+                f"{one_line(error)})"
+            ) from error
         return found
 
     @cached_property
@@ -145,13 +152,13 @@ class Store:
             architecture = self.architecture(i)
             needed = self.places.row[is_here & (self.places.architecture == i)].max() + 1
             for dtype, size in architecture.record_sizes.items():
-                stack = tensors.get(record_key(architecture.name, dtype))
-                if stack is None or stack.shape[1:] != (size,) or len(stack) < needed:
+                stack = tensors.get(record_key(architecture.name, dtype), torch.empty(()))
+                is_right = stack.dtype == dtype and stack.shape[1:] == (size,)
+                if not is_right or len(stack) < needed:
                     raise damaged(
                         path, f"no {size} entries of {dtype} for {needed} of {architecture.name}"
                     )
                 found[i][dtype] = stack
-            architecture.check()
         self._mapped[number] = found
         return found
 
@@ -160,8 +167,25 @@ class Store:
         return {**kept, "_mapped": {}, "_architectures": {}}
 
 
-def _newest(table: Any, key: str) -> Any:
+def _concatenated(folder: Path, tables: Sequence[Any]) -> Any:
+    """One table of all shards; a column that a shard lacks is empty there."""
+    try:
+        return arrow().concat_tables(tables, promote_options="permissive")
+    except arrow().ArrowException as error:
+        raise ConversionError(
+            f"Expected columns of the same types in all tables of '{folder / METADATA}' (got: "
+            f"{one_line(error)}). Build or convert into a new folder."
+        ) from error
+
+
+def _newest(folder: Path, table: Any, key: str) -> Any:
     """One row for each key, in the order of keys: that of the shard with the last name."""
+    column = table.column(key) if key in table.column_names else None
+    if column is None or column.type != arrow().string() or column.null_count:
+        got = "none" if column is None else f"{column.type} with {column.null_count} gaps"
+        raise damage_error(
+            folder / FILE, f"names of networks in the column '{key}', which is {got}", "restore it"
+        )
     order = [(key, "ascending"), ("shard", "descending")]
     table = table.take(compute().sort_indices(table, sort_keys=order))
     names = table.column(key).combine_chunks()

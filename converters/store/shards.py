@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from nfn_graph.converters.errors import ConversionError
+import numpy as np
+
+from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.store.arrow import arrow, parquet
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
 _SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
+# Columns that lead from a row of the table to its network.
+PLACE = ("shard", "architecture", "row", "notes")
 # Where a record has its own checksum.
 SEAL = "sha256"
 _CHUNK = 2**20
+_ARCHITECTURE = re.compile("[0-9a-f]{24}")
+
+
+class Damage(NamedTuple):
+    """A file that is not as it was written, and what is there instead."""
+
+    path: Path
+    got: str
+
+
+class StoreDamageError(ConversionError):
+    """A store with a file that is not as it was written, which `damage` names."""
+
+    damage: Damage
 
 
 @dataclass(frozen=True)
@@ -96,12 +115,29 @@ def read_record(folder: Path, name: str) -> Shard:
         seal = record.pop(SEAL)
         if seal != seal_of(record):
             raise ValueError(f"the checksum {seal} of something else")
-        record["architectures"] = tuple(record["architectures"])
-        return Shard(name, **record)
+        _check_record(record)
+        return Shard(name, **{**record, "architectures": tuple(record["architectures"])})
     except FileNotFoundError:
         raise
     except Exception as error:  # whatever a damaged record leads to
         raise damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def _check_record(record: Mapping[str, Any]) -> None:
+    """Raises unless a record can have been written; a checksum does not say by whom."""
+    networks, names = record["networks"], record["architectures"]
+    sizes, checksums = record["sizes"], record["checksums"]
+    is_right = (
+        isinstance(names, list)
+        and all(map(_ARCHITECTURE.fullmatch, names))
+        and {part: type(size) for part, size in sizes.items()} == {WEIGHTS: int, METADATA: int}
+        and {part: type(sum_) for part, sum_ in checksums.items()} == {WEIGHTS: str, METADATA: str}
+        # Every network has a tensor, so that a shard has no more of them than bytes.
+        and type(networks) is int
+        and 0 < networks <= sizes[WEIGHTS]
+    )
+    if not is_right:
+        raise ValueError(f"a record that says {str(record)[:200]}")
 
 
 def _wrong_size(folder: Path, shard: Shard, part: str) -> str | None:
@@ -120,10 +156,45 @@ def read_table(folder: Path, shard: Shard) -> Any:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != shard.checksums[METADATA]:
         raise damaged(path, "another content")
-    table = parquet().read_table(arrow().BufferReader(content))
-    if table.num_rows != shard.networks:
-        raise damaged(path, f"{table.num_rows} rows instead of {shard.networks}")
+    library, buffer = parquet(), arrow().BufferReader(content)
+    try:
+        rows = library.read_metadata(buffer).num_rows
+        if rows != shard.networks:
+            raise ValueError(f"{rows} rows instead of {shard.networks}")
+        table = library.read_table(buffer)
+        table.validate(full=True)
+        _check_places(table, shard)
+    except Exception as error:  # whatever a damaged table leads to
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     return table
+
+
+def _check_places(table: Any, shard: Shard) -> None:
+    """Raises unless every row leads to a network of its own.
+
+    Networks of one architecture lie one after another, in the order of their rows.
+    """
+    schema = table.schema
+    if len(set(schema.names)) < len(schema) or not set(PLACE) <= set(schema.names):
+        raise ValueError(f"the columns {schema.names}")
+    text = arrow().string()
+    types = [schema.field(name).type for name in PLACE]
+    if types != [text, text, arrow().int64(), text]:
+        raise ValueError(
+            f"the columns {', '.join(PLACE)} of the types {', '.join(map(str, types))}"
+        )
+    shards, names, rows, _ = (table.column(name).combine_chunks() for name in PLACE)
+    if shards.unique().to_pylist() != [shard.name]:
+        raise ValueError(f"networks of the shards {shards.unique().to_pylist()[:5]}")
+    if sorted(map(str, names.unique().to_pylist())) != sorted(shard.architectures):
+        raise ValueError(f"networks of the architectures {names.unique().to_pylist()[:5]}")
+    which = names.dictionary_encode().indices.to_numpy()
+    order, counts = np.argsort(which, kind="stable"), np.bincount(which)
+    expected = np.arange(len(which)) - np.repeat(counts.cumsum() - counts, counts)
+    found = rows.to_numpy(zero_copy_only=False)[order]
+    if not np.array_equal(found, expected):
+        wrong = np.flatnonzero(found != expected)[0]
+        raise ValueError(f"row {found[wrong]} of an architecture instead of {expected[wrong]}")
 
 
 def wrong_files(folder: Path, shard: Shard) -> Iterator[tuple[Path, str]]:
@@ -152,12 +223,23 @@ def checksum(path: Path) -> str:
     return found.hexdigest()
 
 
-def damaged(path: Path, got: str) -> ConversionError:
-    """The error for a file that is not as it was published."""
-    return ConversionError(
-        f"Expected '{path}' as it was published (got {got}). The store is damaged: delete "
-        f"'{SHARDS}/{path.stem}.json' in it, and build or convert again what is missing."
+def damaged(path: Path, got: str) -> StoreDamageError:
+    """The error for a file of a shard that is not as it was published."""
+    return damage_error(
+        path,
+        got,
+        f"delete '{SHARDS}/{path.stem}.json' in it, and build or convert again what is missing",
     )
+
+
+def damage_error(path: Path, got: str, advice: str) -> StoreDamageError:
+    """The error for any file of a store that is not as it was written."""
+    damage = Damage(path, one_line(got))
+    error = StoreDamageError(
+        f"Expected '{path}' as it was written (got {damage.got}). The store is damaged: {advice}."
+    )
+    error.damage = damage
+    return error
 
 
 def seal_of(record: Mapping[str, Any]) -> str:

@@ -20,11 +20,17 @@ from nfn_graph.converters.store.architecture import (
 )
 from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.description import create, is_store
-from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, Shard, file_of, publish
+from nfn_graph.converters.store.shards import (
+    METADATA,
+    PLACE,
+    SHARDS,
+    WEIGHTS,
+    Shard,
+    file_of,
+    publish,
+)
 
 Row = dict[str, Any]
-# Columns that lead from a row of the table to its network.
-PLACE = ("shard", "architecture", "row", "notes")
 
 
 class StoreWriter:

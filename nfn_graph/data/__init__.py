@@ -1,8 +1,11 @@
 """Networks as PyG graphs: layouts, graphs, batches, loaders."""
 
+import torch
+from torch_geometric.data.storage import BaseStorage, NodeStorage
+
 from nfn_graph.data._batch import Batch, DataLoader, GraphList
 from nfn_graph.data._computation import Argument, Computation, Neurons, Range, Ref, Step, View
-from nfn_graph.data._graph import WeightGraph, stored_tensors
+from nfn_graph.data._graph import WeightGraph, WeightStorage, stored_tensors
 from nfn_graph.data._layout import (
     Layout,
     Placement,
@@ -11,7 +14,30 @@ from nfn_graph.data._layout import (
     scatter_tensors,
 )
 from nfn_graph.data._samplers import EdgeBatchSampler, network_sizes
-from nfn_graph.spec import Shape
+from nfn_graph.spec import NetworkSpec, NeuronType, Shape, WeightType
+
+# The classes that `torch.load` meets in a graph, and may make without being told to trust the
+# file. They hold data alone.
+torch.serialization.add_safe_globals(
+    [
+        BaseStorage,
+        Batch,
+        Computation,
+        Layout,
+        NetworkSpec,
+        NeuronType,
+        Neurons,
+        NodeStorage,
+        Placement,
+        Range,
+        Ref,
+        Shape,
+        Step,
+        WeightGraph,
+        WeightStorage,
+        WeightType,
+    ]
+)
 
 __all__ = [
     "Argument",

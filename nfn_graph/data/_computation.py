@@ -135,6 +135,10 @@ class Computation:
     def _hash(self) -> int:
         return hash((self.steps, self.outputs, self.activations, self.reason))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has other hashes of the same text.
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
     @classmethod
     def unknown(cls, reason: str) -> Computation:
         """A computation of which only is known why it is not known."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import EdgeStorage
+from typing_extensions import Self
 
 from nfn_graph.data._chain import chain_layout
 from nfn_graph.data._layout import Layout, gather_tensors, scatter_tensors
@@ -22,6 +24,26 @@ _COLLATE_HINT = (
     "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "
     "different networks apart."
 )
+_UNION_HINT = (
+    "Use NetworkSpec.union of the specs of all networks: it has the types of each, and leaves "
+    "open the sizes that differ."
+)
+
+
+class WeightStorage(EdgeStorage):
+    """The edges of one weight type.
+
+    PyG's transforms silently skip edges without an `edge_index`. Here they would skip all
+    edges, so asking for it, or whether there is one, raises an error that says how to get it.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "edge_index" and key not in self._mapping:
+            raise ValueError(
+                f"Expected edges with an edge_index (got {self._key} of a WeightGraph, which "
+                f"stores none). Use graph.materialize()."
+            )
+        return super().__getitem__(key)
 
 
 class WeightGraph(HeteroData):
@@ -211,6 +233,38 @@ class WeightGraph(HeteroData):
 
         return run(self, inputs, per_network=per_network, return_activations=return_activations)
 
+    def to(
+        self,
+        device: int | str | torch.device | torch.dtype | None = None,
+        *args: str | torch.dtype,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Moves all tensors to a device, as PyG does, and casts the features.
+
+        As in PyG, the graph itself changes. Labels and other attributes keep their dtype.
+
+        Args:
+            device: The device, or the dtype of the features.
+            *args: The dtype of the features, and the names of the attributes to move or cast;
+                all of them unless given.
+            dtype: The dtype of the features.
+            non_blocking: Whether to copy without waiting, see :meth:`torch.Tensor.to`.
+        """
+        given = [x for x in (device, *args, dtype) if isinstance(x, torch.dtype)]
+        names = [x for x in args if not isinstance(x, torch.dtype)]
+        for wanted in given:
+            if not wanted.is_floating_point:
+                raise TypeError(f"Expected a floating-point dtype of the features (got {wanted})")
+        if device is not None and not isinstance(device, torch.dtype):
+            super().to(device, *names, non_blocking=non_blocking)
+        for wanted in given:
+            for stores, name in ((self.node_stores, "x"), (self.edge_stores, "edge_attr")):
+                for store in stores if name in (names or [name]) else ():
+                    if name in store:
+                        store[name] = store[name].to(wanted)
+        return self
+
     def materialize(self) -> HeteroData:
         """A plain `HeteroData` with `edge_index` and two-dimensional features.
 
@@ -218,19 +272,45 @@ class WeightGraph(HeteroData):
         """
         return to_hetero_data(self)
 
-    def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
+    def to_homogeneous(self, *args: Any, spec: NetworkSpec | None = None, **kwargs: Any) -> Data:
         """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
 
         `x` is `[nodes, taps * channels]` with the mask `x_mask`, `edge_attr` is
         `[edges, taps * channels]` with `edge_mask`; `node_type` and `edge_type` are
         positions in the spec; `batch` tells the networks apart.
+
+        Without `spec` the positions, and the number of taps, are those of this graph: in
+        networks with other types the same id means another type. A model of several kinds of
+        networks needs one spec for all of them.
+
+        Args:
+            spec: A spec that holds all types of this graph, such as `NetworkSpec.union` of all
+                networks.
         """
         if args or kwargs:
             raise TypeError(
-                "Expected no arguments (WeightGraph.to_homogeneous takes none, unlike PyG's; "
+                "Expected no argument but spec (WeightGraph.to_homogeneous takes none of PyG's; "
                 "for its options call materialize().to_homogeneous(...))"
             )
-        return to_data(self)
+        return to_data(self, spec)
+
+    @classmethod
+    def from_dict(cls, mapping: dict[str, Any]) -> Self:
+        """Makes a graph of its stores, as in PyG."""
+        graph = cls()
+        for key, attributes in mapping.items():
+            store = graph._global_store if key == "_global_store" else graph[key]
+            for name, value in attributes.items():
+                setattr(store, name, value)
+        return graph
+
+    def get_edge_store(self, src: str, rel: str, dst: str) -> WeightStorage:
+        """The store of an edge type, made if there is none."""
+        key = (src, rel, dst)
+        if key not in self._edge_store_dict:
+            self._check_type_name(rel)
+            self._edge_store_dict[key] = WeightStorage(_parent=self, _key=key)
+        return self._edge_store_dict[key]
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key == "_slice_dict" and "layout" in self._global_store:
@@ -308,13 +388,17 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
     """Raises unless `spec` has every type of `own`."""
     known = spec.unsized.types
     for key, type_ in own.unsized.types.items():
-        if known.get(key) != type_:
-            expected = known.get(key, "no such type")
-            raise ValueError(f"Expected {key!r} as in the spec: {expected} (got {type_})")
+        if key not in known:
+            raise ValueError(
+                f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
+                f"{_UNION_HINT}"
+            )
+        if known[key] != type_:
+            raise ValueError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
     for name, neuron in own.neuron.items():
         expected_size = spec.neuron[name].size
         if expected_size is not None and neuron.size != expected_size:
             raise ValueError(
                 f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
-                f"(got {'different sizes' if neuron.size is None else neuron.size})"
+                f"(got {'different sizes' if neuron.size is None else neuron.size}). {_UNION_HINT}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,6 +57,9 @@ class Placement:
     tap: int = 0
     block: int = 0
     cut: tuple[tuple[int, int], ...] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _own_fields(self)
 
     @classmethod
     def whole(
@@ -185,6 +188,9 @@ class Layout:
         if self.placements:
             check_placements(self.spec, self.shape, self.placements)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return _own_fields(self)
+
     def shape_in(self, spec: NetworkSpec) -> Shape:
         """The sizes in the order of a spec that holds all types of this network."""
         if spec is self.spec:
@@ -251,6 +257,12 @@ class Layout:
             ends = ((sizes[target][t], sizes[source][s]) for t, s in blocks)
             rows[source, name, target] = sum(t * s // shared for t, s in ends)
         return rows
+
+
+def _own_fields(value: Any) -> dict[str, Any]:
+    """The fields of a data class, without what was derived from them: `torch.load` refuses
+    slices and frozen sets."""
+    return {field.name: value.__dict__[field.name] for field in fields(value)}
 
 
 def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, Tensor]:

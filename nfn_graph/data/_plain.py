@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from nfn_graph.spec import NetworkSpec
+
 if TYPE_CHECKING:
     from nfn_graph.data._graph import WeightGraph
 
@@ -32,9 +34,9 @@ def to_hetero_data(graph: WeightGraph) -> HeteroData:
     return out
 
 
-def to_data(graph: WeightGraph) -> Data:
+def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     """See `WeightGraph.to_homogeneous`."""
-    features = graph.features()
+    features = graph.features(spec=spec)
     neurons, weights = list(features.neurons.values()), list(features.weights.values())
     incidence = features.incidence
     batch = torch.cat([incidence.neurons[name].graph for name in features.neurons]).long()

@@ -13,6 +13,7 @@ from torch import Tensor
 from nfn_graph.spec import NETWORK, PRIME, FoldedSpec, Key, NetworkSpec, Shape, Site, WeightKey
 
 Labels = tuple[str, ...]
+_Row = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,9 @@ def block_tables(
         plain = tuple(index.rstrip(PRIME) for index in kept)
         coarser = by_order[plain] if plain in by_order else by_set[frozenset(plain)]
         start = first[coarser][table.graph] if kept else table.graph
-        ends = ends_of(spec, family) if family in spec.weight else ()  # type: ignore[arg-type]
+        ends = (
+            ends_of(spec, family) if not isinstance(family, str) and family in spec.weight else ()
+        )
         if kept and kept in ends:
             start = start + table.layers[:, ends.index(kept)]
         elif coarser == family:
@@ -217,36 +220,36 @@ class _Sizes:
             count //= self.of_type[parent][layer]
         return count
 
-    def layers(self, name: str) -> list[Labels]:
+    def layers(self, name: str) -> list[_Row]:
         """The blocks of a neuron type: sizes, and the neurons of the layers before."""
         sizes = self.of_type[name]
         indices = self.spec.indices(name)
         return [
-            (*(self.index(i, layer) for i in indices), sum(sizes[:layer]))  # type: ignore[misc]
+            (*(self.index(i, layer) for i in indices), sum(sizes[:layer]))
             for layer in range(len(sizes))
         ]
 
-    def tensors(self, number: int) -> list[Labels]:
+    def tensors(self, number: int) -> list[_Row]:
         """The blocks of a weight type: sizes, and the neurons of the layers before both ends."""
         weight = self.spec.weights[number]
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         at_target = self.spec.indices(weight.target)
-        blocks = []
+        blocks: list[_Row] = []
         for t, s in self.blocks[number]:
             sizes = [
                 self.index(i, t if i in at_target else s) for i in self.spec.indices(weight.key)
             ]
             blocks.append((*sizes, sum(targets[:t]), sum(sources[:s])))
-        return blocks  # type: ignore[return-value]
+        return blocks
 
-    def pairs(self, site: Site) -> list[Labels]:
+    def pairs(self, site: Site) -> list[_Row]:
         """The block of a site of pairs: present where all of its types are."""
         if not all(self.of_type[index] for index in site.indices):
             return []
-        return [tuple(self.index(i, 0) for i in site.indices)]  # type: ignore[misc]
+        return [tuple(self.index(i, 0) for i in site.indices)]
 
 
-def _table(indices: Labels, blocks: list[list[Labels]], kind: NDArray[np.int64]) -> Table:
+def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -> Table:
     """The blocks of all networks, from those of each kind of network."""
     width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
     values = np.array([row for rows in blocks for row in rows], dtype=np.int64).reshape(-1, width)

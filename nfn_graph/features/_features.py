@@ -98,10 +98,8 @@ class WeightFeatures:
         number = self.spec.sites.index(self.spec.site[key])
         return self.incidence.sites[self.spec.symmetry][number]
 
-    def graph_of(self, key: Key) -> Tensor | None:
-        """`[rows]`, the network of each row of a type; None if the rows are the networks."""
-        if key == NETWORK:
-            return None
+    def graph_of(self, key: Key) -> Tensor:
+        """`[rows]`, the network of each row of a type."""
         return self.incidence.networks(key, self.spec)
 
     def owned(self) -> WeightFeatures:
@@ -257,7 +255,7 @@ def _flatten(features: WeightFeatures) -> tuple[list[Any], _Context]:
 
 
 def _unflatten(children: Any, context: _Context) -> WeightFeatures:
-    return WeightFeatures(*children, *context)
+    return WeightFeatures(children[0], context.spec, context.incidence, context.origin)
 
 
 class _Context(NamedTuple):

@@ -34,7 +34,17 @@ from nfn_graph.features._rows import (
     is_lasting,
     tensor_bytes,
 )
-from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Shape, Site, Symmetry, WeightKey
+from nfn_graph.spec import (
+    NETWORK,
+    FoldedSpec,
+    Key,
+    NetworkSpec,
+    Part,
+    Shape,
+    Site,
+    Symmetry,
+    WeightKey,
+)
 
 _Counts = dict[tuple[Key, tuple[str, ...]], Tensor]
 
@@ -147,9 +157,11 @@ class Incidence:
 
     def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
+        if key == NETWORK:
+            return torch.arange(self.num_graphs, device=self.device)
         if isinstance(key, str):
             return self.neurons[key].graph
-        family = key
+        family: Key = key
         if isinstance(spec, FoldedSpec):
             if spec.site[key].is_self:
                 target = self.self_weights[key].edges.targets.index
@@ -280,15 +292,12 @@ class Incidence:
         family = family_of(self.spec, entry)
         if (family, part.kept) not in counts:
             blocks = self._blocks[family]
-            sizes = dict(blocks.size)
-            if entry.is_self:
-                # Of the other neurons of the layer, whichever end is counted.
-                sizes[entry.indices[0]] = sizes[entry.indices[0]] - 1
-            dropped = [i for i in entry.indices if i not in part.kept]
-            each = _product([sizes[i] for i in dropped], blocks.graph)
             rows = _product([blocks.size[i] for i in part.kept], blocks.graph)
-            if entry.is_self and not part.kept:
-                each = blocks.size[entry.indices[0]] * sizes[entry.indices[0]]
+            dropped = [blocks.size[i] for i in entry.indices if i not in part.kept]
+            if entry.is_self:
+                # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
+                dropped[-1] = dropped[-1] - 1
+            each = _product(dropped, blocks.graph)
             total = self._blocks[blocks.coarser[part.kept]].total
             counts[family, part.kept] = _degree(blocks.starts[part.kept], rows, each, total)
         return counts[family, part.kept]

@@ -52,7 +52,7 @@ from torch import nn
 
 from nfn_graph.interop.nfn_data import batch_from_nfn, spec_from_nfn, to_nfn
 from nfn_graph.interop.nfn_layers import Step, assemble, convert, flatten, published_name
-from nfn_graph.interop.nfn_modules import Fold
+from nfn_graph.nn import Fold
 
 __all__ = ["batch_from_nfn", "from_nfn", "spec_from_nfn", "to_nfn"]
 

@@ -7,40 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.nn import Dropout, Pool
-from nfn_graph.spec import Key, Symmetry, module_name
-
-
-class Fold(nn.Module):
-    """Takes a graph, a batch or features to the view that the next layer works on.
-
-    The published layers fold inside themselves; ours say so once, where the view changes.
-
-    Args:
-        symmetry: `"np"`, `"hnp"`, or None for the networks' own tensors.
-    """
-
-    def __init__(self, symmetry: Symmetry | None) -> None:
-        super().__init__()
-        self.symmetry: Symmetry | None = symmetry
-
-    def forward(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
-        """Folds or unfolds; does nothing to features that have the view."""
-        if isinstance(graph, WeightGraph):
-            return graph.features(self.symmetry)
-        if not isinstance(graph, WeightFeatures):
-            raise TypeError(
-                f"Expected a WeightGraph, a Batch or WeightFeatures (got "
-                f"{type(graph).__name__}). Use nfn_graph.interop.nfn.batch_from_nfn for the "
-                f"published WeightSpaceFeatures."
-            )
-        return graph.unfold() if self.symmetry is None else graph.fold(self.symmetry)
-
-    def extra_repr(self) -> str:
-        """Shown by `print(layer)`."""
-        return repr(self.symmetry)
+from nfn_graph.spec import Key, module_name
 
 
 class ReorderedPool(nn.Module):

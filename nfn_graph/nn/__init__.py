@@ -1,14 +1,15 @@
 """Layers and models on weight-space features.
 
 Each is an `nn.Module` that takes :class:`~nfn_graph.WeightFeatures` and commutes with the group:
-one file per layer, the NF-Layer in `linear` and its equations in `message_passing`, the model
-of all of them in `nfn`. All names are also those of :mod:`nfn_graph` itself.
+one file per layer, the NF-Layer in `linear` and its equations in `_message_passing`, the models
+of all of them in `models`. All names are also those of :mod:`nfn_graph` itself.
 """
 
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
+from nfn_graph.nn.fold import Fold
 from nfn_graph.nn.linear import NFLinear
-from nfn_graph.nn.models import NFN
+from nfn_graph.nn.models import NFN, EquivariantNFN, InvariantNFN, NFNOptions
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
 from nfn_graph.nn.probe import Probe, ProbeNet
@@ -18,9 +19,13 @@ __all__ = [
     "Activation",
     "ChannelNorm",
     "Dropout",
+    "EquivariantNFN",
+    "Fold",
     "FourierFeatures",
     "IOEncoding",
+    "InvariantNFN",
     "NFLinear",
+    "NFNOptions",
     "Pool",
     "Probe",
     "ProbeNet",

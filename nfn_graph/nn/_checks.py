@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.ops._precision import autocast_dtype
 from nfn_graph.spec import FoldedSpec, NetworkSpec
@@ -35,7 +36,11 @@ def check_features(
 ) -> WeightFeatures:
     """Raises unless the features fit; returns them with the entries no network owns zeroed."""
     if not isinstance(features, WeightFeatures):
-        raise TypeError(f"Expected WeightFeatures (got {type(features).__name__})")
+        hint = ""
+        if isinstance(features, WeightGraph):
+            symmetry = f'"{spec.symmetry}"' if isinstance(spec, FoldedSpec) else ""
+            hint = f". Use graph.features({symmetry})."
+        raise TypeError(f"Expected WeightFeatures (got {type(features).__name__}){hint}")
     # The compiler cannot compare specs: there, shapes that do not fit are found by torch.
     comparable = features.spec is not spec and not torch.compiler.is_compiling()
     if comparable and not _fits(spec, features.spec):

@@ -81,7 +81,7 @@ class ChunkedFeatures:
         self.chunk_edges = chunk_edges
         self.blocks: list[LayerBlock] = []
         # The leaves among the weights are chunked, all else is held as it is.
-        self.leaves = {
+        self.leaves: dict[Key, int] = {
             site.key: number
             for number, site in enumerate(self.spec.sites)
             if site.is_leaf and not isinstance(site.key, str)
@@ -122,19 +122,19 @@ class ChunkedFeatures:
         for key in self.leaves:
             networks = self.input.incidence.networks(key, self.spec)
             shape = (self.input.num_graphs, self.spec.taps[key] * self.small.channels)
-            lowest = -torch.inf if pool.reduce == "max" else 0.0
+            lowest = -torch.inf if pool.aggr == "max" else 0.0
             total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
             seen = torch.zeros(shape[0], dtype=torch.bool, device=like.device)
             for start, x in self._chunks(key, act):
                 rows = networks.narrow(0, start, len(x)).long()
                 seen.index_fill_(0, rows, True)
-                if pool.reduce == "max":
+                if pool.aggr == "max":
                     where = rows.unsqueeze(1).expand(len(x), shape[1])
                     total.scatter_reduce_(0, where, x.flatten(1).to(total.dtype), "amax")
                 else:
                     total.index_add_(0, rows, x.flatten(1).to(total.dtype))
             totals[key] = total.where(seen.unsqueeze(1), 0.0)
-        return network_summary(_run(act, self.small).owned(), self.spec, pool.reduce, totals)
+        return network_summary(_run(act, self.small).owned(), self.spec, pool.aggr, totals)
 
     def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, values = block.layer, block.layer.values(read)

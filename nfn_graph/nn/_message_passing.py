@@ -51,11 +51,14 @@ def message_passing(
     # Up: the summary of a site is made of those of finer sites.
     sums: list[Tensor] = []
     for site, own in zip(sites, values, strict=True):
-        parts = [own if site.is_leaf else own.to(wide)]
-        for part in reversed(site.parts[:-1]):
-            number, cover, finer = part.below or (0, 0, 0)
-            below = columns(sums[number], sites[number].parts[finer], in_channels)
-            parts.insert(0, segment_sum(below.to(wide), rows[number].covers[cover]))
+        parts = []
+        for part in site.parts:
+            if part.below is None:
+                parts.append(own if site.is_leaf else own.to(wide))
+            else:
+                finer, cover, place = part.below
+                below = columns(sums[finer], sites[finer].parts[place], in_channels)
+                parts.append(segment_sum(below.to(wide), rows[finer].covers[cover]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One square map of every summary, and down: what coarser sites say to the parts of it.
     messages: dict[int, Tensor] = {}

@@ -5,21 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch_geometric.resolver import normalize_string
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.spec import Key
 
+#: The activations of `torch.nn` that act on every value by itself.
+_ACTIVATIONS = (
+    "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
+    "LogSigmoid", "Mish", "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus",
+    "Softsign", "Tanh",
+)  # fmt: skip
+
 
 class Activation(nn.Module):
-    """A pointwise function of the features, such as `Activation(nn.ReLU())`.
+    """A pointwise function of the features, such as `Activation("relu")`.
 
     Args:
-        function: A function of a tensor that acts on every value by itself, and not in
-            place: features share memory with the graph that they came from.
+        function: The name of an activation of `torch.nn`, spelled as PyG's models accept it
+            (`"relu"`, `"ReLU"`, `"leaky_relu"`), or a function of a tensor. The function must
+            act on every value by itself, and not in place: features share memory with the
+            graph that they came from.
+
+    Example:
+        >>> from nfn_graph import Activation
+        >>> Activation("leaky_relu")
+        Activation(
+          (function): LeakyReLU(negative_slope=0.01)
+        )
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: str | Callable[[Tensor], Tensor]) -> None:
         super().__init__()
+        if isinstance(function, str):
+            function = _named(function)
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(
+                f"Expected the name of an activation or a function of a tensor (got {function!r}). "
+                f"Use 'relu' or torch.nn.ReLU()."
+            )
         if getattr(function, "inplace", False):
             raise ValueError(f"Expected a function that keeps its input (got {function})")
         self.function = function
@@ -56,8 +80,7 @@ class Dropout(nn.Module):
         def drop(key: Key, x: Tensor) -> Tensor:
             keep = x.new_ones(features.num_graphs, *x.shape[1:])
             keep = nn.functional.dropout(keep, self.p)
-            graph = features.graph_of(key)
-            return x * (keep if graph is None else keep.index_select(0, graph))
+            return x * keep.index_select(0, features.graph_of(key))
 
         return features.replace({key: drop(key, x) for key, x in features.tensors()})
 
@@ -88,16 +111,10 @@ class Residual(nn.Module):
         return features + new
 
 
-#: The activations of `torch.nn` that act on every value by itself.
-ACTIVATIONS = (
-    "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
-    "LogSigmoid", "Mish", "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus",
-    "Softsign", "Tanh",
-)  # fmt: skip
-
-
-def activation(name: str) -> Activation:
-    """The activation of that name in `torch.nn`, such as `"ReLU"` or `"SiLU"`."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"Expected the name of an activation of {ACTIVATIONS} (got {name!r})")
-    return Activation(getattr(nn, name)())
+def _named(name: str) -> nn.Module:
+    """The activation of that name, whatever its case, hyphens and underscores."""
+    known = {normalize_string(n): n for n in _ACTIVATIONS} | {"swish": "SiLU"}
+    if normalize_string(name) not in known:
+        raise ValueError(f"Expected the name of an activation of {_ACTIVATIONS} (got {name!r})")
+    module: nn.Module = getattr(nn, known[normalize_string(name)])()
+    return module

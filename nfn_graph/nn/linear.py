@@ -15,7 +15,7 @@ from nfn_graph.nn._fused import Plan, fused_message_passing
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
 from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
-from nfn_graph.spec import FoldedSpec, Key, Site
+from nfn_graph.spec import FoldedSpec, Key, Part, Site
 from nfn_graph.spec._checks import check_count
 
 
@@ -43,7 +43,7 @@ class NFLinear(nn.Module):
         out_channels: Channels of the output.
         bias: Whether to add a constant per output tap and channel.
         pointwise: Whether to drop all aggregates and messages (the paper's NFN_PT).
-        reduce: `"mean"` or `"sum"`, the paper's :math:`\star`.
+        aggr: `"mean"` or `"sum"`, the paper's :math:`\star`.
         max_parameters: The size above which the layer refuses to be built.
 
     Shapes:
@@ -58,7 +58,7 @@ class NFLinear(nn.Module):
         out_channels: int,
         bias: bool = True,
         pointwise: bool = False,
-        reduce: Reduce = "mean",
+        aggr: Reduce = "mean",
         max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class NFLinear(nn.Module):
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.out_channels = check_count(out_channels, 1, "out_channels")
         self.pointwise = pointwise
-        self.reduce: Reduce = check_choice(reduce, ("mean", "sum"))
+        self.aggr: Reduce = check_choice(aggr, ("mean", "sum"))
         self._check_size(max_parameters)
         self.maps = nn.ParameterDict(
             {
@@ -83,27 +83,20 @@ class NFLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan-in).
+        """Uniform, with variance 1/n for the own entries of a site and 1/(3n) for its messages.
 
-        The fan-in of a message counts all maps that add into the same entries. The map from an
-        entry to itself counts its own inputs alone: the messages are means over many entries,
-        which hardly differ from entry to entry, and beside them little of an entry would be
-        left in its own features after a few layers.
+        Here n is the number of inputs of the site's map. Messages carry means over many entries,
+        which hardly differ from entry to entry: at equal variance little of an entry would be left
+        in its own features after a few layers.
         """
-        into: dict[Key, int] = {}
         for site in self.spec.sites:
-            for part in site.parts:
-                into[part.entry] = into.get(part.entry, 0) + site.read_taps
-        for site in self.spec.sites:
-            if site.name not in self.maps:
-                continue
-            alone = self.pointwise or site.is_leaf
-            fans = [self._map_taps(site)[1] if alone else into[part.entry] for part in site.parts]
-            parts = site.parts[-1:] if self.pointwise else site.parts
-            self._fill(self.maps[site.name], [p.taps for p in parts], fans[-len(parts) :])
+            if site.name in self.maps:
+                matrix = self.maps[site.name]
+                parts = site.parts[-1:] if self.pointwise else site.parts
+                self._fill(matrix, parts, matrix.shape[1])
         if self.bias is not None:
-            parts = self.spec.sites[-1].parts
-            self._fill(self.bias, [p.taps for p in parts], [into[p.entry] for p in parts])
+            network = self.spec.sites[-1]
+            self._fill(self.bias, network.parts, max(1, network.read_taps * self.in_channels))
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
@@ -118,7 +111,7 @@ class NFLinear(nn.Module):
                 plan = self.plan(features.incidence, values[0].dtype)
                 new = fused_message_passing(plan, values, maps, self.bias)
             else:
-                rows, mean = features.incidence.sites[self.spec.symmetry], self.reduce == "mean"
+                rows, mean = features.incidence.sites[self.spec.symmetry], self.aggr == "mean"
                 new = message_passing(self.spec.sites, rows, values, maps, self.bias, mean)
         return features.replace(self.entries(new))
 
@@ -150,7 +143,7 @@ class NFLinear(nn.Module):
     def plan(self, incidence: Incidence, dtype: torch.dtype) -> Plan:
         """The rows of a batch and what turns their sums into means."""
         rows, symmetry = incidence.sites[self.spec.symmetry], self.spec.symmetry
-        if self.reduce != "mean":
+        if self.aggr != "mean":
             return Plan(self.spec.sites, rows, ())
         scales = incidence.scales.get((symmetry, dtype))
         if scales is None:
@@ -195,13 +188,13 @@ class NFLinear(nn.Module):
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
-    def _fill(self, parameter: Tensor, taps: Sequence[int], fans: Sequence[int]) -> None:
-        """Fills blocks of rows, each with its own fan-in."""
-        blocks = parameter.split([count * self.out_channels for count in taps])
-        for block, fan in zip(blocks, fans, strict=True):
-            if block.numel():
-                bound = 1 / math.sqrt(fan * self.in_channels)
-                block.uniform_(-bound, bound)
+    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
+        """Draws the rows of every part."""
+        blocks = parameter.split([part.taps * self.out_channels for part in parts])
+        for part, block in zip(parts, blocks, strict=True):
+            variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
+            bound = math.sqrt(3 * variance)
+            block.uniform_(-bound, bound)
 
     def _check_size(self, limit: int) -> None:
         pair = self.in_channels * self.out_channels

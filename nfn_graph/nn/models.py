@@ -1,21 +1,22 @@
-"""A ready neural functional network."""
+"""Ready neural functional networks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Unpack
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.nn._checks import check_features
 from nfn_graph.nn._chunked import ChunkedFeatures
-from nfn_graph.nn.elementwise import Dropout, Residual, activation
+from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.norm import ChannelNorm, Standardize
@@ -25,14 +26,323 @@ from nfn_graph.ops._backends import current_backend, use_backend
 from nfn_graph.spec import NetworkSpec, Symmetry
 
 
-class NFN(nn.Module):
-    r"""NF-Layers with all that stands before and behind them.
+class NFNOptions(TypedDict, total=False):
+    """The options that invariant and equivariant models share.
+
+    Attributes:
+        in_channels: Channels of the graphs; 1 by default.
+        pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
+        io_encoding: See :class:`IOEncoding`; None, the default, for none.
+        encode_layers: Whether the IO-encoding also tells depths apart.
+        fourier_features: Number of Gaussian Fourier features of the values; 0, the default,
+            for none.
+        fourier_scale: Their scale; 10 by default.
+        standardize: Whether to standardize the input; call `model.standardize.fit(graphs)`
+            before training.
+        norm: Whether to normalise channels before every NF-Layer but the first.
+        dropout: Dropout after every activation; 0 by default.
+        residual: Whether layers that keep the number of channels add their input.
+        act: The activation; see :class:`Activation`. `"relu"` by default.
+        aggr: Aggregate of the NF-Layers, `"mean"` (the default) or `"sum"`.
+        recompute: Whether to keep only the input of every layer for the backward pass and to
+            compute the rest of it again: less memory, more time.
+        max_parameters: See :class:`NFLinear`.
+    """
+
+    in_channels: int
+    pointwise: bool
+    io_encoding: Literal["learned", "sinusoidal"] | None
+    encode_layers: bool
+    fourier_features: int
+    fourier_scale: float
+    standardize: bool
+    norm: bool
+    dropout: float
+    residual: bool
+    act: str | Callable[[Tensor], Tensor]
+    aggr: Reduce
+    recompute: bool
+    max_parameters: int
+
+
+class _Layers(nn.Module):
+    """The NF-Layers of a model with all that stands before and between them.
+
+    Args:
+        spec: The networks' own spec.
+        channels: Output channels of each NF-Layer.
+        symmetry: `"np"` or `"hnp"`.
+        ends_active: Whether an activation follows the last NF-Layer, as it follows the others.
+
+    The remaining arguments are :class:`NFNOptions`.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        channels: Sequence[int],
+        symmetry: Symmetry,
+        *,
+        ends_active: bool,
+        in_channels: int = 1,
+        pointwise: bool = False,
+        io_encoding: Literal["learned", "sinusoidal"] | None = None,
+        encode_layers: bool = False,
+        fourier_features: int = 0,
+        fourier_scale: float = 10.0,
+        standardize: bool = False,
+        norm: bool = False,
+        dropout: float = 0.0,
+        residual: bool = False,
+        act: str | Callable[[Tensor], Tensor] = "relu",
+        aggr: Reduce = "mean",
+        recompute: bool = False,
+        max_parameters: int = 2**28,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec, NetworkSpec):
+            raise TypeError(
+                f"Expected the networks' own NetworkSpec, such as batch.spec "
+                f"(got {type(spec).__name__})"
+            )
+        if not channels:
+            raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+        if symmetry == "np" and io_encoding != "learned":
+            spec = spec.unsized  # Then any number of inputs and outputs will do.
+        Activation(act)  # Refuses an unknown name also where no layer uses it.
+        self.spec = spec
+        self.symmetry: Symmetry = symmetry
+        self.folded = spec.fold(symmetry)
+        self.in_channels = in_channels
+        self.recompute = recompute
+        self.standardize = Standardize(spec, in_channels) if standardize else None
+        width = in_channels
+        before: list[nn.Module] = []
+        if fourier_features:
+            before.append(FourierFeatures(width, fourier_features, fourier_scale))
+            width = 2 * fourier_features
+        if io_encoding is not None:
+            encoding = IOEncoding(spec, width, io_encoding, encode_layers=encode_layers)
+            before.append(encoding)
+            width = encoding.out_channels
+        self.before = nn.Sequential(*before)
+        widths = pairwise([width, *channels])
+        self.layers = nn.Sequential()
+        for i, (c_in, c_out) in enumerate(widths):
+            layer = NFLinear(
+                self.folded,
+                c_in,
+                c_out,
+                pointwise=pointwise,
+                aggr=aggr,
+                max_parameters=max_parameters,
+            )
+            is_active = ends_active or i < len(channels) - 1
+            behind = act if is_active else None
+            self.layers.append(_block(layer, norm and i > 0, behind, dropout, residual))
+
+    def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
+        """The input as features of the model's own spec, before the fold."""
+        if isinstance(graph, WeightGraph):
+            return graph.features(spec=self.spec)
+        if not isinstance(graph, WeightFeatures):
+            raise TypeError(
+                f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
+                f"Several graphs become one batch by nfn_graph.Batch.from_data_list."
+            )
+        check_features(graph, self.spec)
+        return graph
+
+    def _encode(self, features: WeightFeatures) -> WeightFeatures:
+        """What the NF-Layers take: the input standardized, encoded and folded."""
+        if self.standardize is not None:
+            features = self.standardize(features)
+        return self.before(features).fold(self.folded)
+
+    def _run_layers(self, features: WeightFeatures) -> WeightFeatures:
+        """Applies the NF-Layers."""
+        for layer in self.layers:
+            features = self._run(layer, features)
+        return features
+
+    def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return layer(features)
+        if torch.compiler.is_compiling():
+            return checkpoint(layer, features, use_reentrant=False)
+        # The backward pass may run after the block that chose the kernels, and elsewhere.
+        backend = current_backend()
+        return checkpoint(
+            layer,
+            features,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), use_backend(backend)),
+        )
+
+
+class InvariantNFN(_Layers):
+    r"""A model that returns the same for every order of the neurons:
+    :math:`f(\sigma U) = f(U)`.
+
+    NF-Layers with an activation after each, the invariant layer, an MLP.
+
+    Args:
+        spec: The networks' own spec; `NetworkSpec.union` of several.
+        channels: Output channels of each NF-Layer.
+        symmetry: `"np"` or `"hnp"`.
+        out_features: Outputs per network.
+        head: Hidden sizes of the MLP.
+        head_dropout: Dropout in the MLP.
+        pool: Aggregate of the invariant layer.
+        pool_full: Whether the invariant layer keeps its redundant entries; see :class:`Pool`.
+        **options: See :class:`NFNOptions`.
+
+    Shapes:
+        - input: a graph, a batch, or features before the fold.
+        - output: `[graphs, out_features]`.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        channels: Sequence[int],
+        symmetry: Symmetry = "np",
+        *,
+        out_features: int,
+        head: Sequence[int] = (1000, 1000),
+        head_dropout: float = 0.0,
+        pool: Reduce = "mean",
+        pool_full: bool = False,
+        **options: Unpack[NFNOptions],
+    ) -> None:
+        super().__init__(spec, channels, symmetry, ends_active=True, **options)
+        last = self.layers[-1]
+        act: Activation | None = None
+        # An activation in the pool keeps one tensor less than one before it.
+        if isinstance(last, nn.Sequential) and isinstance(last[-1], Activation):
+            act = last.pop(-1)
+        self.pool = Pool(self.folded, pool, pool_full, act)
+        sizes = [self.pool.num_entries * channels[-1], *head]
+        self.head = mlp(sizes, out_features, head_dropout)
+
+    def forward(
+        self, graph: WeightGraph | WeightFeatures, chunk_edges: int | None = None
+    ) -> Tensor:
+        """Applies the model to a graph, a batch, or features before the fold.
+
+        Args:
+            graph: The input.
+            chunk_edges: Without gradients, how many edges of one type to hold at a time, for
+                networks whose features do not fit into memory; the result is the same.
+        """
+        features = self._encode(self._read(graph))
+        if chunk_edges is not None:
+            chunked = ChunkedFeatures(features, chunk_edges).apply(self.layers)
+            return self.head(chunked.summary(self.pool))
+        return self.head(self.pool(self._run_layers(features)).flatten(1))
+
+
+class EquivariantNFN(_Layers):
+    r"""A model whose output follows the order of the neurons:
+    :math:`f(\sigma U) = \sigma f(U)`.
+
+    NF-Layers with an activation between them. The output has the view of the NF-Layers;
+    `.to_graph()` makes networks of it.
+
+    Args:
+        spec: The networks' own spec; `NetworkSpec.union` of several.
+        channels: Output channels of each NF-Layer.
+        symmetry: `"np"` or `"hnp"`.
+        edit_scale: For a model that edits its input:
+            :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
+            here.
+        **options: See :class:`NFNOptions`.
+
+    Shapes:
+        - input: a graph, a batch, or features before the fold.
+        - output: features after the fold with `channels[-1]` channels.
+    """
+
+    def __init__(
+        self,
+        spec: NetworkSpec,
+        channels: Sequence[int],
+        symmetry: Symmetry = "np",
+        *,
+        edit_scale: float | None = None,
+        **options: Unpack[NFNOptions],
+    ) -> None:
+        super().__init__(spec, channels, symmetry, ends_active=False, **options)
+        if edit_scale is not None and channels[-1] != self.in_channels:
+            raise ValueError(
+                f"Expected {self.in_channels} output channels of a model that edits its input "
+                f"(got channels {tuple(channels)})"
+            )
+        self.edit_scale: nn.Parameter | None = None
+        if edit_scale is not None:
+            self.edit_scale = nn.Parameter(torch.tensor(edit_scale))
+
+    def forward(
+        self, graph: WeightGraph | WeightFeatures, chunk_edges: int | None = None
+    ) -> WeightFeatures:
+        """Applies the model to a graph, a batch, or features before the fold.
+
+        Args:
+            graph: The input.
+            chunk_edges: Without gradients, how many edges of one type to hold at a time, for
+                networks whose features do not fit into memory; the result is the same.
+        """
+        given = self._read(graph)
+        features = self._encode(given)
+        if chunk_edges is not None:
+            features = ChunkedFeatures(features, chunk_edges).apply(self.layers).features()
+        else:
+            features = self._run_layers(features)
+        if self.edit_scale is None:
+            return features
+        return given.fold(self.folded) + features * self.edit_scale
+
+
+@overload
+def NFN(
+    spec: NetworkSpec,
+    channels: Sequence[int],
+    symmetry: Symmetry = "np",
+    *,
+    out_features: int,
+    head: Sequence[int] = (1000, 1000),
+    head_dropout: float = 0.0,
+    pool: Reduce = "mean",
+    pool_full: bool = False,
+    **options: Unpack[NFNOptions],
+) -> InvariantNFN: ...
+
+
+@overload
+def NFN(
+    spec: NetworkSpec,
+    channels: Sequence[int],
+    symmetry: Symmetry = "np",
+    *,
+    out_features: None = None,
+    edit_scale: float | None = None,
+    **options: Unpack[NFNOptions],
+) -> EquivariantNFN: ...
+
+
+def NFN(
+    spec: NetworkSpec,
+    channels: Sequence[int],
+    symmetry: Symmetry = "np",
+    *,
+    out_features: int | None = None,
+    **options: Any,
+) -> InvariantNFN | EquivariantNFN:
+    """NF-Layers with all that stands before and behind them.
 
     ======================  =============================================================
-    invariant               `out_features` given: activation after every NF-Layer, pooling,
-                            an MLP; returns `[graphs, out_features]`
-    equivariant             `out_features=None`: activation between NF-Layers; returns
-                            :class:`WeightFeatures`, or a graph with `return_graph=True`
+    `out_features` given    an :class:`InvariantNFN`, which returns `[graphs, out_features]`
+    `out_features=None`     an :class:`EquivariantNFN`, which returns :class:`WeightFeatures`
     ======================  =============================================================
 
     The models of `Permutation Equivariant Neural Functionals
@@ -50,198 +360,29 @@ class NFN(nn.Module):
         spec: The networks' own spec; `NetworkSpec.union` of several.
         channels: Output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
-        in_channels: Channels of the graphs.
         out_features: Outputs per network of an invariant model.
-        head: Hidden sizes of its MLP.
-        head_dropout: Dropout in its MLP.
-        pool: Aggregate of its invariant layer.
-        pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
-        io_encoding: See :class:`IOEncoding`; None for none.
-        encode_layers: Whether the IO-encoding also tells depths apart.
-        fourier_features: Number of Gaussian Fourier features of the values; 0 for none.
-        fourier_scale: Their scale.
-        standardize: Whether to standardize the input; fit `model.standardize` first.
-        norm: Whether to normalise channels before every NF-Layer but the first.
-        dropout: Dropout after every activation.
-        residual: Whether layers that keep the number of channels add their input.
-        act: Name of the activation in `torch.nn`.
-        reduce: Aggregate of the NF-Layers.
-        recompute: Whether to keep only the input of every layer for the backward pass and to
-            compute the rest of it again: less memory, more time.
-        edit_scale: For an equivariant model that edits its input:
-            :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
-            here.
-        max_parameters: See :class:`NFLinear`.
+        **options: See :class:`NFNOptions`, and the arguments of the two models.
     """
-
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        channels: Sequence[int],
-        symmetry: Symmetry = "np",
-        *,
-        in_channels: int = 1,
-        out_features: int | None = None,
-        head: Sequence[int] = (1000, 1000),
-        head_dropout: float = 0.0,
-        pool: Reduce = "mean",
-        pointwise: bool = False,
-        io_encoding: Literal["learned", "sinusoidal"] | None = None,
-        encode_layers: bool = False,
-        fourier_features: int = 0,
-        fourier_scale: float = 10.0,
-        standardize: bool = False,
-        norm: bool = False,
-        dropout: float = 0.0,
-        residual: bool = False,
-        act: str = "ReLU",
-        reduce: Reduce = "mean",
-        recompute: bool = False,
-        edit_scale: float | None = None,
-        max_parameters: int = 2**28,
-    ) -> None:
-        super().__init__()
-        _check_options(spec, channels, in_channels, out_features, edit_scale)
-        if symmetry == "np" and io_encoding != "learned":
-            spec = spec.unsized  # Then any number of inputs and outputs will do.
-        activation(act)  # Refuses an unknown name also where no layer uses it.
-        self.spec = spec
-        self.symmetry: Symmetry = symmetry
-        self.folded = spec.fold(symmetry)
-        self.recompute = recompute
-        self.standardize = Standardize(spec, in_channels) if standardize else None
-        width = in_channels
-        before: list[nn.Module] = []
-        if fourier_features:
-            before.append(FourierFeatures(width, fourier_features, fourier_scale))
-            width = 2 * fourier_features
-        if io_encoding is not None:
-            encoding = IOEncoding(spec, width, io_encoding, encode_layers=encode_layers)
-            before.append(encoding)
-            width = encoding.out_channels
-        self.before = nn.Sequential(*before)
-        options: dict[str, Any] = {
-            "pointwise": pointwise,
-            "reduce": reduce,
-            "max_parameters": max_parameters,
-        }
-        widths = pairwise([width, *channels])
-        layers = [NFLinear(self.folded, c_in, c_out, **options) for c_in, c_out in widths]
-        is_invariant = out_features is not None
-        # An activation in the pool keeps one tensor less than one before it.
-        in_pool = is_invariant and not dropout and not (residual and _keeps_channels(layers[-1]))
-        active = len(layers) - (in_pool or not is_invariant)
-        self.layers = nn.Sequential()
-        for i, layer in enumerate(layers):
-            behind = act if i < active else None
-            self.layers.append(_block(layer, norm and i > 0, behind, dropout, residual))
-        self.edit_scale: nn.Parameter | None = None
-        if edit_scale is not None:
-            self.edit_scale = nn.Parameter(torch.tensor(edit_scale))
-        self.pool: Pool | None = None
-        self.head: nn.Sequential | None = None
-        if out_features is not None:
-            self.pool = Pool(self.folded, pool, act=activation(act) if in_pool else None)
-            sizes = [self.pool.num_entries * channels[-1], *head]
-            self.head = mlp(sizes, out_features, head_dropout)
-
-    def forward(
-        self,
-        graph: WeightGraph | WeightFeatures,
-        return_graph: bool = False,
-        chunk_edges: int | None = None,
-    ) -> Tensor | WeightFeatures | WeightGraph:
-        """Applies the model to a graph, a batch, or features before the fold.
-
-        Args:
-            graph: The input.
-            return_graph: Whether an equivariant model returns a graph.
-            chunk_edges: Without gradients, how many edges of one type to hold at a time, for
-                networks whose features do not fit into memory; the result is the same.
-        """
-        features = self._features(graph)
-        if self.pool is not None and return_graph:
-            raise ValueError("Expected an equivariant model to return a graph (got an invariant)")
-        given = features
-        if self.standardize is not None:
-            features = self.standardize(features)
-        features = self.before(features).fold(self.folded)
-        if chunk_edges is not None:
-            chunked = ChunkedFeatures(features, chunk_edges).apply(self.layers)
-            if self.pool is not None and self.head is not None:
-                return self.head(chunked.summary(self.pool))
-            features = chunked.features()
-        else:
-            for layer in self.layers:
-                features = self._run(layer, features)
-        if self.pool is not None and self.head is not None:
-            return self.head(self.pool(features).flatten(1))
-        if self.edit_scale is not None:
-            features = given.fold(self.folded) + features * self.edit_scale
-        return features.to_graph() if return_graph else features
-
-    def _features(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
-        if isinstance(graph, WeightGraph):
-            return graph.features(spec=self.spec)
-        if not isinstance(graph, WeightFeatures):
-            raise TypeError(
-                f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
-                f"Several graphs become one batch by nfn_graph.Batch.from_data_list."
-            )
-        check_features(graph, self.spec)
-        return graph
-
-    def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
-        if not (self.recompute and torch.is_grad_enabled()):
-            return layer(features)
-        if torch.compiler.is_compiling():
-            return checkpoint(layer, features, use_reentrant=False)
-        # The backward pass may run after the block that chose the kernels, and elsewhere.
-        backend = current_backend()
-        return checkpoint(
-            layer,
-            features,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), use_backend(backend)),
-        )
-
-
-def _check_options(
-    spec: NetworkSpec,
-    channels: Sequence[int],
-    in_channels: int,
-    out_features: int | None,
-    edit_scale: float | None,
-) -> None:
-    if not isinstance(spec, NetworkSpec):
-        raise TypeError(
-            f"Expected the networks' own NetworkSpec, such as batch.spec "
-            f"(got {type(spec).__name__})"
-        )
-    if not channels:
-        raise ValueError("Expected the channels of at least one NF-Layer (got none)")
-    if edit_scale is not None and (out_features is not None or channels[-1] != in_channels):
-        raise ValueError(
-            f"Expected an equivariant model with {in_channels} output channels to edit its "
-            f"input (got channels {tuple(channels)}, out_features={out_features})"
-        )
+    if out_features is None:
+        return EquivariantNFN(spec, channels, symmetry, **options)
+    return InvariantNFN(spec, channels, symmetry, out_features=out_features, **options)
 
 
 def _block(
-    layer: NFLinear, norm: bool, act: str | None, dropout: float, residual: bool
+    layer: NFLinear,
+    norm: bool,
+    act: str | Callable[[Tensor], Tensor] | None,
+    dropout: float,
+    residual: bool,
 ) -> nn.Module:
     """An NF-Layer with what stands before and behind it."""
     parts: list[nn.Module] = [ChannelNorm(layer.spec, layer.in_channels)] if norm else []
     parts.append(layer)
     if act is not None:
-        parts.append(activation(act))
+        parts.append(Activation(act))
         parts += [Dropout(dropout)] if dropout else []
     block = nn.Sequential(*parts)
-    return Residual(block) if residual and _keeps_channels(layer) else block
-
-
-def _keeps_channels(layer: NFLinear) -> bool:
-    return layer.in_channels == layer.out_channels
+    return Residual(block) if residual and layer.in_channels == layer.out_channels else block
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:

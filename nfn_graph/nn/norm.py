@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +58,7 @@ class Standardize(nn.Module):
 
     The statistics are per type, tap and channel, over all neurons and networks, so the layer
     commutes with permutations. They are buffers: saved with the model, not trained. Before
-    :meth:`fit` the layer does nothing.
+    :meth:`fit` the layer changes nothing, and warns when it is used.
 
     Args:
         spec: The networks' own spec.
@@ -67,6 +69,8 @@ class Standardize(nn.Module):
         super().__init__()
         self.spec = spec
         self.channels = check_count(channels, 1, "channels")
+        self.is_fitted = False
+        self._has_warned = False
         self.mean, self.std = nn.Module(), nn.Module()
         for key, taps in spec.taps.items():
             if taps:
@@ -106,11 +110,14 @@ class Standardize(nn.Module):
             getattr(self.mean, name).copy_(mean[name])
             varies = std > 1e-6 * mean[name].abs()
             getattr(self.std, name).copy_(torch.where(varies, std, 1.0))
+        self.is_fitted = True
         return self
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Standardizes every entry."""
         check_features(features, self.spec, self.channels)
+        if not self.is_fitted and not self._has_warned:
+            self._warn()
         return features.map_types(self._standardize)
 
     def inverse(self, features: WeightFeatures) -> WeightFeatures:
@@ -120,7 +127,27 @@ class Standardize(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
-        return f"{self.channels}"
+        return f"{self.channels}{'' if self.is_fitted else ', not fitted'}"
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Whether a saved layer was fitted follows from its statistics.
+        fitted = [
+            bool((x != (1 if key.startswith(f"{prefix}std.") else 0)).any())
+            for key, x in state.items()
+            if key.startswith((f"{prefix}mean.", f"{prefix}std."))
+        ]
+        if fitted:
+            self.is_fitted = any(fitted)
+        super()._load_from_state_dict(state, prefix, *args)
+
+    @torch.compiler.disable
+    def _warn(self) -> None:
+        self._has_warned = True
+        warnings.warn(
+            "Standardize was not fitted, so it changes nothing. Call fit(graphs) first, for a "
+            "model model.standardize.fit(graphs).",
+            stacklevel=3,
+        )
 
     def _standardize(self, key: Key, x: Tensor) -> Tensor:
         name = module_name(key)

@@ -29,7 +29,7 @@ class Pool(nn.Module):
 
     Args:
         spec: The folded spec of the features.
-        reduce: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
+        aggr: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
         full: Whether to keep the redundant entries of :math:`\tilde P`, which are
             :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
             are fixed, so all of its entries take the place of rows and columns.
@@ -44,13 +44,13 @@ class Pool(nn.Module):
     def __init__(
         self,
         spec: FoldedSpec,
-        reduce: Reduce = "mean",
+        aggr: Reduce = "mean",
         full: bool = False,
         act: Activation | None = None,
     ) -> None:
         super().__init__()
         self.spec = check_folded(spec)
-        self.reduce: Reduce = check_choice(reduce, ("mean", "sum", "max"))
+        self.aggr: Reduce = check_choice(aggr, ("mean", "sum", "max"))
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
@@ -78,15 +78,15 @@ class Pool(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
-        return f"{self.num_entries} entries, {self.reduce}, {self.spec.symmetry}"
+        return f"{self.num_entries} entries, {self.aggr}, {self.spec.symmetry}"
 
     def _sums_relu(self) -> bool:
         """Whether the sums over the weights take the ReLU themselves."""
         relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
-        return relu and self.reduce != "max" and not self.full
+        return relu and self.aggr != "max" and not self.full
 
     def _summary(self, features: WeightFeatures, spec: FoldedSpec, relu: bool = False) -> Tensor:
-        flat = network_summary(features, spec, self.reduce, relu=relu)
+        flat = network_summary(features, spec, self.aggr, relu=relu)
         return flat.reshape(features.num_graphs, spec.summary_taps, features.channels)
 
 
@@ -117,8 +117,9 @@ def network_summary(
             path = [rows[number].covers[cover] for number, cover in reversed(spec.path(part))]
             gated = relu and not isinstance(part.entry, str)
             total = _aggregate(x, path, reduce, gated)
-        averages = reduce == "mean" and count is not None
-        found.append(divide_by_count(total, count) if averages else total)
+        if reduce == "mean" and count is not None:
+            total = divide_by_count(total, count)
+        found.append(total)
     return torch.cat(found, 1).to(features.dtype)
 
 

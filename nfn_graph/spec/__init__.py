@@ -1,6 +1,6 @@
 """What a family of networks looks like, free of tensors: types, sites, symmetry."""
 
-from nfn_graph.spec._sites import NETWORK, Cover, FoldedSpec, Part, Piece, Site
+from nfn_graph.spec._sites import NETWORK, Cover, FoldedSpec, Origin, Part, Piece, Site
 from nfn_graph.spec._types import (
     PRIME,
     Key,
@@ -21,6 +21,7 @@ __all__ = [
     "Key",
     "NetworkSpec",
     "NeuronType",
+    "Origin",
     "Part",
     "Piece",
     "Shape",

@@ -16,7 +16,13 @@ site                its rows                    the paper's aggregate
 
 A site's *summary* puts side by side the mean of every kind of entry that has the site. The
 complete equivariant layer is one square map of every site's summary, so the sum of all squares
-of summary sizes is the number of orbits of the group on pairs of entries.
+of summary sizes is the number of orbits of the group on pairs of entries. (The weights of a layer
+with itself also read the weight in the other direction, which doubles their share.)
+
+Means go up from finer to coarser sites and messages come down the same way, along a tree for every
+kind of entry, so that nothing is counted twice. The mean of a whole layer, for example, is the mean
+of the means at its target neurons, and what the network says to a weight reaches it through its
+target neuron only.
 
 **NP and HNP differ in a fold only.** HNP says that the neurons of fixed types (inputs, outputs)
 keep their order. A fixed index is dropped, and its positions become taps, the values that no
@@ -29,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nfn_graph.spec._types import PRIME, Key, NetworkSpec, Symmetry, WeightType, module_name
 
@@ -50,6 +56,20 @@ class Piece(NamedTuple):
     diagonal: bool = False
 
 
+class Origin(NamedTuple):
+    """Where the mean of a part comes up from, which is also where its message goes down to.
+
+    Attributes:
+        site: The number of a finer site.
+        cover: Which of the finer site's covers the part belongs to.
+        part: The part of the finer site's summary that is averaged further.
+    """
+
+    site: int
+    cover: int
+    part: int
+
+
 class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
@@ -57,8 +77,7 @@ class Part(NamedTuple):
         entry: The key of the site whose entries are averaged; the site itself for its own.
         start: The first tap of the slice.
         taps: The number of taps.
-        below: Where the mean comes from, and the message goes to: the number of a finer site,
-            of one of its covers, and of one of its parts. None for the site's own entries.
+        below: Where the mean comes up from; None for the site's own entries.
         kept: The indices of the entry that the site has; of a self or role weight they tell
             the mean over a target neuron's edges from the one over a source neuron's.
     """
@@ -66,7 +85,7 @@ class Part(NamedTuple):
     entry: Key
     start: int
     taps: int
-    below: tuple[int, int, int] | None
+    below: Origin | None
     kept: tuple[str, ...]
 
 
@@ -76,7 +95,8 @@ class Cover(NamedTuple):
     Attributes:
         site: The number of the coarser site.
         heard: For every part of the finer site, the part of the coarser site that is its mean
-            and speaks to it; None where another path is taken.
+            and sends it a message: the inverse of :attr:`Part.below`. None for a part whose mean
+            goes up, and whose message comes down, through another cover.
     """
 
     site: int
@@ -93,7 +113,8 @@ class Site:
         indices: The indices, slowest first, which number the rows.
         pieces: The tensors that its own taps are made of.
         parts: The slices of its summary: means of finer entries, and last its own entries.
-        covers: The coarser sites that it hangs on; a weight hangs on its two neurons.
+        covers: The coarser sites that it hangs on. A weight hangs on its target neurons, which
+            come first, and on its source neurons.
         is_self: Whether its entries are the weights of a layer with itself, each of which also
             reads the weight in the other direction.
     """
@@ -144,6 +165,11 @@ class Site:
 @dataclass(frozen=True)
 class FoldedSpec:
     """A spec in the folded view of one symmetry group. Made by :meth:`NetworkSpec.fold`.
+
+    Attributes:
+        unfolded: The types before the fold. Under NP they are all free, whatever the networks'
+            own spec says.
+        symmetry: The group, `"np"` or `"hnp"`.
 
     Example:
         >>> print(NetworkSpec.chain(2, input_size=3, output_size=1).fold("hnp"))
@@ -213,9 +239,8 @@ class FoldedSpec:
         """The finer sites, and of each the cover, through which a mean comes up, last first."""
         steps = []
         while part.below is not None:
-            number, cover, finer = part.below
-            steps.append((number, cover))
-            part = self.sites[number].parts[finer]
+            steps.append((part.below.site, part.below.cover))
+            part = self.sites[part.below.site].parts[part.below.part]
         return steps
 
     def free(self, indices: Iterable[str]) -> tuple[str, ...]:
@@ -246,62 +271,67 @@ class FoldedSpec:
 
 
 class _Draft:
-    """A site while its table is being put together."""
+    """A site while the table is being put together."""
 
     def __init__(self, key: Key, indices: tuple[str, ...]) -> None:
         self.key = key
         self.indices = indices
+        self.number = 0
         self.pieces: list[Piece] = []
-        self.covers: list[_Draft] = []
-        self.finer: list[tuple[int, int]] = []
         self.parts: list[Part] = []
+        self.covers: list[_Draft] = []
+        # The finer sites that hang on this one, each with the position of this cover there.
+        self.finer: list[tuple[_Draft, int]] = []
 
 
 def _build(spec: FoldedSpec) -> tuple[Site, ...]:
-    drafts = _place_entries(spec)
-    _close(spec.unfolded, drafts)
-    weights = [d for d in drafts.values() if not isinstance(d.key, str)]
-    neurons = [d for d in drafts.values() if isinstance(d.key, str)]
-    # Stable: in a flat spec the weights, then the neurons, then the network.
-    ordered = sorted(weights + neurons, key=lambda d: -len(d.indices))
-    number = {id(d): i for i, d in enumerate(ordered)}
-    covers = [[number[id(c)] for c in d.covers] for d in ordered]
-    for i, draft in enumerate(ordered):
-        for c, cover in enumerate(draft.covers):
-            cover.finer.append((i, c))
-    entries = {d.key: i for i, d in enumerate(ordered)}
-    for draft in ordered:
-        _fill_parts(ordered, entries, draft)
-    heard: list[dict[int, list[int | None]]] = [
-        {c: [None] * len(ordered[i].parts) for c in range(len(covers[i]))}
-        for i in range(len(ordered))
+    """The table: sites with entries, the coarser sites of each, their parts, and who sends what."""
+    placed = _place_entries(spec)
+    _close(spec.unfolded, placed)
+    drafts = list(placed.values())
+    weights = [draft for draft in drafts if not isinstance(draft.key, str)]
+    neurons = [draft for draft in drafts if isinstance(draft.key, str)]
+    # Finer sites first; in a flat spec the weights, then the neurons, then the network.
+    drafts = sorted(weights + neurons, key=lambda draft: -len(draft.indices))
+    for number, draft in enumerate(drafts):
+        draft.number = number
+        for position, cover in enumerate(draft.covers):
+            cover.finer.append((draft, position))
+    entries = {draft.key: draft for draft in drafts}
+    for draft in drafts:
+        _fill_parts(draft, entries)
+    return _freeze(spec.unfolded, drafts)
+
+
+def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
+    """The finished sites, without the covers that no mean goes up to."""
+    heard: list[list[list[int | None]]] = [
+        [[None] * len(draft.parts) for _ in draft.covers] for draft in drafts
     ]
-    for draft in ordered:
+    for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                finer, cover, finer_part = part.below
-                heard[finer][cover][finer_part] = place
-    selves = [w for w in spec.unfolded.weights if w.source == w.target]
-    # A cover that no mean goes up to is none.
-    used = [[c for c in h if any(x is not None for x in h[c])] for h in heard]
-
-    def renumbered(part: Part) -> Part:
-        if part.below is None:
-            return part
-        finer, cover, finer_part = part.below
-        return part._replace(below=(finer, used[finer].index(cover), finer_part))
-
-    return tuple(
-        Site(
-            draft.key,
-            draft.indices,
-            tuple(draft.pieces),
-            tuple(map(renumbered, draft.parts)),
-            tuple(Cover(covers[i][c], tuple(heard[i][c])) for c in used[i]),
-            any(w.key == draft.key and spec.unfolded.is_self(w) for w in selves),
-        )
-        for i, draft in enumerate(ordered)
-    )
+                heard[part.below.site][part.below.cover][part.below.part] = place
+    used = [
+        [i for i, parts in enumerate(covers) if any(part is not None for part in parts)]
+        for covers in heard
+    ]
+    selves = {weight.key for weight in network.weights if network.is_self(weight)}
+    sites = []
+    for draft, covers, kept in zip(drafts, heard, used, strict=True):
+        parts = [
+            part
+            if part.below is None
+            else part._replace(
+                below=part.below._replace(cover=used[part.below.site].index(part.below.cover))
+            )
+            for part in draft.parts
+        ]
+        hangs_on = [Cover(draft.covers[i].number, tuple(covers[i])) for i in kept]
+        is_self = draft.key in selves
+        pieces = tuple(draft.pieces)
+        sites.append(Site(draft.key, draft.indices, pieces, tuple(parts), tuple(hangs_on), is_self))
+    return tuple(sites)
 
 
 def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
@@ -353,17 +383,19 @@ def _place(spec: FoldedSpec, weight: WeightType) -> frozenset[str] | Key:
 
 
 def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
-    """Adds the covers of every site, and the sites among them that hold no entries."""
+    """Adds the covers of every site, and the sites among them that hold no entries.
+
+    A cover lacks one index. Indices are dropped in order and covers listed in reverse, so that a
+    weight's target, which keeps the first index, is its first cover.
+    """
     waiting = sorted(drafts.values(), key=lambda d: -len(d.indices))
     while waiting:
         draft = waiting.pop(0)
         parents = {p for i in draft.indices for p in network.neuron[i.rstrip(PRIME)].parents}
         for index in draft.indices:
             if index in parents:
-                continue  # Its children would be left alone.
-            indices = tuple(
-                i.rstrip(PRIME) if i.endswith(PRIME) else i for i in draft.indices if i != index
-            )
+                continue  # A parent is dropped only after its children.
+            indices = tuple(i.rstrip(PRIME) for i in draft.indices if i != index)
             place = frozenset(indices)
             if place not in drafts:
                 drafts[place] = _Draft(("*", *indices), indices)  # type: ignore[arg-type]
@@ -371,31 +403,40 @@ def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
             draft.covers.insert(0, drafts[place])
 
 
-def _fill_parts(ordered: list[_Draft], entries: dict[Key, int], draft: _Draft) -> None:
-    """The summary of a site whose finer sites have theirs."""
-    Path = tuple[tuple[bool, int], tuple[int, int, int], int]
-    found: dict[tuple[int, tuple[str, ...]], list[Path]] = {}
-    for i, c in draft.finer:
-        finer = ordered[i]
-        dropped = _dropped(finer, draft, c)
-        for p, part in enumerate(finer.parts):
+def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
+    """The summary of a site whose finer sites have theirs.
+
+    The mean of an entry may be had from several finer sites; one of them is chosen.
+    """
+    found: dict[tuple[int, tuple[str, ...]], list[tuple[tuple[bool, int], Origin, Part]]] = {}
+    for finer, position in draft.finer:
+        dropped = _dropped(finer, draft, position)
+        for place, part in enumerate(finer.parts):
             if not part.taps:
                 continue
             entry = entries[part.entry]
             gone = _label(part, dropped)
             kept = tuple(label for label in part.kept if label != gone)
-            # Through neurons before pairs of neurons, and through a weight's target.
-            rank = (not isinstance(finer.key, str), ordered[entry].indices.index(gone))
-            found.setdefault((entry, kept), []).append((rank, (i, c, p), part.taps))
-    start = 0
-    for entry, kept in sorted(
-        found, key=lambda e: (e[0], [ordered[e[0]].indices.index(k) for k in e[1]])
-    ):
-        _, below, taps = min(found[entry, kept])
-        draft.parts.append(Part(ordered[entry].key, start, taps, below, kept))
-        start += taps
+            # Through neurons rather than pairs of neurons, and through a weight's target.
+            preference = (not isinstance(finer.key, str), entry.indices.index(gone))
+            origin = Origin(finer.number, position, place)
+            found.setdefault((entry.number, kept), []).append((preference, origin, part))
+    for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
+        _, origin, part = min(ways, key=lambda way: way[:2])
+        draft.parts.append(Part(part.entry, _end(draft.parts), part.taps, origin, kept))
     own = sum(piece.taps for piece in draft.pieces)
-    draft.parts.append(Part(draft.key, start, own, None, draft.indices))
+    draft.parts.append(Part(draft.key, _end(draft.parts), own, None, draft.indices))
+
+
+def _order(item: tuple[tuple[int, tuple[str, ...]], list[Any]], entries: dict[Key, _Draft]) -> Any:
+    """Parts follow the order of the sites, and a weight's target comes before its source."""
+    (number, kept), ways = item
+    indices = entries[ways[0][2].entry].indices
+    return number, [indices.index(label) for label in kept]
+
+
+def _end(parts: list[Part]) -> int:
+    return parts[-1].start + parts[-1].taps if parts else 0
 
 
 def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:

@@ -3,51 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
-from nfn_graph.spec import Symmetry
+from nfn_graph.nn import (
+    Activation,
+    ChannelNorm,
+    Dropout,
+    FourierFeatures,
+    IOEncoding,
+    Residual,
+    Standardize,
+)
+from nfn_graph.spec import FoldedSpec, Symmetry
 from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 
 
 def assert_equivariant(
-    function: Callable[[WeightFeatures], WeightFeatures | WeightGraph],
+    function: Callable[[Any], WeightFeatures | WeightGraph],
     graph: WeightGraph,
-    symmetry: Symmetry,
-    folded: bool = True,
+    symmetry: Symmetry | None = None,
+    folded: bool | None = None,
     trials: int = 3,
     tolerance: float | None = None,
 ) -> None:
     r"""Raises `AssertionError` unless :math:`f(\sigma U) = \sigma f(U)`.
 
     Args:
-        function: A layer or model of features that returns features or a graph.
+        function: A layer, model or other function that returns features or a graph.
         graph: A network or batch, with a layer of at least two neurons to permute.
-        symmetry: The group to draw :math:`\sigma` from.
-        folded: Whether the function takes features after the fold of `symmetry`, or before
-            any fold.
+        symmetry: The group to draw :math:`\sigma` from. By default the group that all layers
+            of the function commute with: `"hnp"` if some layer was folded for it or encodes
+            the positions of inputs and outputs, otherwise `"np"`.
+        folded: Whether the function takes features after the fold of `symmetry` (True) or
+            before any fold (False). By default a layer takes features of its own spec, an
+            `nn.Sequential` takes what its first layer takes, and everything else takes the
+            graph.
         trials: How many random elements to try; each moves something in every layer.
         tolerance: Largest difference, relative to the largest value of the output; by the
             dtype if None.
     """
-    expected = _as_graph(function(_view(graph, symmetry, folded)))
+    symmetry = _symmetry_of(function) if symmetry is None else symmetry
+    expected = _as_graph(function(_input(function, graph, symmetry, folded)))
     for _ in range(trials):
         permutation = _moving(graph, symmetry)
-        actual = _as_graph(function(_view(permutation.apply(graph), symmetry, folded)))
+        moved = _input(function, permutation.apply(graph), symmetry, folded)
         permuted = dict(permutation.apply(expected).features().tensors())
         scale = max(float(y.detach().abs().max()) for y in permuted.values() if y.numel())
-        for key, x in actual.features().tensors():
+        for key, x in _as_graph(function(moved)).features().tensors():
             _assert_close(x, permuted[key], f"f(σU) and σf(U) at {key!r}", scale, tolerance)
 
 
 def assert_invariant(
-    function: Callable[[WeightFeatures], Tensor],
+    function: Callable[[Any], Tensor],
     graph: WeightGraph,
-    symmetry: Symmetry,
-    folded: bool = True,
+    symmetry: Symmetry | None = None,
+    folded: bool | None = None,
     trials: int = 3,
     tolerance: float | None = None,
 ) -> None:
@@ -55,16 +70,54 @@ def assert_invariant(
 
     The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
     """
-    expected = function(_view(graph, symmetry, folded))
+    symmetry = _symmetry_of(function) if symmetry is None else symmetry
+    expected = function(_input(function, graph, symmetry, folded))
     for _ in range(trials):
         permutation = _moving(graph, symmetry)
-        actual = function(_view(permutation.apply(graph), symmetry, folded))
+        actual = function(_input(function, permutation.apply(graph), symmetry, folded))
         scale = float(expected.detach().abs().max())
         _assert_close(actual, expected, "f(σU) and f(U)", scale, tolerance)
 
 
-def _view(graph: WeightGraph, symmetry: Symmetry, folded: bool) -> WeightFeatures:
-    return graph.features(symmetry if folded else None)
+def _symmetry_of(function: object) -> Symmetry:
+    """The group that every layer of a module commutes with."""
+    found = set()
+    for module in function.modules() if isinstance(function, nn.Module) else ():
+        spec = getattr(module, "spec", None)
+        found.add(spec.symmetry if isinstance(spec, FoldedSpec) else None)
+        found.add("hnp" if isinstance(module, IOEncoding) else getattr(module, "symmetry", None))
+    if "hnp" in found:  # Its elements are also elements of NP.
+        return "hnp"
+    if "np" in found:
+        return "np"
+    raise ValueError(
+        "Expected a function that says which symmetry it keeps (got none with a folded spec). "
+        "Use symmetry='np' or symmetry='hnp'."
+    )
+
+
+def _input(
+    function: object, graph: WeightGraph, symmetry: Symmetry, folded: bool | None
+) -> WeightGraph | WeightFeatures:
+    """The graph in the view that the function takes."""
+    if folded is not None:
+        return graph.features(symmetry if folded else None)
+    first = _first(function)
+    spec = getattr(first, "spec", None)
+    if isinstance(spec, FoldedSpec):
+        return graph.features(spec.symmetry)
+    if isinstance(first, Standardize | IOEncoding | ChannelNorm):
+        return graph.features(spec=spec)
+    return graph
+
+
+def _first(function: object) -> object:
+    """The first module of a chain that says what it takes."""
+    if isinstance(function, nn.Sequential | Residual):
+        for child in function.children():
+            if not isinstance(child, Activation | Dropout | FourierFeatures):
+                return _first(child)
+    return function
 
 
 def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:

@@ -22,9 +22,9 @@ def random_graph(
 
     Args:
         spec: The types.
-        sizes: Neurons per type; for a role type, those of each of its layers, which follow
-            one another. Fixed types know theirs. By default small sizes at which all orbits
-            are distinct.
+        sizes: Neurons per type, of a nested type those inside one parent; for a role type,
+            those of each of its layers, which follow one another. Fixed types and pairs of two
+            parents know theirs. By default small sizes at which all orbits are distinct.
         channels: Channels of the features.
         dtype: Of the features.
         generator: For reproducible values.
@@ -54,7 +54,7 @@ def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Sha
             default = (2, 3)
         size = sizes.get(neuron.name, default)
         layers[neuron.name] = size if isinstance(size, tuple) else (size,)
-        if len(neuron.parents) == 1 and neuron.name not in sizes:
+        if len(neuron.parents) == 1:
             layers[neuron.name] = (sum(layers[neuron.name]) * sum(layers[neuron.parents[0]]),)
         elif len(neuron.parents) == 2:
             first, second = neuron.parents

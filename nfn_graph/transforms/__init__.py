@@ -5,7 +5,7 @@ themselves: they refuse, and name the transform.
 
     grow = GrowKernels.to_largest(graphs)
     batch = Batch.from_data_list([grow(g) for g in graphs])
-    edited = grow.inverse(model(batch, return_graph=True)[0])
+    edited = grow.inverse(model(batch).to_graph()[0])
 """
 
 from nfn_graph.transforms.base import ReversibleTransform

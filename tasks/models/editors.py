@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from nfn_graph import NFN, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph import NFN, EquivariantNFN, NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.spec import Key
 from nfn_graph.tasks.models.build import nfn_options
 from nfn_graph.tasks.models.flat import FlatMLP, num_places
@@ -31,7 +31,7 @@ class Editor(nn.Module):
     """
 
     def __init__(
-        self, network: NFN | FlatEditor, scale: float = 0.01, per_tensor: bool = False
+        self, network: EquivariantNFN | FlatEditor, scale: float = 0.01, per_tensor: bool = False
     ) -> None:
         super().__init__()
         self.network = network

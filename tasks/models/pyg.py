@@ -53,7 +53,8 @@ class PlainGraphModel(nn.Module):
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of every network."""
-        data = self.standardize(graph.features(spec=self.spec)).to_graph().to_homogeneous()
+        standardized = self.standardize(graph.features(spec=self.spec)).to_graph()
+        data = standardized.to_homogeneous(spec=self.spec)
         edge_index, edge_type = data.edge_index, data.edge_type
         both = torch.cat([edge_index, edge_index.flip(0)], 1)
         types = torch.cat([edge_type, edge_type + len(self.spec.weights)])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nfn_graph import (
     NFN,
+    EquivariantNFN,
     IOEncoding,
     NetworkSpec,
     NFLinear,
@@ -59,7 +60,7 @@ class TicketAutoencoder(nn.Module):
         latent: Latent channels per weight.
         positions: Learned channels of every input and output; 0 for none.
         pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
-        **options: Further options of both :class:`NFN`.
+        **options: Further options of both networks, see :class:`~nfn_graph.NFNOptions`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class TicketAutoencoder(nn.Module):
         return WeightFeatures.cat(parts)
 
 
-def _last(network: NFN) -> NFLinear:
+def _last(network: EquivariantNFN) -> NFLinear:
     return [layer for layer in network.modules() if isinstance(layer, NFLinear)][-1]
 
 

@@ -90,7 +90,7 @@ class RunFolder:
         ]
         if differing:
             name = differing[0]
-            was, got = ({**c, **c["options"]}.get(name) for c in (found, now))
+            was, got = (_shown(name, config) for config in (found, now))
             raise ValueError(
                 f"Expected what the run in '{self.path}' was begun with: {name} = {was} (got "
                 f"{got}). Choose another --out, or delete that folder."
@@ -105,3 +105,15 @@ class RunFolder:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _shown(name: str, config: Mapping[str, Any]) -> Any:
+    """One of the things that decide a run, for an error."""
+    if name == "task":
+        return config["task"]
+    if name != "zoo":
+        return config["options"].get(name)
+    # The same folder may hold another zoo by now.
+    counts = ", ".join(f"{n} {split}" for split, n in config["zoo"]["networks"].items())
+    fingerprint = config["zoo"]["fingerprint"][:8]
+    return f"'{config['options']['zoo']}' with the checksum {fingerprint} and {counts} networks"

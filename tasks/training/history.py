@@ -1,8 +1,9 @@
-"""The learning curve of a run, as a table that survives an interruption."""
+"""The learning curve of a run and the time that it took, which survive an interruption."""
 
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,27 @@ class History(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Called when a run goes on."""
         self.rows = list(state_dict["rows"])
+
+
+class Stopwatch(pl.Callback):
+    """Measures the time that training takes, and keeps it in the checkpoint.
+
+    Of a run that goes on, it is the time up to its last checkpoint and since it went on.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time until now."""
+        return self._before + time.perf_counter() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """Saved with every checkpoint."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Called when a run goes on."""
+        self._before = float(state_dict["seconds"])

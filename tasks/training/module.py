@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import NFN, Batch
+from nfn_graph import Batch, EquivariantNFN, InvariantNFN
 from nfn_graph.tasks.training.batches import RunBatches
 from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
@@ -49,7 +49,7 @@ class TaskModule(pl.LightningModule):
 
     def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
-        if self.task.options.compile and isinstance(self.model, NFN):
+        if self.task.options.compile and isinstance(self.model, InvariantNFN | EquivariantNFN):
             # What belongs together in a batch is settled before the compiler begins.
             return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)
@@ -76,9 +76,28 @@ class TaskModule(pl.LightningModule):
         loss = self.task.loss(self(batch), batch)
         terms = 0 if self.batches.is_idle(index) else self.task.loss_terms(batch)
         mean, total = self._over_processes(loss, terms)
+        # In half precision, Lightning skips such a step and scales the loss down.
+        if self.task.options.precision != "16-mixed":
+            self._check_finite(f"a loss of {mean.item()} in step {index}", mean)
         self.log("train/loss", mean, on_epoch=True, on_step=False, batch_size=total)
         # The average of the gradients over processes becomes that of the mean over all terms.
         return loss * (terms * self.trainer.world_size / total)
+
+    def _check_finite(self, got: str, *values: Tensor) -> None:
+        """Stops training that has diverged, in all processes at once, before it is saved."""
+        if all(bool(x.isfinite().all()) for x in values):
+            return
+        options = self.task.options
+        kept = f"The checkpoints of earlier epochs are kept in '{options.out / 'checkpoints'}'."
+        raise FloatingPointError(
+            f"Expected training to stay finite (got {got} of epoch {self.current_epoch}). "
+            f"{kept if self.current_epoch else 'No epoch was finished.'} Train with a "
+            f"--learning-rate below {options.learning_rate:g}, in another --out."
+        )
+
+    def on_validation_start(self) -> None:
+        """Called at the end of every epoch, before its checkpoint is written."""
+        self._check_finite("parameters without a value at the end", *self.model.parameters())
 
     def _over_processes(self, loss: Tensor, terms: int) -> tuple[Tensor, int]:
         """The mean loss of a step and the number of its terms, over all processes."""

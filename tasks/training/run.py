@@ -6,7 +6,6 @@ import datetime
 import logging
 import os
 import platform
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +28,10 @@ from nfn_graph.tasks.training.checkpoint import load_model as load_model
 from nfn_graph.tasks.training.checkpoint import model_state, read_run_checkpoint
 from nfn_graph.tasks.training.data import load_data, load_graphs, open_for
 from nfn_graph.tasks.training.folder import RunFolder
-from nfn_graph.tasks.training.history import History
+from nfn_graph.tasks.training.history import History, Stopwatch
 from nfn_graph.tasks.training.module import TaskModule
 from nfn_graph.tasks.training.options import to_plain
+from nfn_graph.tasks.training.saving import AtomicCheckpointIO
 from nfn_graph.tasks.training.stopping import Patience
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder
@@ -43,7 +43,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     """Trains the model of a task, or goes on with a run that was stopped.
 
     The best epoch by the validation metric is then evaluated on the validation and the test
-    networks. The same options give the same numbers, interrupted or not.
+    networks. The same options give the same numbers, interrupted or not. Training that diverges
+    ends with a `FloatingPointError`; the checkpoints of the epochs before stay.
 
     Args:
         task: The task with its options.
@@ -61,12 +62,12 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     folder.begin(_config(task, data, spec, sizes))
     if folder.is_finished:
         return folder.read("metrics.json")
-    started = time.perf_counter()
     is_begun = folder.last.is_file()
     if is_begun:
         read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
+    watch = Stopwatch()
     with quiet():
-        trainer = _trainer(task, folder, progress)
+        trainer = _trainer(task, folder, watch, progress)
         trainer.fit(
             TaskModule(task, model, dict(data.facts), batches),
             datamodule=batches,
@@ -75,7 +76,6 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         )
     if not trainer.is_global_zero:
         return {}
-    seconds = time.perf_counter() - started
     best = read_run_checkpoint(folder.best)
     model.load_state_dict(model_state(folder.best, best))
     measured = _test(task, model, data, folder)
@@ -83,7 +83,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         "evaluations": {},
         "epochs": trainer.current_epoch,
         "best_epoch": int(best["epoch"]),
-        "seconds": round(seconds, 1),
+        "seconds": round(watch.seconds, 1),
         "parameters": count_parameters(model),
     }
     _draw_curves(task, folder)
@@ -189,7 +189,9 @@ def predict(task: Task[Options], model: nn.Module, graphs: Sequence[Any]) -> Pre
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
 
-def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Trainer:
+def _trainer(
+    task: Task[Options], folder: RunFolder, watch: Stopwatch, progress: bool
+) -> pl.Trainer:
     options = task.options
     monitor = f"validation/{task.monitor}"
     every_epoch: dict[str, Any] = {
@@ -202,7 +204,7 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
         ModelCheckpoint(filename=folder.last.stem, **every_epoch),
     ]
     # The table comes first: the checkpoint is to hold the row of its own epoch.
-    callbacks: list[pl.Callback] = [History(folder.path / "logs" / "metrics.csv")]
+    callbacks: list[pl.Callback] = [watch, History(folder.path / "logs" / "metrics.csv")]
     if options.patience:
         callbacks.append(Patience(monitor, task.best, options.patience))
     if progress:
@@ -218,6 +220,7 @@ def _trainer(task: Task[Options], folder: RunFolder, progress: bool) -> pl.Train
             max_epochs=options.epochs,
             max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
             callbacks=[*callbacks, *checkpoints],
+            plugins=[AtomicCheckpointIO()],
             logger=TensorBoardLogger(folder.path, "logs", version=""),
             default_root_dir=folder.path,
             enable_progress_bar=progress,

@@ -283,7 +283,7 @@ def test_arch_is_imported_by_name(
     torch.save(model.state_dict(), "x.pt")
     assert cli.main(["inspect", "x.pt"]) == 2
     message = capsys.readouterr().err
-    assert "Give --input-shape, of which" in message
+    assert "Give an --input-shape, of which" in message
     assert "Give the network as --arch, if" in message
     assert cli.main(["inspect", "x.pt", "--input-shape", "1", "1", "4", "4"]) == 2
     message = capsys.readouterr().err

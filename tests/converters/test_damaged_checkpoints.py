@@ -107,22 +107,7 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
     return f"{names[index]}.{leaf}"
 
 
-WORDS = [
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "more",
-    "most",
-]
+WORDS = [f"{first}{last}" for first in "abcd" for last in ("lpha", "eta", "amma", "elta")]
 WIDTHS = st.sampled_from([1, 2, 3, 4, 4, 4, 6])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from nfn_graph.converters.files import detect, keras, npz, pytorch, safetensors
 from nfn_graph.converters.files.arrays import from_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.graph import is_graph, write_graph
-from nfn_graph.converters.io import load
+from nfn_graph.converters.io import load, save
+from nfn_graph.converters.state_dict import from_state_dict
+from small_disk import small_disk
 
 
 @pytest.mark.parametrize(
@@ -298,3 +302,39 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ModuleNotFoundError, match=r"'h5py'.*pip install 'nfn-graph\[converters\]'"):
         keras.read(tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
+def test_a_full_disk_is_called_that(suffix: str, tmp_path: Path) -> None:
+    """Whatever the library says that writes a format; and the file before is kept."""
+    small, large = (
+        from_state_dict(checkpoints.mlp((3, width, 2)).state_dict()) for width in (4, 4000)
+    )
+    with small_disk(tmp_path / "small", 64 * 1024) as folder:
+        path = folder / f"network{suffix}"
+        save(small, path)
+        before = path.read_bytes()
+        with pytest.raises(OSError, match=r"Expected enough space.*network.*got a full disk"):
+            save(large, path)
+        assert path.read_bytes() == before and list(folder.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_long_metadata_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    """88 MB of text in the header of a small network, as programs of other people write it."""
+    path = tmp_path / "x.safetensors"
+    tensors = checkpoints.mlp().state_dict()
+    safetensors.write(path, tensors, {"comment": "x" * 88_000_000})
+    script = (
+        "import re, sys, pathlib\n"
+        "from nfn_graph.converters.files import safetensors\n"
+        "def peak():\n"
+        "    status = pathlib.Path('/proc/self/status').read_text()\n"
+        "    return int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) >> 10\n"
+        "before = peak()\n"
+        "found = safetensors.read(pathlib.Path(sys.argv[1]))\n"
+        "print(len(found), peak() - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert int(found[0]) == len(tensors) and int(found[1]) < 400

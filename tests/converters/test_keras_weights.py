@@ -310,7 +310,7 @@ class TestArch:
 
     def test_kernels_of_other_files_are_not_turned(self) -> None:
         """Names of Keras in a file that stores `[out, in]`: a square matrix would be turned."""
-        graph = from_state_dict({"a/kernel:0": torch.randn(3, 3)})
+        graph = from_state_dict({"a/kernel:0": torch.randn(3, 3)}, orientation="out_in")
         with pytest.raises(ConversionError, match="a module with the tensors"):
             to_module(graph, nn.Sequential(nn.Linear(3, 3, bias=False)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import checkpoints
@@ -16,7 +17,9 @@ from nfn_graph.converters import from_module, load, to_state_dict
 from nfn_graph.converters.conversion import Options, convert_files, jobs
 from nfn_graph.converters.store.lock import only_writer
 from nfn_graph.converters.store.reader import Store
+from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.store.writer import StoreWriter
+from small_disk import is_mounted, small_disk
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
@@ -158,3 +161,22 @@ def test_the_command_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["store", str(out)]) == 0
     assert cli.main(["store", str(out), "--verify"]) == 1
     assert f"damaged: {weights}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", ["1", "2"] if is_mounted() else ["1"])
+def test_a_full_disk_is_one_line_and_the_rest_is_converted_later(
+    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "many").mkdir()
+    for i in range(40):
+        torch.save(checkpoints.mlp((30, 40, 20)).state_dict(), tmp_path / "many" / f"{i:02d}.pt")
+    command = ["convert", str(tmp_path / "many"), "--workers", workers, "--shard-size", "8"]
+    with small_disk(tmp_path / "small", 200 * 1024) as folder:
+        assert cli.main([*command, "--out", str(folder / "store")]) == 2
+        captured = capsys.readouterr()
+        (line,) = captured.err.splitlines()
+        assert line.startswith("nfn-graph: Expected enough space") and "(got a full disk)" in line
+        assert list(find_damage(folder / "store")) == []
+        shutil.copytree(folder / "store", tmp_path / "store")
+    assert cli.main([*command, "--out", str(tmp_path / "store")]) == 0
+    assert len(Store(tmp_path / "store")) == 40

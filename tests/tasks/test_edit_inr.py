@@ -9,20 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from siren_data import blobs, sirens
+from torch import nn
 
-from nfn_graph import NFN, Batch, WeightGraph
+from nfn_graph import Batch, WeightGraph
 from nfn_graph.cli import main
-from nfn_graph.converters import save
+from nfn_graph.converters import from_state_dict, save
 from nfn_graph.symmetry import sample
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions, pictures
 from nfn_graph.tasks.models import ModelSettings, fit_inputs, sizes_of
 from nfn_graph.tasks.models.editors import Editor, EditorName, build_editor
 from nfn_graph.tasks.training import evaluate, train
+from nfn_graph.tasks.user_networks import check_sines
 from nfn_graph.tasks.zoo import InrZooOptions, build_inr_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren
 from nfn_graph.testing import assert_equivariant
@@ -180,32 +183,6 @@ def test_a_stopped_run_ends_as_an_uninterrupted_one(model: str, zoo: Path, tmp_p
     assert all(stopped[key] == whole[key] for key in ("test", "validation", "best_epoch"))
 
 
-def test_models_begin_with_the_weight_itself() -> None:
-    """What a weight says about itself is not lost among the means, from the first step on."""
-    graphs = sirens((32, 32), (32, 32))
-    batch = Batch.from_data_list(graphs)
-    raw, key = batch.features(), ("hidden1", "weight", "hidden2")
-    moved = raw[key].clone()
-    moved[0] += raw[key].std()
-    other = raw.replace({key: moved}).to_graph()
-
-    @torch.no_grad()
-    def response(model: NFN) -> float:
-        """How far the output of one weight moves with it, among those of all weights."""
-        fit_inputs(model, graphs)
-        before, after = model(batch).weights[key], model(other).weights[key]
-        return float((after - before)[0].abs() / before.std())
-
-    torch.manual_seed(0)
-    begun = [build_editor("nfn-np", SETTINGS, batch.spec, {}).network for _ in range(5)]
-    options = {"io_encoding": "sinusoidal", "standardize": True}
-    plain = [NFN(batch.spec, (6, 6, 1), **options) for _ in range(5)]
-    means = [np.mean([response(m.double()) for m in models]) for models in (begun, plain)]
-    assert means[0] > 2 * means[1]
-    for own in begun[0].layers[1][0].weights.values():
-        assert 0.5 / 6**0.5 < float(own.detach().abs().max()) <= 1 / 6**0.5
-
-
 def siren_file(path: Path, hidden: tuple[int, ...], dtype: torch.dtype, outputs: int = 1) -> Path:
     """A checkpoint of a SIREN as its authors' code names it."""
     shape = SirenShape(2, hidden, outputs)
@@ -219,7 +196,7 @@ def siren_file(path: Path, hidden: tuple[int, ...], dtype: torch.dtype, outputs:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_edited_checkpoint(dtype: torch.dtype, dilated: Path, tmp_path: Path) -> None:
     path, out = siren_file(tmp_path / "in.pt", (7, 9), dtype), tmp_path / "out.pt"
-    assert main(["edit", str(path), "--run", str(dilated), "--out", str(out)]) == 0
+    assert main(["edit", str(path), "--w0", "30", "--run", str(dilated), "--out", str(out)]) == 0
     before = torch.load(path, weights_only=True)
     after = torch.load(out, weights_only=True)
     assert list(after) == list(before)
@@ -235,8 +212,8 @@ def test_more_ink_after_dilation(zoo: Path, dilated: Path, tmp_path: Path) -> No
     for i, row in enumerate(open_zoo_folder(zoo).where(split="test").rows[:3]):
         path, out = tmp_path / f"{i}.safetensors", tmp_path / f"thick{i}.safetensors"
         save(open_zoo_folder(zoo).where(network=row["network"])[0], path)
-        command = ["edit", str(path), "--run", str(dilated), "--out", str(out), "--zoom", "4"]
-        assert main(command) == 0
+        command = ["edit", str(path), "--w0", "30", "--run", str(dilated), "--out", str(out)]
+        assert main([*command, "--zoom", "4"]) == 0
         with Image.open(out.with_suffix(".png")) as image:
             pixels = np.array(image, dtype=np.float64)
         # Two pictures of 8 x 8, four times as large, with lines of two pixels around them.
@@ -262,11 +239,89 @@ def test_wrong_networks(
 ) -> None:
     path = siren_file(tmp_path / "in.pt", hidden, torch.float32, outputs)
     out = tmp_path / "out.pt"
-    assert main(["edit", str(path), "--run", str(dilated), "--out", str(out)]) == 2
+    assert main(["edit", str(path), "--w0", "30", "--run", str(dilated), "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert re.search(message, error)
     assert list(tmp_path.iterdir()) == [path]
+
+
+class Waves(nn.Module):
+    """Activations that have no module of their own."""
+
+    def __init__(self, w0: float) -> None:
+        super().__init__()
+        self.w0 = w0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sines, as of a SIREN, or without a factor none."""
+        return torch.sin(self.w0 * x) if self.w0 else x
+
+
+def onnx_file(path: Path, activation: nn.Module) -> Path:
+    layers = [nn.Linear(2, 7), activation, nn.Linear(7, 9), activation, nn.Linear(9, 1)]
+    model = nn.Sequential(*layers)
+    torch.onnx.export(model, (torch.rand(3, 2),), path, dynamo=False)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("activation", "code", "got"),
+    [
+        (Waves(30.0), 0, ""),
+        (nn.Tanh(), 2, "got Tanh"),
+        (nn.ReLU(), 2, "got Relu"),
+        (Waves(0), 2, "got no sines"),
+    ],
+)
+def test_a_file_that_names_its_activations_is_asked(
+    activation: nn.Module,
+    code: int,
+    got: str,
+    dilated: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, out = onnx_file(tmp_path / "in.onnx", activation), tmp_path / "out.pt"
+    command = ["edit", str(path), "--w0", "30", "--run", str(dilated), "--out", str(out)]
+    assert main(command) == code
+    assert got in capsys.readouterr().err
+    assert out.exists() == (code == 0)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sin"])
+def test_a_keras_configuration_is_asked(activation: str, tmp_path: Path) -> None:
+    path = tmp_path / "in.h5"
+    siren = torch.load(siren_file(tmp_path / "in.pt", (7, 9), torch.float32), weights_only=True)
+    save(from_state_dict(siren), path)
+    dense = [{"class_name": "Dense", "config": {"activation": activation}}]
+    with h5py.File(path, "r+") as file:
+        model = {"class_name": "Sequential", "config": {"layers": dense}}
+        file.attrs["model_config"] = json.dumps(model)
+    if activation == "sin":
+        check_sines(path)
+    else:
+        with pytest.raises(ValueError, match=r"Expected a SIREN.*got tanh"):
+            check_sines(path)
+
+
+def test_weights_alone_do_not_say_that_they_are_of_a_siren(
+    dilated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor which factor its sines have, on which the picture depends."""
+    path, out = siren_file(tmp_path / "in.pt", (7, 9), torch.float32), tmp_path / "out.pt"
+    command = ["edit", str(path), "--run", str(dilated), "--out", str(out)]
+    assert main(command) == 2
+    assert "--w0" in capsys.readouterr().err
+    assert main([*command, "--w0", "-1"]) == 2
+    assert "--w0" in capsys.readouterr().err
+    pictures = []
+    for w0 in ("30", "10"):
+        assert main([*command, "--w0", w0]) == 0
+        with Image.open(out.with_suffix(".png")) as image:
+            pictures.append(np.array(image))
+    assert (pictures[0] != pictures[1]).any()
 
 
 def test_bad_options(zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

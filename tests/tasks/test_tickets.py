@@ -107,7 +107,8 @@ def test_inputs_are_told_apart(zoo: Path) -> None:
     weights[:, 1] = weights[:, 0]
     graph = raw.replace({key: weights.flatten(0, 1)}).to_graph()
     for positions, is_same in ((0, True), (3, False)):
-        model = TicketAutoencoder(graph.spec, (4,), 2, positions).eval()
+        # Enough channels that some activation is not zero for all weights.
+        model = TicketAutoencoder(graph.spec, (16,), 2, positions).eval()
         scores = model(graph).scores.weights[key].view(-1, 64)
         assert torch.allclose(scores[:, 0], scores[:, 1], atol=1e-6) is is_same
 

@@ -169,8 +169,14 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
         train(generalization(cnn_zoo, tmp_path / "run", seed=1))
     # As many networks, of the same images.
     other = replace(small_zoo(tmp_path / "other"), learning_rate=(1e-3, 2e-2))
-    with pytest.raises(ValueError, match=r"begun with: zoo = "):
-        train(generalization(build_cnn_zoo(other, images=IMAGES), tmp_path / "run"))
+    zoo = build_cnn_zoo(other, images=IMAGES)
+    with pytest.raises(ValueError, match=r"begun with: zoo = ") as caught:
+        train(generalization(zoo, tmp_path / "run"))
+    was, got = (
+        f"'{path}' with the checksum {open_zoo_folder(path).fingerprint[:8]}"
+        for path in (cnn_zoo, zoo)
+    )
+    assert f"zoo = {was}" in str(caught.value) and f"(got {got}" in str(caught.value)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
@@ -189,8 +195,15 @@ def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_p
     whole = train(generalization(cnn_zoo, tmp_path / "run", **options))
     table = (tmp_path / "run" / "logs" / "metrics.csv").read_text()
     (tmp_path / "run" / "metrics.json").unlink()
+    # As if it had taken an hour until then.
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    assert 0 < checkpoint["callbacks"]["Stopwatch"]["seconds"] <= whole["seconds"] + 0.1
+    checkpoint["callbacks"]["Stopwatch"]["seconds"] = 3600.0
+    torch.save(checkpoint, last)
     again = train(generalization(cnn_zoo, tmp_path / "run", **options))
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    assert 3600 <= again["seconds"] < 3700
     assert (tmp_path / "run" / "logs" / "metrics.csv").read_text() == table
 
 
