@@ -156,7 +156,9 @@ class Computation:
         for number, step in enumerate(self.steps):
             steps.append(step.renamed(moved))
             if step.operation == "parameter":
-                for operation, args in views.get(step.args[0], ()):  # type: ignore[call-overload]
+                tensor = step.args[0]
+                known = views.get(tensor, ()) if isinstance(tensor, int) else ()
+                for operation, args in known:
                     steps.append(Step(operation, (Ref(len(steps) - 1), *args)))
             moved[number] = Ref(len(steps) - 1)
         return Computation(

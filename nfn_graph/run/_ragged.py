@@ -394,8 +394,9 @@ def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
     if not isinstance(x, Rows):
         return _equal_sizes("prelu", [x, weight], {}, num_networks)
     if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
-        weight = as_same(weight, num_networks)
-        slope = _repeated(weight, -1, x.counts).reshape(-1, *[1] * (x.rank - 1))
+        slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
+            -1, *[1] * (x.rank - 1)
+        )
         return replace(x, data=torch.where(x.data > 0, x.data, slope * x.data))
     return _with_vector(num_networks, lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
 
