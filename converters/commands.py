@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,7 @@ Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
 Globals = Annotated[tuple[str, ...], arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
+_MOST_PRINTED = 1000
 
 
 def inspect(
@@ -218,6 +220,81 @@ def draw(
     draw_graph(graph, max_neurons=max_neurons).savefig(output)
     print(output)
     return 0
+
+
+def run(
+    file: Annotated[Positional[Path], arg(metavar="FILE")],
+    /,
+    *,
+    input: Annotated[tuple[Path, ...], arg(metavar="NPY ...")],
+    output: Annotated[Path | None, arg(aliases=["-o"])] = None,
+    arch: Arch = None,
+    activation: str | None = None,
+    flatten: FlattenOrder | None = None,
+    orientation: Orientation | None = None,
+    key: str | None = None,
+    safe_globals: Globals = (),
+) -> int:
+    """Run the network of a checkpoint file on inputs, from its graph.
+
+    The file, or --arch, must say what the network computes; of a chain of linear layers,
+    --activation does.
+
+    Examples:
+      nfn-graph run model.safetensors --input x.npy
+      nfn-graph run mlp.pt --activation relu --input x.npy -o y.npy
+
+    Args:
+        file: A checkpoint file, or a graph.
+        input: Arrays, one for each input of the network, with a batch axis.
+        output: Where to write the outputs: an .npy file, or .npz for several. Printed if none.
+        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
+        activation: The function between linear layers, such as relu, if the file has none.
+        flatten: The order of entries between convolution and dense layer, if the file has none.
+        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
+        key: The name of the network in a file that holds several.
+        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+    """
+    import numpy as np
+    import torch
+
+    inputs = [_read_array(path) for path in input]
+    options = Options(arch, flatten, None, orientation, key, safe_globals, activation)
+    if arch is not None:
+        options = replace(options, input_shape=tuple(inputs[0].shape))
+    graph: WeightGraph = load_file(file, options)
+    with torch.no_grad():
+        outputs = graph.run(inputs)
+    arrays = [x.numpy() for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]
+    if output is None:
+        for array in arrays:
+            print(np.array2string(array, threshold=_MOST_PRINTED))
+    elif output.suffix == ".npz":
+        np.savez(output, *arrays)
+        print(output)
+    elif len(arrays) == 1 and output.suffix == ".npy":
+        np.save(output, arrays[0])
+        print(output)
+    else:
+        raise ValueError(
+            f"Expected an .npz file for {len(arrays)} outputs, or .npy for one (got '{output}')"
+        )
+    return 0
+
+
+def _read_array(path: Path) -> Any:
+    import numpy as np
+    import torch
+
+    try:
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+            raise ValueError("it holds no array of numbers")
+    except (ValueError, EOFError) as error:
+        raise ValueError(
+            f"Expected an .npy file with an array in '{path}' (got: {error})"
+        ) from error
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _print_report(report: Report, path: Path) -> None:

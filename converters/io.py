@@ -39,6 +39,7 @@ def load(
     flatten: FlattenOrder | None = None,
     orientation: Orientation | None = None,
     key: str | None = None,
+    activation: str | None = None,
     example_input: Any = None,
     safe_globals: Sequence[str] = (),
 ) -> WeightGraph:
@@ -57,6 +58,8 @@ def load(
         orientation: How weights are stored, for files that do not say it: as `[out, in, ...]`
             (`"out_in"`) or as `[..., in, out]` (`"in_out"`); see :func:`from_state_dict`.
         key: The name of the network in a file that holds several; see :func:`from_state_dict`.
+        activation: The function between the layers, for chains of linear layers in files that do
+            not say it; see :func:`from_state_dict`.
         example_input: An input of the network, where its shape decides; see
             :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
         safe_globals: Names of classes and functions that a PyTorch file may use beside those
@@ -89,6 +92,7 @@ def load(
             flatten=flatten,
             orientation=orientation,
             key=key,
+            activation=activation,
             example_input=example_input,
         )
     except ConversionError as error:

@@ -55,8 +55,8 @@ def from_module(
             and a convolution to meet a batch.
         verify: Applies a random element :math:`\sigma` of the graph's symmetry group to
             random weights and raises unless the network computes the same with them in
-            float64, or if a parameter that is not in the graph changes the outputs. Needs an
-            `example_input`.
+            float64, if the graph itself computes something else when it is run, or if a
+            parameter that is not in the graph changes the outputs. Needs an `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
     """
@@ -106,6 +106,7 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
                     f"operations do not show). Let forward use the parameter itself, not its "
                     f"data or a number read from it"
                 )
+        _verify_run(graph, inputs, expected)
         permuted = symmetry.sample(graph, "hnp", generator).apply(graph)
         network.load_state_dict(to_state_dict(permuted))
         difference = _distance(_outputs(network, inputs), expected)
@@ -114,6 +115,23 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
             f"Expected the network to compute the same with permuted neurons (got outputs that "
             f"differ by {difference:.1e}). It depends on the order of its neurons in a way that "
             f"its operations do not show"
+        )
+
+
+def _verify_run(graph: WeightGraph, inputs: tuple[Any, ...], expected: Tensor) -> None:
+    """Runs the graph itself, if what the network computes could be recorded."""
+    if graph.layout.computation.reason is not None or not all(
+        isinstance(x, Tensor) for x in inputs
+    ):
+        return
+    outputs = graph.run(inputs)
+    found = torch.cat([x.double().flatten() for x in _tensors(outputs)])
+    difference = _distance(found, expected)
+    if difference > _TOLERANCE:
+        raise ConversionError(
+            f"Expected a graph that computes what the network computes (got outputs that differ "
+            f"by {difference:.1e}). The network's code does something that its operations do not "
+            f"show, such as changing a tensor through a view of it"
         )
 
 

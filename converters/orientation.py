@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from nfn_graph.converters.permuted import permuted
-from nfn_graph.data import Layout
+from nfn_graph.data import Layout, View
 
 #: How weights are stored: as `[out, in, ...]`, or as `[..., in, out]`.
 Orientation = Literal["out_in", "in_out"]
@@ -27,11 +27,20 @@ def turned_back(layout: Layout, tensors: Mapping[str, Any]) -> Layout:
         layout: Where the entries of the views go.
         tensors: The weights.
     """
+    views: dict[int, list[View]] = {
+        number: [("permute", (_order(len(parts[0].shape)),))]
+        for number, parts in enumerate(layout.sources)
+        if _is_weight(tensors[parts[0].keys[0]])
+    }
     placements = (
         permuted(p, _order(len(p.shape)), p.keys) if _is_weight(tensors[p.keys[0]]) else p
         for p in layout.placements
     )
-    return replace(layout, placements=tuple(placements))
+    return replace(
+        layout,
+        placements=tuple(placements),
+        computation=layout.computation.reading(views),
+    )
 
 
 def _is_weight(value: Any) -> bool:

@@ -28,6 +28,7 @@ from nfn_graph.converters.orientation import Orientation, turned, turned_back
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
+from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
 
@@ -38,6 +39,7 @@ def from_state_dict(
     flatten: FlattenOrder | None = None,
     orientation: Orientation | None = None,
     key: str | None = None,
+    activation: str | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
 ) -> WeightGraph:
@@ -81,6 +83,8 @@ def from_state_dict(
             NumPy, JAX and TensorFlow programs do (`"in_out"`).
         key: The name of the network in a checkpoint that holds several: that of a mapping, or
             the prefix of its keys. It is not needed if `arch` fits only one of them.
+        activation: The function between the linear layers of a chain, such as `"relu"`, so that
+            the graph can be run; with `arch`, its code says it.
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
             :func:`from_module`. Of a chain, its shape tells what a first convolution
             `[n, 1, ...]` reads.
@@ -95,6 +99,10 @@ def from_state_dict(
         )
     if orientation not in (None, *get_args(Orientation)):
         raise ValueError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
+    if activation is not None and activation not in ENTRYWISE:
+        raise ValueError(
+            f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
+        )
     if arch is not None:
         check_module(arch, "arch")
     found = find_state_dict(state_dict, key, arch)
@@ -102,6 +110,7 @@ def from_state_dict(
         flatten,
         None if arch is not None else _input_shape(example_input),
         orientation="out_in" if orientation else None,
+        activation=None if arch is not None else activation,
     )
     if orientation == "in_out":
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)

@@ -42,6 +42,8 @@ if typing.TYPE_CHECKING:
         NFLinear,
         NFNOptions,
         Pool,
+        Probe,
+        ProbeNet,
         Residual,
         Standardize,
     )
@@ -69,6 +71,8 @@ __all__ = [
     "NetworkSpec",
     "NeuronType",
     "Pool",
+    "Probe",
+    "ProbeNet",
     "Residual",
     "Standardize",
     "WeightFeatures",

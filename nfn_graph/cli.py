@@ -45,6 +45,9 @@ COMMANDS = {
     "export": Command(
         "nfn_graph.converters.store.commands:export", "Write the networks of a store into files."
     ),
+    "run": Command(
+        "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."
+    ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
         "nfn_graph.tasks.zoo.commands:zoo",

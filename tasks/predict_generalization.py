@@ -54,6 +54,19 @@ class PredictGeneralization(SupervisedTask[PredictGeneralizationOptions]):
         """Networks that diverged have no finite weights to read."""
         return bool(row["is_finite"])
 
+    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+        """The shape of the networks' inputs."""
+        return {"input_shape": zoo.description["image_shape"]}
+
+    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+        """A model that runs networks takes those that read images of one shape."""
+        found = self.facts(zoo)["input_shape"]
+        if self.options.model == "probe" and found != facts["input_shape"]:
+            raise ValueError(
+                f"Expected networks that read images of shape {facts['input_shape']}, as the run's "
+                f"own (got '{zoo.folder}' with {found})"
+            )
+
     def label(self, row: Row) -> Tensor:
         """The accuracy on the test images."""
         return torch.tensor([row["test_accuracy"]])

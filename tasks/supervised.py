@@ -43,5 +43,10 @@ class SupervisedTask(Task[Options]):
         """An untrained model for networks of these types and sizes."""
         options = self.options
         return build_model(
-            options.model, options.model_settings(), spec, sizes, self.num_outputs(facts)
+            options.model,
+            options.model_settings(),
+            spec,
+            sizes,
+            self.num_outputs(facts),
+            facts.get("input_shape"),
         )

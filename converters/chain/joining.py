@@ -24,6 +24,7 @@ def joined(
     scalars: Sequence[VectorGroup],
     channels: int,
     flatten: FlattenOrder | None,
+    activation: str | None = None,
 ) -> Layout:
     """The layout of layers in their order.
 
@@ -33,6 +34,7 @@ def joined(
         scalars: Vectors of one entry that act on whole layers.
         channels: How many channels or features the first layer reads.
         flatten: The order of entries where a convolution meets a linear layer, if known.
+        activation: The function between linear layers, if known.
     """
     w = Wiring(tensors)
     x: Value = w.input()
@@ -53,7 +55,32 @@ def joined(
     for group in scalars:
         x = _applied(w, x, group)
     w.output(x)
+    _record(w, chain, bool(scalars), activation)
     return w.layout()
+
+
+def _record(
+    w: Wiring, chain: Sequence[ChainLayer], has_scalars: bool, activation: str | None
+) -> None:
+    """What a chain of linear layers computes, if the function between them is known."""
+    if activation is None:
+        w.tape.lose(
+            "a state dict does not say what lies between its layers. Give arch=, or activation= "
+            "if they are linear layers with one function between them"
+        )
+        return
+    if has_scalars or any(layer.spatial or layer.vectors for layer in chain):
+        raise ConversionError(
+            f"Expected linear layers and nothing else with activation='{activation}' (got "
+            f"convolutions or norms). {ASK_FOR_ARCH}"
+        )
+    x = w.tape.input()
+    for layer in chain:
+        bias = None if layer.bias is None else w.tape.parameter(layer.bias)
+        x = w.tape.call("linear", x, w.tape.parameter(layer.key), bias)
+        if layer is not chain[-1]:
+            x = w.tape.call(activation, x)
+    w.tape.output(x)
 
 
 def _with_vectors(

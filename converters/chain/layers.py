@@ -45,11 +45,13 @@ class Hints:
         flatten: The order of entries where a convolution meets a linear layer, if known.
         input_shape: The shape of an input, if known.
         orientation: How the weights are stored; None if only shapes and names tell.
+        activation: The function between linear layers, if known.
     """
 
     flatten: FlattenOrder | None = None
     input_shape: tuple[int, ...] | None = None
     orientation: Literal["out_in"] | None = "out_in"
+    activation: str | None = None
 
 
 def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
@@ -89,7 +91,7 @@ def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
         layer.vectors = _in_order(layer.vectors)
     if not is_sorted:
         _check_exchangeable(tensors, _vectors(chain, scalars))
-    return joined(tensors, chain, scalars, channels, hints.flatten)
+    return joined(tensors, chain, scalars, channels, hints.flatten, hints.activation)
 
 
 def _in_order(groups: Sequence[VectorGroup]) -> list[VectorGroup]:

@@ -34,6 +34,7 @@ class Options:
     orientation: Orientation | None = None
     key: str | None = None
     safe_globals: tuple[str, ...] = ()
+    activation: str | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
@@ -92,6 +93,7 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 flatten=options.flatten,
                 orientation=options.orientation,
                 key=options.key,
+                activation=options.activation,
                 example_input=None if shape is None else torch.empty(shape, device="meta"),
                 safe_globals=options.safe_globals,
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
+from nfn_graph.converters.files.computation import computation_from_json, computation_to_json
 from nfn_graph.converters.files.graph_checks import check_graph
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.data import Layout, Placement, Shape
@@ -132,6 +133,7 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
             name: {key: str(dtype) for key, dtype in dtypes.items()}
             for name, dtypes in layout.channels.items()
         },
+        "computation": computation_to_json(layout.computation),
         "before": None
         if before is None
         else [before[0], _layout_to_json(before[1], tensors, f"before/{place}")],
@@ -162,6 +164,7 @@ def layout_from_json(
         before=None
         if before is None
         else (before[0], layout_from_json(before[1], tensors, f"before/{place}")),
+        computation=computation_from_json(document["computation"]),
     )
 
 

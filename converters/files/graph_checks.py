@@ -11,9 +11,11 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.data import Layout, Placement, PlacementAxis
+from nfn_graph.run import OPERATIONS
 from nfn_graph.spec import NetworkSpec
 
 _AXES = get_args(PlacementAxis)
+_MOST_INPUTS = 1024
 
 
 def check_graph(graph: WeightGraph) -> None:
@@ -57,6 +59,7 @@ def _check_layout(layout: Layout) -> None:
         unknown = [key for key in keys if key not in allowed]
         if unknown:
             raise ValueError(f"Expected {name} of tensors of the graph (got {unknown[:5]})")
+    _check_computation(layout)
     if layout.before is not None:
         transform, before = layout.before
         if not isinstance(transform, str):
@@ -68,6 +71,20 @@ def _check_layout(layout: Layout) -> None:
                 f"'{transform}' (got {_num_entries(before)})"
             )
         _check_layout(before)
+
+
+def _check_computation(layout: Layout) -> None:
+    for step in layout.computation.steps:
+        if step.operation in ("input", "parameter"):
+            below = len(layout.sources) if step.operation == "parameter" else _MOST_INPUTS
+            number = step.args[0] if len(step.args) == 1 else None
+            if type(number) is not int or not 0 <= number < below:
+                raise ValueError(f"Expected the number of an {step.operation} (got {step})")
+        elif step.operation != "constant" and step.operation not in OPERATIONS:
+            raise ValueError(f"Expected an operation that is known (got '{step.operation}')")
+    unknown = [n.name for n in layout.computation.activations if n.name not in layout.spec.neuron]
+    if unknown:
+        raise ValueError(f"Expected activations of neuron types of the graph (got {unknown[:5]})")
 
 
 def _num_entries(layout: Layout) -> int:
@@ -118,7 +135,7 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
         taken = torch.zeros(first.shape, dtype=torch.uint8)
         for p in parts:
             view = p._viewed(taken).view(p.view)
-            view[p._slices] += 1
+            view[p.slices] += 1
         if not bool((taken == 1).all()):
             wrong = int((taken != 1).sum())
             raise ValueError(

@@ -30,7 +30,7 @@ from nfn_graph.converters.keras.weights_only import read_chain
 from nfn_graph.converters.layouts import find_layout
 from nfn_graph.converters.permuted import permuted
 from nfn_graph.converters.state_dict import build_graph
-from nfn_graph.data import Layout, Placement
+from nfn_graph.data import Layout, Placement, View
 
 _NORM_ROLES = {
     "weight": "gamma",
@@ -91,7 +91,21 @@ def _file_layout(
     )
     placed = {key for p in placements for key in p.keys}
     carried = {key: tensor for key, tensor in tensors.items() if key not in placed}
-    return replace(layout, placements=placements, carried=carried, keys=tuple(tensors))
+    views: dict[int, list[View]] = {}
+    for number, (p, *_) in enumerate(layout.sources):
+        key = keys[p.keys[0]]
+        order, rank = names[key].order, tensors[key].dim()
+        left_out = tuple(axis for axis in range(rank) if axis not in order)
+        views[number] = [("permute", ((*order, *left_out),))]
+        if left_out:
+            views[number].append(("squeeze", (tuple(range(-len(left_out), 0)),)))
+    return replace(
+        layout,
+        placements=placements,
+        carried=carried,
+        keys=tuple(tensors),
+        computation=layout.computation.reading(views),
+    )
 
 
 def save_keras(

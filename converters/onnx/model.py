@@ -14,6 +14,7 @@ from nfn_graph.converters.errors import ConversionError, one_line
 from nfn_graph.converters.files import onnx as files
 from nfn_graph.converters.onnx.node import Node, is_number
 from nfn_graph.converters.onnx.operators import OPERATORS
+from nfn_graph.converters.onnx.recording import OnnxRecorder
 from nfn_graph.converters.onnx.refused import find_cause, place_of, why_refused
 from nfn_graph.converters.onnx.sizes import Sizes, computed_sizes, stored_sizes
 from nfn_graph.converters.optional import require
@@ -52,6 +53,7 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
 def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
     shapes = _infer_shapes(model, tensors)
     wiring = Wiring(tensors)
+    recorder = OnnxRecorder(wiring)
     parameters = {tensor.name for tensor in model.graph.initializer}
     values: dict[str, Value] = {"": wiring.constant(())}
     sizes: dict[str, Sizes] = {}
@@ -63,6 +65,7 @@ def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
     for value in model.graph.input:
         if value.name not in tensors:
             values[value.name] = wiring.input(shapes.get(value.name))
+            recorder.input(value.name)
     for position, proto in enumerate(model.graph.node):
         if proto.op_type == "Constant":
             _add_constant(wiring, proto, values, sizes)
@@ -74,6 +77,7 @@ def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
             found = computed_sizes(node, proto.op_type, sizes)
             if found is None:
                 _run(node, proto, values)
+                recorder.record(node, proto.op_type, [values.get(n) for n in proto.output])
                 continue
             for name in proto.output[:1]:
                 _check_new(name, values)
@@ -86,6 +90,7 @@ def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:
             )
         with wiring.at(f"output '{value.name}' of '{path}'"):
             wiring.output(values[value.name])
+            recorder.output(value.name)
     with wiring.at(f"'{path}'"):
         return wiring.layout()
 

@@ -90,6 +90,15 @@ class Node:
         found = self.sizes.get(self.names[index]) if self.has(index) else None
         return None if found is None else [None if n is None else int(n) for n in found.values]
 
+    def decimal(self, name: str, default: float) -> float:
+        """An attribute that is a floating-point number."""
+        return float(self._attributes[name].f) if name in self._attributes else default
+
+    def text(self, name: str, default: str) -> str:
+        """An attribute that is text."""
+        found = self._attributes.get(name)
+        return default if found is None else found.s.decode("utf-8", "replace")
+
     def number(self, name: str, default: float) -> int | float:
         """An attribute that is a tensor with one number."""
         if name not in self._attributes:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.pytorch.modules import apply_module
 from nfn_graph.converters.pytorch.operations import apply
+from nfn_graph.converters.pytorch.recording import FxRecorder
 from nfn_graph.converters.pytorch.registry import (
     UNKNOWN,
     Unknown,
@@ -30,26 +31,31 @@ def follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> 
     wiring = stored.wiring
     known: dict[fx.Node, Any] = {}
     modules = dict(module.named_modules())
+    recorder = FxRecorder(stored, modules)
     for node in module.graph.nodes:
         args = fx.map_arg(node.args, known.__getitem__)
         kwargs = fx.map_arg(node.kwargs, known.__getitem__)
         result: Any
+        tensor: Tensor | None = None
         with wiring.at(_place(node, modules)):
             if node.op == "placeholder":
                 shape = shapes.get(node)
                 result = wiring.input(shape if isinstance(shape, tuple) else None)
             elif node.op == "get_attr":
-                result = stored.fetch(_attribute(module, str(node.target)))
+                tensor = _attribute(module, str(node.target))
+                result = stored.fetch(tensor)
             elif node.op == "call_module":
                 leaf = modules[str(node.target)]
                 check_as_written(leaf)
                 result = apply_module(wiring, leaf, stored.fetch, args, kwargs)
             elif node.op == "output":
                 _outputs(wiring, args[0])
+                recorder.output(node.args[0])
                 return
             else:
                 result = _call(stored, node, args, kwargs)
             _note(wiring, known, node, result, shapes.get(node))
+        recorder.record(node, tensor, known[node])
 
 
 def _note(
@@ -114,6 +120,7 @@ def follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, 
             f"(got {type(module).__name__}, which torch.export cannot follow: {error})"
         ) from error
     wiring = stored.wiring
+    wiring.tape.lose("its code looks at shapes, so that torch.fx cannot follow it")
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known: dict[fx.Node, Any] = {}

@@ -8,6 +8,7 @@ which needs an example input.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,6 +105,25 @@ def _find_cause(network: nn.Module, example: Example) -> str | None:
     return find_cause(traced)
 
 
+class _Proxy(fx.Proxy):
+    """A symbol whose `+=` is one operation in place, as it is of a tensor."""
+
+    def _in_place(self, function: Any, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
+
 class _Tracer(fx.Tracer):
     """Looks into everything but the modules that torch.nn itself defines.
 
@@ -126,6 +146,10 @@ class _Tracer(fx.Tracer):
         self._with_buffers = with_buffers
         #: The floating-point buffers that were read as values.
         self.constants: list[Tensor] = []
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """A symbol for the result of a node."""
+        return _Proxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A symbol, or the value itself."""

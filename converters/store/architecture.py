@@ -190,7 +190,10 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
             )
     layout: Layout = graph.layout
     # All that the document depends on; a transform's former layout is not compared, but written.
-    signature = (layout, layout.keys, str(layout.channels), tuple(layout.carried), tuple(tensors))
+    signature = (
+        *(layout, layout.computation, layout.keys, str(layout.channels), tuple(layout.carried)),
+        tuple(tensors),
+    )
     found = known.get(signature) if layout.before is None else None
     if found is None:
         found = Architecture(json.dumps({"layout": parts.layout, "tensors": tensors}))

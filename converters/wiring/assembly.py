@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import Layer, Segments, resolve
+from nfn_graph.converters.wiring.tape import Tape
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.data import Layout, Placement, PlacementAxis, Shape
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey, WeightType
@@ -89,6 +90,7 @@ def build_layout(
     uses: Mapping[str, Use],
     tensors: Mapping[str, Tensor],
     tied: Mapping[str, Sequence[str]],
+    tape: Tape,
 ) -> Layout:
     """The spec, sizes and placements of a network whose tensors' axes are known."""
     for use in uses.values():
@@ -126,6 +128,7 @@ def build_layout(
         tuple(placements),
         carried={key: tensor for key, tensor in tensors.items() if key not in used},
         keys=tuple(tensors),
+        computation=tape.computation({key: i for i, key in enumerate(uses)}, names),
     )
 
 

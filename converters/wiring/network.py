@@ -251,7 +251,7 @@ class Wiring(Reductions):
         for weight in self._shown:
             for key, own in weight.parts:
                 self._fix_shown(key, own)
-        return build_layout(self.uses, self.tensors, self.tied)
+        return build_layout(self.uses, self.tensors, self.tied, self.tape)
 
     def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
         """A weight that the network returns shows the order of the neurons along its axes.

@@ -22,6 +22,7 @@ from nfn_graph.converters.wiring.axes import (
     resolve,
     solve,
 )
+from nfn_graph.converters.wiring.tape import Tape
 from nfn_graph.converters.wiring.values import (
     Activation,
     Axis,
@@ -51,6 +52,7 @@ class ValueSource:
         self.tensors = tensors
         self.tied = dict(tied or {})
         self.uses: dict[str, Use] = {}
+        self.tape = Tape()
         self._orders = layer_orders()
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}

@@ -4,6 +4,7 @@ import torch
 from torch_geometric.data.storage import BaseStorage, NodeStorage
 
 from nfn_graph.data._batch import Batch, DataLoader, GraphList
+from nfn_graph.data._computation import Argument, Computation, Neurons, Range, Ref, Step, View
 from nfn_graph.data._graph import WeightGraph, WeightStorage, stored_tensors
 from nfn_graph.data._layout import (
     Layout,
@@ -21,12 +22,17 @@ torch.serialization.add_safe_globals(
     [
         BaseStorage,
         Batch,
+        Computation,
         Layout,
         NetworkSpec,
         NeuronType,
+        Neurons,
         NodeStorage,
         Placement,
+        Range,
+        Ref,
         Shape,
+        Step,
         WeightGraph,
         WeightStorage,
         WeightType,
@@ -34,14 +40,21 @@ torch.serialization.add_safe_globals(
 )
 
 __all__ = [
+    "Argument",
     "Batch",
+    "Computation",
     "DataLoader",
     "EdgeBatchSampler",
     "GraphList",
     "Layout",
+    "Neurons",
     "Placement",
     "PlacementAxis",
+    "Range",
+    "Ref",
     "Shape",
+    "Step",
+    "View",
     "WeightGraph",
     "gather_tensors",
     "network_sizes",

@@ -197,6 +197,39 @@ class WeightGraph(HeteroData):
             for key, tensor in tensors.items()
         }
 
+    def run(
+        self,
+        inputs: Tensor | Sequence[Tensor],
+        *,
+        per_network: bool = False,
+        return_activations: bool = False,
+    ) -> Any:
+        r"""What the network, or every network of a batch, computes of inputs.
+
+        Networks that compute alike run together, whatever their widths, and the result is
+        differentiable in the features and in the inputs. Sums are at least in float32, also
+        under autocast. With several channels, the first one holds the weights.
+
+        Args:
+            inputs: The input, with a batch axis as the network itself takes it; a sequence if
+                the network takes several.
+            per_network: Whether every network has inputs of its own, along a first axis.
+            return_activations: Whether to return the activations of the neuron types, too.
+
+        Returns:
+            The output, or a tuple if the network has several; of a batch `[networks, ...]`. With
+            `return_activations`, also a dictionary of `[neurons, inputs, ...]` for the neuron
+            types, in the order of the rows of `graph[name].x`: the last values that the network
+            computes for these neurons and reads no others with.
+
+        Raises:
+            ValueError: What the network computes is not known, for a reason that is given, or it
+                does not take such inputs.
+        """
+        from nfn_graph.run import run  # The room is built on this one.
+
+        return run(self, inputs, per_network=per_network, return_activations=return_activations)
+
     def to(
         self: _Graph,
         device: int | str | torch.device | torch.dtype | None = None,

@@ -11,10 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nfn_graph.data._computation import Computation
 from nfn_graph.data._layout_checks import check_placements, check_shape, shared_neurons
 from nfn_graph.spec import Key, NetworkSpec, Shape
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
+
+NOT_RECORDED = Computation.unknown(
+    "it was made of tensors alone, which do not say how they are used"
+)
 
 
 @dataclass(frozen=True)
@@ -92,19 +97,31 @@ class Placement:
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
                 f"(got {tuple(tensor.shape)})"
             )
-        if self._is_straight:
+        if self.is_straight:
             return tensor.reshape(self.count, self.taps)
-        part = self._viewed(tensor).reshape(self.view)[self._slices]
+        part = self._viewed(tensor).reshape(self.view)[self.slices]
         return part.permute(self._order).reshape(self.count, self.taps)
 
     def put(self, rows: Tensor, tensor: Tensor) -> None:
         """Writes rows `[count, taps, channels]` back into a tensor `[*shape, channels]`."""
-        channels = rows.shape[-1]
+        last = len(self.axes)
+        entries = self.ordered(rows.movedim(-1, 0)).movedim(0, last)
+        view = self._viewed(tensor).view(*self.view, rows.shape[-1])
+        view[self.slices] = entries.to(tensor.dtype)
+
+    def ordered(self, rows: Tensor) -> Tensor:
+        """Rows `[..., count, taps]` as the entries `[..., *taken]` of the view."""
+        front = rows.shape[:-2]
         order = self._order
-        ordered = rows.reshape([self.taken[axis] for axis in order] + [channels])
+        entries = rows.reshape(*front, *(self.taken[axis] for axis in order))
         back = sorted(range(len(order)), key=order.__getitem__)
-        view = self._viewed(tensor).view(*self.view, channels)
-        view[self._slices] = ordered.permute(*back, len(order)).to(tensor.dtype)
+        return entries.permute(*range(len(front)), *(len(front) + axis for axis in back))
+
+    def viewed(self, tensor: Tensor) -> Tensor:
+        """Tensors `[networks, *shape]` in the shape to view them in; it shares their memory."""
+        if self.cut is not None:
+            tensor = tensor[(slice(None), *(slice(a, b) for a, b in self.cut))]
+        return tensor.view(tensor.shape[0], *self.view)
 
     def _viewed(self, tensor: Tensor) -> Tensor:
         if self.cut is None:
@@ -112,10 +129,14 @@ class Placement:
         return tensor[tuple(slice(a, b) for a, b in self.cut)]
 
     @cached_property
-    def _is_straight(self) -> bool:
+    def is_straight(self) -> bool:
         """Whether all of the tensor goes into the store in its own order."""
-        is_whole = self.cut is None and self.taken == self.view
-        return is_whole and self._order == list(range(len(self.axes)))
+        return self.is_whole and self._order == list(range(len(self.axes)))
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it takes all of the tensor."""
+        return self.cut is None and self.taken == self.view
 
     @cached_property
     def taken(self) -> tuple[int, ...]:
@@ -123,7 +144,8 @@ class Placement:
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @cached_property
-    def _slices(self) -> tuple[slice, ...]:
+    def slices(self) -> tuple[slice, ...]:
+        """The part that is taken of the view."""
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     @cached_property
@@ -148,6 +170,7 @@ class Layout:
             the keys that they hold values for and their dtypes.
         before: The layout that a transform started from, and the transform's name, so that
             its inverse is exact.
+        computation: What the network computes with its tensors, or why that is not known.
     """
 
     spec: NetworkSpec
@@ -158,6 +181,7 @@ class Layout:
     keys: tuple[str, ...] = field(default=(), compare=False)
     channels: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict, compare=False)
     before: tuple[str, Layout] | None = field(default=None, compare=False)
+    computation: Computation = field(default=NOT_RECORDED, compare=False)
 
     def __post_init__(self) -> None:
         check_shape(self.spec, self.shape)
@@ -177,6 +201,14 @@ class Layout:
             tuple(sizes.get(n.name, ()) for n in spec.neurons),
             tuple(blocks.get(w.key, ()) for w in spec.weights),
         )
+
+    @cached_property
+    def sources(self) -> tuple[tuple[Placement, ...], ...]:
+        """The placements of every tensor, in the order in which a computation counts tensors."""
+        found: dict[str, list[Placement]] = {}
+        for placement in self.placements:
+            found.setdefault(placement.keys[0], []).append(placement)
+        return tuple(map(tuple, found.values()))
 
     @cached_property
     def placed(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.models import NFN, EquivariantNFN, InvariantNFN, NFNOptions
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
+from nfn_graph.nn.probe import Probe, ProbeNet
 
 __all__ = [
     "NFN",
@@ -26,6 +27,8 @@ __all__ = [
     "NFLinear",
     "NFNOptions",
     "Pool",
+    "Probe",
+    "ProbeNet",
     "Residual",
     "Standardize",
 ]

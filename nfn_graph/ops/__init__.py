@@ -1,6 +1,7 @@
 """The scatters and gathers that layers are made of, and the kernels behind them."""
 
 from nfn_graph.ops._backends import current_backend, use_backend
+from nfn_graph.ops._precision import sum_dtype, without_autocast
 from nfn_graph.ops._segments import (
     Reduce,
     divide_by_count,
@@ -18,5 +19,7 @@ __all__ = [
     "segment_max",
     "segment_mean",
     "segment_sum",
+    "sum_dtype",
     "use_backend",
+    "without_autocast",
 ]

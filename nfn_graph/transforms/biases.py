@@ -17,7 +17,7 @@ class FillBiases(ReversibleTransform):
     """Gives every neuron that weights lead to a bias of zero, where it has no taps yet.
 
     The new tensors are named after the weight that leads there: `fc.bias` for `fc.weight`.
-    The inverse drops them again.
+    The inverse drops them again, and :meth:`WeightGraph.run` leaves them out.
 
     Args:
         taps: How many biases free neurons must have at least. Where additions tie layers, a

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nfn_graph.data import Layout, Placement, WeightGraph
+from nfn_graph.data import Layout, Placement, Range, View, WeightGraph
 from nfn_graph.spec import Key, NetworkSpec, WeightKey
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
@@ -19,7 +19,8 @@ Kernel = tuple[int, ...]
 class GrowKernels(ReversibleTransform):
     """Grows convolution kernels to a common size with zeros around them, centred.
 
-    A network whose padding grows along computes the same. Where an axis grows by an odd
+    A network whose padding grows along computes the same; :meth:`WeightGraph.run` leaves the
+    zeros out. Where an axis grows by an odd
     number, the additional zero comes last. Linear layers, also behind a flatten, have no
     kernels and stay as they are.
 
@@ -81,7 +82,13 @@ class GrowKernels(ReversibleTransform):
         weights = [replace(w, taps=stores[w.key].shape[1]) for w in layout.spec.weights]
         spec = NetworkSpec(layout.spec.neurons, tuple(weights))
         placements = tuple(grown[p] for p in layout.placements)
-        return replace(layout, spec=spec, placements=placements), stores
+        views: dict[int, list[View]] = {
+            number: [("getitem", (_crop(p, grown[p]),))]
+            for number, (p, *_) in enumerate(layout.sources)
+            if p.shape != grown[p].shape
+        }
+        computation = layout.computation.reading(views)
+        return replace(layout, spec=spec, placements=placements, computation=computation), stores
 
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
         parts: dict[Key, dict[int, Tensor]] = {}
@@ -171,6 +178,14 @@ def _with_kernel(placement: Placement, size: Kernel) -> Placement:
     shape = tuple(new.get(i, n) for i, n in enumerate(placement.shape))
     stop = tuple(new.get(i, n) for i, n in enumerate(placement.stop))
     return replace(placement, shape=shape, view=shape, stop=stop)
+
+
+def _crop(small: Placement, large: Placement) -> tuple[Range, ...]:
+    """What is left of a grown tensor without the zeros around its kernel."""
+    return tuple(
+        Range() if m == n else Range((n - m) // 2, (n - m) // 2 + m)
+        for m, n in zip(small.shape, large.shape, strict=True)
+    )
 
 
 def _resize(rows: Tensor, kernel: Kernel, size: Kernel) -> Tensor:

@@ -59,7 +59,11 @@ class RoleTypes(ReversibleTransform):
         )
         joined = {key: torch.cat([stores[m] for m in ms]) for key, ms in plan.members.items()}
         spec = NetworkSpec(neurons, weights)
-        return replace(layout, spec=spec, shape=shape, placements=placements), joined
+        # Several layers are one type now, and their activations may have different positions.
+        computation = replace(layout.computation, activations=())
+        return replace(
+            layout, spec=spec, shape=shape, placements=placements, computation=computation
+        ), joined
 
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
         plan = _Plan(before.spec, self.name)

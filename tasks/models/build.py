@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from nfn_graph import NFN, Batch, NetworkSpec, Standardize, WeightGraph
+from nfn_graph import NFN, Batch, NetworkSpec, Probe, ProbeNet, Standardize, WeightGraph
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
@@ -20,7 +20,12 @@ _FIT_BATCH = 256
 
 
 def build_model(
-    name: ModelName, settings: ModelSettings, spec: NetworkSpec, sizes: Sizes, out_features: int
+    name: ModelName,
+    settings: ModelSettings,
+    spec: NetworkSpec,
+    sizes: Sizes,
+    out_features: int,
+    input_shape: Sequence[int] | None = None,
 ) -> nn.Module:
     """An untrained model.
 
@@ -30,7 +35,19 @@ def build_model(
         spec: The types of all networks that it will see.
         sizes: The most neurons of each type; only the MLP is bound by it.
         out_features: Outputs per network.
+        input_shape: The shape of an input of the networks, for models that run them; by default,
+            one value for every input neuron.
     """
+    if name in ("probe", "probe-grid"):
+        is_grid = name == "probe-grid"
+        probe = Probe(
+            spec,
+            settings.probes,
+            input_shape=input_shape,
+            start="grid" if is_grid else "uniform",
+            learned=not is_grid,
+        )
+        return ProbeNet(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
         model = NFN(
             spec,
@@ -81,7 +98,7 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
 def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
     """Sets the statistics by which a model standardizes its input."""
     for part in model.modules():
-        if isinstance(part, (Standardize, StatNN)):
+        if isinstance(part, (Standardize, StatNN, ProbeNet)):
             # One batch at a time: all of them would take the memory of the networks once more.
             starts = range(0, len(graphs), _FIT_BATCH)
             part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)

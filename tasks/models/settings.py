@@ -16,6 +16,8 @@ ModelName = Literal[
     "gine",
     "pna",
     "transformer",
+    "probe",
+    "probe-grid",
 ]
 
 
@@ -23,6 +25,7 @@ ModelName = Literal[
 _NFN = ("channels", "head", "head_dropout", "fourier_features")
 _PYG = ("channels", "head", "head_dropout")
 _MLP = ("head", "head_dropout")
+_PROBE = (*_MLP, "probes")
 READ_BY: Mapping[ModelName, tuple[str, ...]] = {
     "nfn-np": _NFN,
     "nfn-hnp": _NFN,
@@ -33,6 +36,8 @@ READ_BY: Mapping[ModelName, tuple[str, ...]] = {
     "gine": _PYG,
     "pna": _PYG,
     "transformer": _PYG,
+    "probe": _PROBE,
+    "probe-grid": _PROBE,
 }
 
 
@@ -50,6 +55,7 @@ class ModelSettings:
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
         activation: Between NF-Layers, by its name in `torch.nn`.
+        probes: How many inputs the networks are run on, by models that do so.
     """
 
     channels: tuple[int, ...]
@@ -61,3 +67,4 @@ class ModelSettings:
     norm: bool = False
     residual: bool = False
     activation: str = "ReLU"
+    probes: int = 64

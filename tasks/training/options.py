@@ -56,7 +56,8 @@ class TrainOptions:
     Attributes:
         zoo: The folder of the zoo to train on.
         out: The folder of the run; a run that was stopped goes on where it was.
-        model: The model: NFNs with layers for one of three symmetries, or a baseline.
+        model: The model: NFNs with layers for one of three symmetries, or a baseline. probe and
+            probe-grid evaluate the networks, at learned inputs or on a fixed grid.
         seed: Decides the initial weights, the order of the networks and all else that is drawn.
         where: Which networks of the zoo to use, such as width=16 or width=8,16.
         train_networks: How many networks to train on, the first ones; 0 for all.
@@ -65,6 +66,7 @@ class TrainOptions:
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
         head_dropout: The probability of a hidden neuron of that MLP to be dropped.
         fourier_features: Number of Fourier features of the weights; 0 for none.
+        probes: How many inputs probe and probe-grid run the networks on.
         epochs: How often the model sees every network.
         batch_size: Networks per step, over all devices.
         max_edges: The most weights of a batch on one device, instead of a number of networks: for
@@ -99,6 +101,7 @@ class TrainOptions:
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head_dropout: Annotated[float | None, _NUMBER] = None
     fourier_features: Annotated[int | None, _INTEGER] = None
+    probes: Annotated[int | None, _INTEGER] = None
     epochs: Annotated[int | None, _INTEGER] = None
     batch_size: Annotated[int | None, _INTEGER] = None
     max_edges: int = 0
@@ -120,7 +123,7 @@ class TrainOptions:
         """Raises for values that make no sense, naming the option."""
         if self.preset not in self.PRESETS:
             raise ValueError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
-        for name in ("epochs", "batch_size", "devices", "nodes"):
+        for name in ("epochs", "batch_size", "devices", "nodes", "probes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
         at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
@@ -156,7 +159,7 @@ class TrainOptions:
     def _check_parts(self) -> None:
         """What a model does not read must not be asked for."""
         read = self.parts()
-        for name in ("channels", "head", "head_dropout", "fourier_features"):
+        for name in ("channels", "head", "head_dropout", "fourier_features", "probes"):
             if name not in read and self._is_chosen(name):
                 raise ValueError(
                     f"Expected no {flag(name)} with --model {self.model}, which has no such part "

@@ -15,6 +15,7 @@ from nfn_graph.converters.state_dict import from_state_dict
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing
 from nfn_graph.converters.store.writer import StoreWriter
+from nfn_graph.tasks.zoo.computation import computation_of
 
 Row = dict[str, Any]
 # What the keys of masks end in, among the tensors of a winning ticket.
@@ -54,12 +55,18 @@ class ZooWriter:
         A shard that another process has published in the meantime stays as it is.
         """
         found = [
-            ({**row, "group": group}, self._graph(parameters))
+            ({**row, "group": group}, self._running(self._graph(parameters), row))
             for row, group, parameters in networks
         ]
         with none_publishing(self._writer.folder):
             if not self.is_done(shard):
                 self._writer.publish(_name(shard), found)
+
+    def _running(self, graph: WeightGraph, row: Row) -> WeightGraph:
+        """The same graph, with what its network computes."""
+        computation = computation_of(graph.layout, self.description["kind"], row)
+        graph.layout = graph.layout.noting(computation=computation)
+        return graph
 
     def _graph(self, parameters: Mapping[str, Tensor]) -> WeightGraph:
         """The graph of a network; the masks of a winning ticket are a second channel."""

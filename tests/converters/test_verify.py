@@ -12,6 +12,7 @@ from architectures import One
 from torch import nn
 
 from nfn_graph.converters import ConversionError, from_module
+from nfn_graph.run import OPERATIONS
 
 S = nn.Sequential
 
@@ -85,3 +86,11 @@ def test_verify_takes_outputs_of_any_kind() -> None:
         lambda m, x: {"a": [h := m.a(x), None], "b": (h.argmax(1), h > 0, 3)}, a=nn.Linear(3, 2)
     )
     from_module(module, torch.randn(2, 3), verify=True)
+
+
+def test_verify_runs_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = S(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(2, 3)
+    from_module(module, x, verify=True)
+    monkeypatch.setitem(OPERATIONS, "tanh", torch.sin)
+    with pytest.raises(ConversionError, match="computes what the network computes"):
+        from_module(module, x, verify=True)

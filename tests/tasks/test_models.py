@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
+from nfn_graph.converters import from_state_dict
 from nfn_graph.symmetry import sample
 from nfn_graph.tasks.metrics import (
     confusion_matrix,
@@ -37,7 +38,10 @@ def chain(*sizes: int, seed: int = 0) -> WeightGraph:
     pairs = list(itertools.pairwise(sizes))
     weights = [torch.randn(o, i, generator=generator, dtype=torch.float64) for i, o in pairs]
     biases = [torch.randn(o, generator=generator, dtype=torch.float64) for _, o in pairs]
-    return WeightGraph.from_tensors(weights, biases)
+    layers = enumerate(zip(weights, biases, strict=True))
+    tensors = {f"{i}.{k}": x for i, (w, b) in layers for k, x in (("weight", w), ("bias", b))}
+    # Models that run the networks must know what these compute.
+    return from_state_dict(tensors, activation="tanh")
 
 
 GRAPHS = [chain(2, 5, 4, 3, seed=0), chain(2, 6, 3, 3, seed=1), chain(2, 4, 4, 3, seed=2)]

@@ -1,0 +1,210 @@
+"""What a network computes with its tensors, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import EllipsisType
+from typing import Any, Union
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of an earlier step.
+
+    Args:
+        step: The number of the step.
+    """
+
+    step: int
+
+    def __str__(self) -> str:
+        return f"%{self.step}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """A `slice`, which Python cannot hash; its bounds may be results of steps.
+
+    Args:
+        start: The first index.
+        stop: The index after the last one.
+        step: The distance of neighbours.
+    """
+
+    start: int | Ref | None = None
+    stop: int | Ref | None = None
+    step: int | Ref | None = None
+
+    def __str__(self) -> str:
+        parts = (self.start, self.stop, self.step)
+        return ":".join("" if part is None else str(part) for part in parts)
+
+
+# mypy resolves a recursive alias only with the names of Union.
+Argument = Union[  # noqa: UP007
+    Ref, Range, EllipsisType, None, bool, int, float, str, tuple["Argument", ...]
+]
+
+#: An operation with its arguments after the first one.
+View = tuple[str, tuple[Argument, ...]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Args:
+        operation: Its name in :data:`nfn_graph.run.OPERATIONS`; `input` and `parameter` take the
+            number of the input, or of the tensor in the order of the layout's placements.
+        args: Its arguments.
+        kwargs: Its named arguments.
+    """
+
+    operation: str
+    args: tuple[Argument, ...] = ()
+    kwargs: tuple[tuple[str, Argument], ...] = ()
+
+    def __str__(self) -> str:
+        shown = [_shown(arg) for arg in self.args]
+        shown += [f"{name}={_shown(arg)}" for name, arg in self.kwargs]
+        return f"{self.operation}({', '.join(shown)})"
+
+    def renamed(self, moved: Mapping[int, Ref]) -> Step:
+        """The same with operands that have other numbers."""
+        args = tuple(_renamed(arg, moved) for arg in self.args)
+        kwargs = tuple((name, _renamed(arg, moved)) for name, arg in self.kwargs)
+        return Step(self.operation, args, kwargs)
+
+    @property
+    def operands(self) -> Iterator[Ref]:
+        """The results that it takes."""
+        return _refs((*self.args, *(arg for _, arg in self.kwargs)))
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """Which result holds the activations of a neuron type.
+
+    Args:
+        name: The neuron type.
+        value: The result.
+        axis: The axis of the neurons, counted from the end.
+    """
+
+    name: str
+    value: Ref
+    axis: int
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What a network computes: a value without tensors, equal for networks that differ in width.
+
+    Converters record it while they follow a network, and :meth:`nfn_graph.WeightGraph.run`
+    carries it out. Tensors are named by their place among the layout's placements, so names of
+    checkpoints do not matter.
+
+    Args:
+        steps: The operations in their order.
+        outputs: The results that the network returns.
+        activations: Where the activations of the neuron types are found, as far as they are.
+        reason: Why the computation is not known; there are no steps then.
+    """
+
+    steps: tuple[Step, ...] = ()
+    outputs: tuple[Ref, ...] = ()
+    activations: tuple[Neurons, ...] = ()
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reason is None and not (self.steps and self.outputs):
+            raise ValueError("Expected steps and outputs, or the reason why there are none")
+        for number, step in enumerate(self.steps):
+            if any(not 0 <= ref.step < number for ref in step.operands):
+                raise ValueError(f"Expected operands from earlier steps (got %{number} = {step})")
+        named = [*self.outputs, *(neurons.value for neurons in self.activations)]
+        if any(not 0 <= ref.step < len(self.steps) for ref in named):
+            raise ValueError(f"Expected results of {len(self.steps)} steps (got {named})")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.steps, self.outputs, self.activations, self.reason))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has other hashes of the same text.
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
+    @classmethod
+    def unknown(cls, reason: str) -> Computation:
+        """A computation of which only is known why it is not known."""
+        return cls(reason=reason)
+
+    def reading(self, views: Mapping[int, Sequence[View]]) -> Computation:
+        """The same computation of tensors that are stored otherwise.
+
+        Args:
+            views: For the numbers of such tensors, the operations that make of a stored tensor
+                the one that is computed with: names, and arguments after the tensor.
+        """
+        steps: list[Step] = []
+        moved: dict[int, Ref] = {}
+        for number, step in enumerate(self.steps):
+            steps.append(step.renamed(moved))
+            if step.operation == "parameter":
+                tensor = step.args[0]
+                known = views.get(tensor, ()) if isinstance(tensor, int) else ()
+                for operation, args in known:
+                    steps.append(Step(operation, (Ref(len(steps) - 1), *args)))
+            moved[number] = Ref(len(steps) - 1)
+        return Computation(
+            tuple(steps),
+            tuple(moved[ref.step] for ref in self.outputs),
+            tuple(
+                replace(neurons, value=moved[neurons.value.step]) for neurons in self.activations
+            ),
+            self.reason,
+        )
+
+    @cached_property
+    def num_inputs(self) -> int:
+        """How many inputs the network takes."""
+        numbers = [step.args[0] for step in self.steps if step.operation == "input"]
+        return 1 + max((n for n in numbers if isinstance(n, int)), default=-1)
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"not known: {self.reason}"
+        lines = [f"%{number} = {step}" for number, step in enumerate(self.steps)]
+        return "\n".join([*lines, f"return {', '.join(map(str, self.outputs))}"])
+
+
+def _refs(value: object) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Range):
+        yield from _refs((value.start, value.stop, value.step))
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _refs(item)
+
+
+def _renamed(value: Argument, moved: Mapping[int, Ref]) -> Any:
+    if isinstance(value, Ref):
+        return moved[value.step]
+    if isinstance(value, Range):
+        return Range(*(_renamed(bound, moved) for bound in (value.start, value.stop, value.step)))
+    return tuple(_renamed(v, moved) for v in value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Argument) -> str:
+    if isinstance(value, tuple):
+        inner = ", ".join(map(_shown, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if value is ...:
+        return "..."
+    return str(value) if isinstance(value, Ref | Range) else repr(value)

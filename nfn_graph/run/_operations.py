@@ -1,0 +1,136 @@
+"""The operations that a computation may consist of, by the names of torch's own functions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Operation = Callable[..., Any]
+
+#: Functions of single entries.
+_ENTRYWISE_TORCH = """
+    relu selu sigmoid tanh sin cos tan sinh cosh asin acos atan atan2 asinh acosh atanh sinc erf
+    erfc exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square abs neg sign sgn reciprocal floor
+    ceil round trunc frac clamp clip clamp_min clamp_max float_power multiply subtract div divide
+    true_divide floor_divide fmod remainder maximum minimum fmax fmin hypot lerp addcmul addcdiv
+    where masked_fill logical_and logical_or logical_not isnan isinf isfinite nan_to_num heaviside
+    logit xlogy positive detach copysign zeros_like ones_like full_like rsub
+"""
+_ENTRYWISE_FUNCTIONAL = """
+    relu6 leaky_relu elu celu gelu silu mish softplus softsign logsigmoid hardtanh hardswish
+    hardsigmoid hardshrink softshrink tanhshrink threshold
+"""
+_ENTRYWISE_OPERATORS = "add sub mul truediv floordiv mod pow eq ne lt le gt ge"
+
+_TORCH = """
+    matmul mm addmm flatten unflatten transpose swapaxes swapdims
+    cat concat concatenate stack chunk narrow select unbind cumsum cumprod
+    sum mean prod amax amin var std logsumexp any all max min median mode topk sort argmax
+    argmin argsort einsum var_mean std_mean aminmax count_nonzero broadcast_to
+    pixel_shuffle pixel_unshuffle group_norm prelu
+"""
+_FUNCTIONAL = [
+    "linear",
+    "embedding",
+    "layer_norm",
+    "rms_norm",
+    "softmax",
+    "log_softmax",
+    "softmin",
+    "normalize",
+    "glu",
+    "interpolate",
+    "pad",
+    "cosine_similarity",
+    "local_response_norm",
+] + [
+    f"{name}{n}d"
+    for n in (1, 2, 3)
+    for name in (
+        *("conv", "conv_transpose", "max_pool", "avg_pool"),
+        *("adaptive_max_pool", "adaptive_avg_pool", "lp_pool"),
+    )
+]
+_METHODS = """
+    reshape expand expand_as repeat size dim t permute movedim moveaxis squeeze unsqueeze flip
+    tile roll split norm
+"""
+
+
+def _with_operator(name: str) -> Operation:
+    own, full = getattr(operator, name), getattr(torch, name, None)
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        # Of sizes, which are numbers of Python, and of tensors; torch's takes further arguments.
+        return full(*args, **kwargs) if kwargs and full is not None else own(*args)
+
+    return apply
+
+
+def _channels(x: Tensor, parameter: Tensor) -> Tensor:
+    """A vector along axis 1 of a value."""
+    return parameter.reshape(-1, *[1] * (x.dim() - 2))
+
+
+def scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """A value times a weight plus a bias, both along axis 1."""
+    x = x if weight is None else x * _channels(x, weight)
+    return x if bias is None else x + _channels(x, bias)
+
+
+def _channel_norm(statistics: Operation) -> Operation:
+    def apply(
+        x: Tensor,
+        mean: Tensor | None = None,
+        variance: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if training or mean is None or variance is None:
+            return scaled(statistics(x, eps), weight, bias)
+        # Torch's own has no derivative in the statistics, which are features of a graph.
+        scale = (variance + eps).rsqrt()
+        return scaled((x - _channels(x, mean)) * _channels(x, scale), weight, bias)
+
+    return apply
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """`torch._weight_norm` in operations that can be batched."""
+    axes = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]
+    return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=True))
+
+
+#: Functions of single entries, which act on rows of any arrangement alike.
+ENTRYWISE: dict[str, Operation] = {
+    **{name: getattr(torch, name) for name in _ENTRYWISE_TORCH.split()},
+    **{name: getattr(F, name) for name in _ENTRYWISE_FUNCTIONAL.split()},
+    **{name: _with_operator(name) for name in _ENTRYWISE_OPERATORS.split()},
+}
+
+#: All operations, by name.
+OPERATIONS: dict[str, Operation] = {
+    **ENTRYWISE,
+    **{name: getattr(torch, name) for name in _TORCH.split()},
+    **{name: getattr(F, name) for name in _FUNCTIONAL},
+    **{name: getattr(Tensor, name) for name in _METHODS.split()},
+    "batch_norm": _channel_norm(
+        lambda x, eps: F.batch_norm(x, None, None, None, None, True, 0, eps)
+    ),
+    "instance_norm": _channel_norm(lambda x, eps: F.instance_norm(x, eps=eps)),
+    "getitem": operator.getitem,
+    "shape": lambda x: x.shape,
+    "numel": Tensor.numel,
+    "T": lambda x: x.permute(*range(x.dim())[::-1]),
+    "mT": lambda x: x.mT,
+    "im2col": F.unfold,
+    "_weight_norm": _weight_norm,
+}

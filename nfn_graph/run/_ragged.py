@@ -1,0 +1,530 @@
+"""A computation carried out on networks of different widths at once, by message passing.
+
+The activations of all networks lie below one another, one row per neuron. What acts on every
+neuron alone acts on the rows; a linear map or a convolution is a product over the edges.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nfn_graph.data import Computation
+from nfn_graph.run._evaluation import number_in, resolved
+from nfn_graph.run._operations import ENTRYWISE, OPERATIONS
+from nfn_graph.run._products import complete_edges, product
+
+
+class NotRaggedError(Exception):
+    """An operation that is only known for networks of equal sizes."""
+
+
+class OpenSize:
+    """A size that differs between networks."""
+
+
+OPEN_SIZE = OpenSize()
+
+
+@dataclass(frozen=True)
+class Same:
+    """Values of one shape.
+
+    Args:
+        data: `[networks, *shape]`; one network stands for all if they share it.
+    """
+
+    data: Tensor
+
+    @property
+    def rank(self) -> int:
+        """The number of axes in a network."""
+        return self.data.dim() - 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Values with an axis of neurons, whose number differs between networks.
+
+    Args:
+        data: `[neurons of all networks, *other axes]`.
+        at: The axis of the neurons in a network.
+        counts: The neurons of every network.
+    """
+
+    data: Tensor
+    at: int
+    counts: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of axes in a network."""
+        return self.data.dim()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Tensors of the networks, whose shapes differ.
+
+    Args:
+        data: The entries of all of them in a row.
+        shapes: Their shapes.
+    """
+
+    data: Tensor
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def rank(self) -> int:
+        """The number of axes in a network."""
+        return len(self.shapes[0])
+
+
+Value = Same | Rows | Stored
+
+
+def evaluate_ragged(
+    computation: Computation,
+    tensors: Callable[[int], Stored],
+    inputs: Sequence[Tensor],
+    num_networks: int,
+) -> list[Any]:
+    """The results of all steps of networks that differ in width.
+
+    Args:
+        computation: What to compute.
+        tensors: The networks' tensors by their number.
+        inputs: Inputs `[networks, ...]`, or `[1, ...]` if they share them.
+        num_networks: How many networks there are.
+    """
+    results: list[Any] = []
+    for step in computation.steps:
+        if step.operation == "input":
+            results.append(Same(inputs[number_in(step.args)]))
+        elif step.operation == "parameter":
+            results.append(tensors(number_in(step.args)))
+        elif step.operation == "constant":
+            like = inputs[0]
+            results.append(Same(like.new_tensor(step.args[0]).unsqueeze(0)))
+        else:
+            args = [resolved(arg, results.__getitem__) for arg in step.args]
+            kwargs = {name: resolved(arg, results.__getitem__) for name, arg in step.kwargs}
+            results.append(_apply(step.operation, args, kwargs, num_networks))
+    return results
+
+
+def as_same(value: Any, num_networks: int) -> Any:
+    """A value of one shape, whatever its arrangement."""
+    if isinstance(value, tuple | list):
+        return type(value)(as_same(item, num_networks) for item in value)
+    if isinstance(value, Rows):
+        if len(set(value.counts)) > 1:
+            raise NotRaggedError
+        data = value.data.reshape(num_networks, value.counts[0], *value.data.shape[1:])
+        return Same(data.movedim(1, value.at + 1))
+    if isinstance(value, Stored):
+        if len(set(value.shapes)) > 1:
+            raise NotRaggedError
+        return Same(value.data.reshape(num_networks, *value.shapes[0]))
+    return value
+
+
+def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
+    """A value with rows for the entries along an axis; shared ones are repeated."""
+    if isinstance(value, Rows):
+        if value.at != axis % value.rank:
+            raise NotRaggedError
+        return value
+    same = as_same(value, num_networks)
+    data = same.data.expand(num_networks, *same.data.shape[1:])
+    at = axis % same.rank
+    rows = data.movedim(at + 1, 1)
+    return Rows(rows.flatten(0, 1), at, (rows.shape[1],) * num_networks)
+
+
+def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
+    values = [v for v in (*args, *kwargs.values()) if isinstance(v, Value)]
+    if name in ("shape", "size", "dim") and isinstance(args[0], Rows):
+        return _sizes(name, *args)
+    if any(isinstance(arg, OpenSize) for arg in _leaves([args, kwargs])):
+        raise NotRaggedError
+    if not any(isinstance(v, Value) for v in _leaves([args, kwargs])):
+        return OPERATIONS[name](*args, **kwargs)
+    if name in _HANDLERS:
+        return _HANDLERS[name](num_networks, *args, **kwargs)
+    if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
+        return _entrywise(num_networks, ENTRYWISE[name], args, kwargs)
+    return _equal_sizes(name, args, kwargs, num_networks)
+
+
+def _equal_sizes(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
+    """Any operation, where the operands have one shape in all networks."""
+    args = [as_same(arg, num_networks) for arg in args]
+    kwargs = {key: as_same(arg, num_networks) for key, arg in kwargs.items()}
+    found = [leaf for leaf in _leaves([args, kwargs]) if isinstance(leaf, Same)]
+    count = max(x.data.shape[0] for x in found)
+    data = [x.data.expand(count, *x.data.shape[1:]) for x in found]
+
+    def one(*tensors: Tensor) -> Any:
+        given = {id(x): tensor for x, tensor in zip(found, tensors, strict=True)}
+        return OPERATIONS[name](*_filled(args, given), **_filled(kwargs, given))
+
+    result: Any = torch.vmap(one)(*data)
+    if isinstance(result, Tensor):
+        return Same(result)
+    return tuple(Same(item) for item in result)
+
+
+def _filled(value: Any, given: dict[int, Tensor]) -> Any:
+    if isinstance(value, Same):
+        return given[id(value)]
+    if isinstance(value, dict):
+        return {key: _filled(item, given) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_filled(item, given) for item in value)
+    return value
+
+
+def _entrywise(
+    num_networks: int, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> Rows | Stored:
+    if any(isinstance(v, Value) for v in kwargs.values()):
+        raise NotRaggedError
+    rows = [arg for arg in args if isinstance(arg, Rows)]
+    stored = [arg for arg in args if isinstance(arg, Stored)]
+    if not rows:
+        if len(stored) > 1 or any(isinstance(arg, Same) for arg in args):
+            raise NotRaggedError
+        flat = [arg.data if isinstance(arg, Stored) else arg for arg in args]
+        return replace(stored[0], data=function(*flat, **kwargs))
+    rank = max(arg.rank for arg in args if isinstance(arg, Value))
+    behind = {arg.at - arg.rank for arg in rows}
+    counts = {arg.counts for arg in rows}
+    if len(behind) > 1 or len(counts) > 1:
+        raise NotRaggedError
+    axis, count = behind.pop(), counts.pop()
+    aligned = [
+        _aligned(arg, rank, axis, count, num_networks) if isinstance(arg, Value) else arg
+        for arg in args
+    ]
+    return Rows(function(*aligned, **kwargs), rank + axis, count)
+
+
+def _aligned(
+    value: Value, rank: int, axis: int, counts: tuple[int, ...], num_networks: int
+) -> Tensor:
+    """A value as `[rows or 1, *other axes]`, to be broadcast with rows of those counts."""
+    if isinstance(value, Rows):
+        data = value.data
+    elif isinstance(value, Stored) and value.rank >= -axis:
+        if any(shape[axis] != n for shape, n in zip(value.shapes, counts, strict=True)):
+            data = _repeated(as_same(value, num_networks), axis, counts)
+        else:
+            others = {(*shape[:axis], 1, *shape[axis:][1:]) for shape in value.shapes}
+            if len(others) > 1 or any(n != 1 for n in next(iter(others))[:axis]):
+                raise NotRaggedError
+            sizes = next(iter(others))
+            at = len(sizes) + axis
+            data = value.data.reshape(sum(counts), *sizes[:at], *sizes[at + 1 :])
+    else:
+        data = _repeated(as_same(value, num_networks), axis, counts)
+    missing = rank - data.dim()
+    return data.reshape(data.shape[0], *[1] * missing, *data.shape[1:])
+
+
+def _repeated(value: Same, axis: int, counts: tuple[int, ...]) -> Tensor:
+    """Values without neurons, or with equally many, for every row."""
+    data = value.data
+    if value.rank >= -axis:
+        if data.shape[axis] != 1:
+            if set(counts) != {data.shape[axis]}:
+                raise NotRaggedError
+            return data.expand(len(counts), *data.shape[1:]).movedim(axis, 1).flatten(0, 1)
+        data = data.squeeze(axis)
+    if data.shape[0] == 1:
+        return data
+    network = torch.repeat_interleave(torch.tensor(counts), output_size=sum(counts))
+    return data.index_select(0, network.to(data.device))
+
+
+def _sizes(name: str, x: Rows, axis: int | None = None) -> Any:
+    if name == "dim":
+        return x.rank
+    sizes: list[Any] = list(x.data.shape[1:])
+    sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
+    return tuple(sizes) if axis is None else sizes[axis]
+
+
+def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value:
+    if not isinstance(weight, Stored) or weight.rank != 2:
+        return _equal_sizes("linear", [x, weight, bias], {}, num_networks)
+    shared = isinstance(x, Same) and x.data.shape[0] == 1
+    if isinstance(x, Same) and shared:
+        data = x.data[0].movedim(-1, 0)
+        inputs = Rows(data, x.rank - 1, (data.shape[0],) * num_networks)
+    else:
+        inputs = as_rows(x, -1, num_networks)
+    y = _multiplied(weight.data, weight, inputs, shared)
+    result = Rows(y, inputs.rank - 1, tuple(shape[0] for shape in weight.shapes))
+    return result if bias is None else _with_vector(num_networks, torch.add, result, bias, -1)
+
+
+def _multiplied(weights: Tensor, weight: Stored, x: Rows, shared: bool) -> Tensor:
+    """The rows of all targets, given the entries of one tap of a weight."""
+    sources = tuple(shape[1] for shape in weight.shapes)
+    if sources != x.counts:
+        raise ValueError(f"Expected inputs of sizes {sources} (got {x.counts})")
+    targets = tuple(shape[0] for shape in weight.shapes)
+    edges = complete_edges(targets, sources, shared, weights.device)
+    rest = x.data.shape[1:]
+    return product(weights, x.data.reshape(x.data.shape[0], -1), edges).reshape(-1, *rest)
+
+
+def _with_vector(
+    num_networks: int, function: Callable[..., Tensor], x: Rows, vector: Value, axis: int
+) -> Rows:
+    """An entrywise operation with a vector along the neurons."""
+    if vector.rank != 1:
+        raise NotRaggedError
+    if x.at != axis % x.rank:
+        raise NotRaggedError
+    column = _aligned(vector, 1, -1, x.counts, num_networks)
+    return replace(x, data=function(x.data, column.reshape(-1, *[1] * (x.rank - 1))))
+
+
+def _convolution(spatial: int) -> Callable[..., Value]:
+    def apply(
+        num_networks: int,
+        x: Value,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Value:
+        if not isinstance(weight, Stored) or groups != 1 or x.rank != spatial + 2:
+            rest = [stride, padding, dilation, groups]
+            return _equal_sizes(f"conv{spatial}d", [x, weight, bias, *rest], {}, num_networks)
+        kernels = {shape[2:] for shape in weight.shapes}
+        if len(kernels) > 1:
+            raise NotRaggedError
+        kernel = kernels.pop()
+        strides, dilations = _each(stride, spatial), _each(dilation, spatial)
+        shared = isinstance(x, Same) and x.data.shape[0] == 1
+        if isinstance(x, Same) and shared:
+            data = x.data[0].movedim(1, 0)
+            inputs = Rows(data, 1, (data.shape[0],) * num_networks)
+        else:
+            inputs = as_rows(x, 1, num_networks)
+        padded = _padded(inputs.data, padding, kernel, dilations)
+        sizes = [
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, s, d in zip(padded.shape[2:], kernel, strides, dilations, strict=True)
+        ]
+        if min(sizes) < 1:
+            raise ValueError(f"Expected positions for a kernel {kernel} (got {padded.shape[2:]})")
+        taps = weight.data.reshape(-1, *kernel).flatten(1).t().contiguous()
+        y: Tensor | None = None
+        for tap, place in zip(taps, itertools.product(*map(range, kernel)), strict=True):
+            shifted = padded[
+                (
+                    *(slice(None), slice(None)),
+                    *(
+                        slice(p * d, p * d + (n - 1) * s + 1, s)
+                        for p, d, n, s in zip(place, dilations, sizes, strides, strict=True)
+                    ),
+                )
+            ]
+            part = _multiplied(tap, weight, replace(inputs, data=shifted), shared)
+            y = part if y is None else y + part
+        if y is None:
+            raise NotRaggedError
+        result = Rows(y, 1, tuple(shape[0] for shape in weight.shapes))
+        return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
+
+    return apply
+
+
+def _padded(x: Tensor, padding: Any, kernel: Sequence[int], dilations: Sequence[int]) -> Tensor:
+    if padding == "valid":
+        return x
+    pads: list[int] = []
+    for i in reversed(range(len(kernel))):
+        total = dilations[i] * (kernel[i] - 1)
+        ends = (total // 2, total - total // 2)
+        pads += ends if padding == "same" else [_each(padding, len(kernel))[i]] * 2
+    return F.pad(x, pads) if any(pads) else x
+
+
+def _each(value: Any, count: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * count
+    return tuple(value) * count if len(value) == 1 else tuple(value)
+
+
+def _batch_norm(
+    num_networks: int,
+    x: Value,
+    mean: Any = None,
+    variance: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Value:
+    if not isinstance(x, Rows) or training or mean is None or variance is None:
+        rest = [mean, variance, weight, bias, training, momentum, eps]
+        return _equal_sizes("batch_norm", [x, *rest], {}, num_networks)
+    y = _with_vector(num_networks, torch.sub, x, mean, 1)
+    y = _with_vector(num_networks, lambda a, v: a * (v + eps).rsqrt(), y, variance, 1)
+    y = y if weight is None else _with_vector(num_networks, torch.mul, y, weight, 1)
+    return y if bias is None else _with_vector(num_networks, torch.add, y, bias, 1)
+
+
+def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
+    if not isinstance(x, Rows):
+        return _equal_sizes("prelu", [x, weight], {}, num_networks)
+    if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
+        slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
+            -1, *[1] * (x.rank - 1)
+        )
+        return replace(x, data=torch.where(x.data > 0, x.data, slope * x.data))
+    return _with_vector(num_networks, lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
+
+
+def _at_positions(name: str, spatial: int | None) -> Callable[..., Value]:
+    """An operation that treats every channel alone, along the axes behind them."""
+
+    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
+        axes = len(args[0] if args else kwargs["pad"]) // 2 if spatial is None else spatial
+        if not isinstance(x, Rows) or kwargs.get("return_indices"):
+            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+        if x.at >= x.rank - axes or (spatial is not None and (x.at, x.rank) != (1, spatial + 2)):
+            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+        # The batch takes the place of the channels, and the neurons that of the batch.
+        return replace(x, data=OPERATIONS[name](x.data, *args, **kwargs))
+
+    return apply
+
+
+def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **named: int) -> Value:
+    start, stop = named.get("start_dim", start), named.get("end_dim", stop)
+    if not isinstance(x, Rows):
+        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
+    first, last = start % x.rank, stop % x.rank
+    if x.at < first:
+        return replace(x, data=x.data.flatten(first, last))
+    if x.at > last:
+        return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
+    if x.at != first:
+        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
+    behind = range(first + 1, last + 1)
+    data = x.data.movedim(list(behind), list(range(1, last - first + 1)))
+    data = data.flatten(0, last - first)
+    positions = data.shape[0] // x.data.shape[0]
+    return Rows(data, x.at, tuple(n * positions for n in x.counts))
+
+
+def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
+    shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
+    is_flatten = isinstance(x, Rows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
+    if isinstance(x, Rows) and is_flatten and shape[0] == x.data.shape[1]:
+        return _flatten(num_networks, x, 1)
+    return _equal_sizes("reshape", [x, *sizes], named, num_networks)
+
+
+def _reduction(name: str) -> Callable[..., Value]:
+    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
+        dims = args[0] if args else kwargs.get("dim")
+        keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+        if (
+            not isinstance(x, Rows)
+            or dims is None
+            or len(args) > 2
+            or kwargs.keys()
+            - {
+                "dim",
+                "keepdim",
+            }
+        ):
+            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+        axes = {d % x.rank for d in ((dims,) if isinstance(dims, int) else dims)}
+        if x.at in axes:
+            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+        own = [axis + (axis < x.at) for axis in axes]
+        data = OPERATIONS[name](x.data, own, keepdim)
+        gone = 0 if keepdim else sum(axis < x.at for axis in axes)
+        return Rows(data, x.at - gone, x.counts)
+
+    return apply
+
+
+def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
+    if not isinstance(x, Rows) or len(dims) != 1 or not isinstance(dims[0], int):
+        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
+    axis = dims[0] % x.rank
+    if axis == x.at:
+        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
+    if x.data.shape[axis + (axis < x.at)] != 1:
+        return x
+    return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
+
+
+def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
+    axis = named.get("dim", axis)
+    like = next((v for v in values if isinstance(v, Rows)), None)
+    if like is None:
+        return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+    if like.at != axis % like.rank:
+        if any(
+            not isinstance(v, Rows) or (v.at, v.counts) != (like.at, like.counts) for v in values
+        ):
+            return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+        at = axis % like.rank
+        return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
+    rows = [as_rows(v, axis, num_networks) for v in values]
+    # Part after part of each network, from network after network of each part.
+    starts = [0, *accumulate(v.data.shape[0] for v in rows)]
+    order = []
+    firsts = [list(accumulate(v.counts, initial=0)) for v in rows]
+    for network in range(num_networks):
+        for start, first in zip(starts, firsts, strict=False):
+            order.append(torch.arange(start + first[network], start + first[network + 1]))
+    data = torch.cat([v.data for v in rows])
+    counts = tuple(map(sum, zip(*(v.counts for v in rows), strict=True)))
+    return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, slice):
+        value = [value.start, value.stop, value.step]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_HANDLERS: dict[str, Callable[..., Any]] = {
+    "linear": _linear,
+    "batch_norm": _batch_norm,
+    "prelu": _prelu,
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+    **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
+    **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
+    **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
+    "pad": _at_positions("pad", None),
+}

@@ -1,0 +1,79 @@
+"""Networks of zoos run from their graphs, as the code that trains them computes them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from zoo_data import tiny_images
+
+from nfn_graph.converters import from_state_dict
+from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
+from nfn_graph.tasks.predict_generalization import (
+    PredictGeneralization,
+    PredictGeneralizationOptions,
+)
+from nfn_graph.tasks.training.run import train
+from nfn_graph.tasks.zoo import CnnZooOptions, InrZooOptions, build_cnn_zoo, build_inr_zoo
+from nfn_graph.tasks.zoo.architecture import Activation, Architecture, forward, initialise
+from nfn_graph.tasks.zoo.computation import classifier_computation, siren_computation
+from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, siren_forward
+
+
+@pytest.mark.parametrize("hidden", [(), (5,), (4, 6)])
+def test_sirens_run_as_they_were_fitted(hidden: tuple[int, ...]) -> None:
+    parameters = initialise_siren(SirenShape(2, hidden, 3), 20.0, torch.Generator().manual_seed(0))
+    parameters = {key: x.double() for key, x in parameters.items()}
+    graph = from_state_dict(parameters)
+    graph.layout = graph.layout.noting(computation=siren_computation(graph.layout, 20.0, 0.5))
+    x = torch.rand(2, 7, dtype=torch.float64)
+    stacked = {key: tensor.unsqueeze(0) for key, tensor in parameters.items()}
+    expected = siren_forward(stacked, x, 20.0, 0.5)[0].t()
+    outputs, activations = graph.run(x.t(), return_activations=True)
+    assert torch.allclose(outputs, expected, atol=1e-12)
+    assert [rows.shape[0] for rows in activations.values()] == [*hidden, 3]
+
+
+@pytest.mark.parametrize("pool", ["mean", "flatten"])
+@pytest.mark.parametrize("convolutions", [(), (3, 4)])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_classifiers_run_as_they_were_trained(
+    convolutions: tuple[int, ...], pool: Literal["mean", "flatten"], activation: Activation
+) -> None:
+    architecture = Architecture((2, 9, 9), convolutions, (5,), 4, 1, pool)
+    generator = torch.Generator().manual_seed(0)
+    found = initialise(architecture, "he_normal", 1.0, generator)
+    parameters = {key: x.double() + 0.1 for key, x in found.items()}
+    images = torch.randn(6, 2, 9, 9, dtype=torch.float64)
+    graph = from_state_dict(parameters, flatten="channels_first", example_input=images)
+    computation = classifier_computation(graph.layout, activation, 1)
+    graph.layout = graph.layout.noting(computation=computation)
+    stacked = {key: tensor.unsqueeze(0) for key, tensor in parameters.items()}
+    expected = forward(architecture, stacked, activation, images.unsqueeze(1))[0].t()
+    assert torch.allclose(graph.run(images), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", ["probe", "probe-grid"])
+def test_probes_run_sirens_of_all_widths(
+    model: Literal["probe", "probe-grid"], tmp_path: Path
+) -> None:
+    zoo = InrZooOptions(tmp_path / "zoo", widths=(4, 6), depths=(1, 2), steps=5)
+    build_inr_zoo(zoo, source=tiny_images())
+    options = ClassifyInrOptions(
+        tmp_path / "zoo", tmp_path / "run", model, "tiny", epochs=2, probes=16
+    )
+    found = train(ClassifyInr(options))
+    assert 0 <= found["test"]["accuracy"] <= 1
+    assert math.isfinite(found["test"]["loss"])
+
+
+def test_probes_are_images_for_classifiers(tmp_path: Path) -> None:
+    zoo = CnnZooOptions(tmp_path / "zoo", networks=12, widths=(4, 5), depths=(2,), epochs=(1, 2))
+    build_cnn_zoo(zoo, images=tiny_images())
+    options = PredictGeneralizationOptions(
+        tmp_path / "zoo", tmp_path / "run", "probe", "tiny", probes=5, epochs=1
+    )
+    assert "tau" in train(PredictGeneralization(options))["test"]

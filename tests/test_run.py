@@ -1,0 +1,492 @@
+"""`WeightGraph.run`: what the graph computes is what the network computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import ARCHITECTURES, One
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nfn_graph import Batch, WeightGraph, symmetry
+from nfn_graph.converters import from_module, from_state_dict, load, save
+from nfn_graph.data import Computation, Range, Ref, Step
+from nfn_graph.run import _run
+from nfn_graph.run._products import complete_edges, product
+from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
+
+S = nn.Sequential
+# What no graph can run, and why.
+NOT_RUN = {"control flow by shape": "looks at shapes"}
+RUN = [name for name in ARCHITECTURES if name not in NOT_RUN]
+
+
+def tensors_in(outputs: Any) -> list[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    items = outputs.values() if isinstance(outputs, dict) else outputs
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-10) -> bool:
+    pairs = list(zip(tensors_in(actual), tensors_in(expected), strict=True))
+    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
+
+
+def mlp(*sizes: int, activation: Callable[[], nn.Module] = nn.Tanh) -> nn.Module:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), activation()]
+    return S(*layers[:-1]).double()
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_graph_computes_what_its_network_computes(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    module, inputs = architecture.module(), architecture.inputs()
+    graph = from_module(module, inputs)
+    assert close(graph.run(inputs), module(*inputs))
+    more = tuple(torch.cat([x, 2 * x, -x]) for x in inputs)
+    assert close(graph.run(more), module(*more))
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_batch_computes_what_its_networks_compute(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    modules = [architecture.module() for _ in range(3)]
+    inputs = architecture.inputs()
+    batch = Batch.from_data_list([from_module(module, inputs) for module in modules])
+    outputs = tensors_in(batch.run(inputs))
+    for i, module in enumerate(modules):
+        assert close([x[i] for x in outputs], module(*inputs))
+
+
+@pytest.mark.parametrize(("name", "reason"), NOT_RUN.items())
+def test_what_cannot_run_says_why(name: str, reason: str) -> None:
+    architecture = ARCHITECTURES[name]
+    graph = from_module(architecture.module(), architecture.inputs())
+    with pytest.raises(ValueError, match=reason):
+        graph.run(architecture.inputs())
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_gradients_are_those_of_the_network(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    module = architecture.module()
+    inputs = tuple(x.requires_grad_() for x in architecture.inputs())
+    graph = from_module(module, inputs)
+    features = {
+        key: graph[key]["x" if isinstance(key, str) else "edge_attr"].requires_grad_()
+        for key in (*graph.spec.neuron, *graph.spec.weight)
+    }
+    run = graph.with_features(features)
+    own = sum(x.sin().sum() for x in tensors_in(run.run(inputs)))
+    stored = torch.autograd.grad(own, [*features.values(), *inputs], allow_unused=True)
+    theirs = sum(x.sin().sum() for x in tensors_in(module(*inputs)))
+    for x, gradient in zip(inputs, stored[len(features) :], strict=True):
+        assert close(gradient, torch.autograd.grad(theirs, x, retain_graph=True))
+    zeros = [
+        torch.zeros_like(x) if g is None else g
+        for g, x in zip(stored, features.values(), strict=False)
+    ]
+    found = graph.with_features(dict(zip(features, zeros, strict=True))).to_tensors()
+    parameters = dict(module.named_parameters())
+    expected = torch.autograd.grad(theirs, list(parameters.values()), allow_unused=True)
+    for key, gradient in zip(parameters, expected, strict=True):
+        if key in found and gradient is not None:
+            assert close(found[key], gradient), key
+
+
+def test_depths_and_widths_and_kernels_are_mixed() -> None:
+    x = torch.randn(5, 3, dtype=torch.float64)
+    modules = [mlp(3, 4, 2), mlp(3, 7, 2), mlp(3, 5, 6, 2), mlp(3, 2, 2, 2), mlp(3, 4, 2)]
+    outputs = Batch.from_data_list([from_module(m) for m in modules]).run(x)
+    assert outputs.shape == (5, 5, 2)
+    for output, module in zip(outputs, modules, strict=True):
+        assert close(output, module(x))
+
+
+def _plain_cnn(width: int) -> nn.Module:
+    return S(
+        nn.BatchNorm2d(3), nn.Conv2d(3, width, 3, 2, 1), nn.BatchNorm2d(width), nn.LeakyReLU(0.3),
+        nn.Conv2d(width, width + 2, (3, 2), dilation=(1, 2), padding="valid"), nn.PReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear((width + 2) * 4, 2 * width), nn.PReLU(2 * width),
+        nn.Linear(2 * width, 4, bias=False),
+    )  # fmt: skip
+
+
+def _pooled_cnn(width: int) -> nn.Module:
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(F.pad(torch.sin(3.0 * m.a(x)), (1, 0, 0, 1)), 2)
+        x = m.scale * m.b(x) + 0.5 * x
+        return m.head(torch.cat([x.mean((2, 3)), x.amax((-2, -1))], 1)).view(x.size(0), -1)
+
+    return One(
+        run, a=nn.Conv2d(3, width, 3, padding="same"), b=nn.Conv2d(width, width, 1, bias=False),
+        scale=nn.Parameter(torch.randn(width, 1, 1)), head=nn.Linear(2 * width, 4),
+    )  # fmt: skip
+
+
+def _points(width: int) -> nn.Module:
+    """A network of signals, with a skip from its input and transposed weights."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = F.gelu(m.a(x)) * m.gain
+        y = torch.cat([y, m.b(x), x], 1)
+        return m.c(y).mean(-1).squeeze(-1)
+
+    return One(
+        run, a=nn.Conv1d(3, width, 3, padding=1), b=nn.Conv1d(3, width + 1, 1),
+        c=nn.Conv1d(2 * width + 4, 1, 2, stride=2), gain=nn.Parameter(torch.tensor(1.5)),
+    )  # fmt: skip
+
+
+MIXED = {
+    "mlp": (lambda width: mlp(3, width, width + 1, 4), (5, 3)),
+    "cnn": (_plain_cnn, (5, 3, 12, 12)),
+    "pooled cnn": (_pooled_cnn, (5, 3, 6, 6)),
+    "signals": (_points, (5, 3, 8)),
+}
+
+
+def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
+    build, shape = MIXED[name]
+    modules = [build(width).double().eval() for width in (4, 7, 2, 7)]
+    for module in modules:
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point() and tensor.dim() < 2:
+                tensor += 0.2 * torch.rand_like(tensor)
+    return modules, torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("per_network", [False, True])
+def test_widths_are_mixed_without_a_loop(
+    name: str, per_network: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_run, "_run_by_sizes", None)
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    x = torch.stack([x, x + 1, x - 1, 2 * x]) if per_network else x
+    outputs, activations = batch.run(x, per_network=per_network, return_activations=True)
+    for i, module in enumerate(modules):
+        assert close(outputs[i], module(x[i] if per_network else x)), i
+    one_by_one = [
+        batch[i].run(x[i] if per_network else x, return_activations=True)[1]
+        for i in range(len(modules))
+    ]
+    for key, rows in activations.items():
+        assert close(rows, torch.cat([own[key] for own in one_by_one])), key
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str) -> None:
+    modules, x = mixed(name)
+    x.requires_grad_()
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    features = {
+        key: batch[key]["x" if isinstance(key, str) else "edge_attr"].requires_grad_()
+        for key in (*batch.spec.neuron, *batch.spec.weight)
+    }
+    run = batch.with_features(features)
+    own = run.run(x).sin().sum()
+    *stored, to_x = torch.autograd.grad(own, [*features.values(), x], allow_unused=True)
+    theirs = torch.stack([module(x) for module in modules]).sin().sum()
+    assert close(to_x, torch.autograd.grad(theirs, x, retain_graph=True))
+    zeros = [
+        torch.zeros_like(v) if g is None else g
+        for g, v in zip(stored, features.values(), strict=True)
+    ]
+    found = batch.with_features(dict(zip(features, zeros, strict=True)))
+    for i, module in enumerate(modules):
+        parameters = dict(module.named_parameters())
+        expected = torch.autograd.grad(theirs, list(parameters.values()), retain_graph=True)
+        tensors = found[i].to_tensors()
+        for key, gradient in zip(parameters, expected, strict=True):
+            assert close(tensors[key], gradient), key
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_products_are_differentiable_twice(is_shared: bool) -> None:
+    targets, sources = (2, 3, 1), (2, 2, 2) if is_shared else (2, 4, 3)
+    edges = complete_edges(targets, sources, is_shared, torch.device("cpu"))
+    rows = 2 if is_shared else sum(sources)
+    count = sum(a * b for a, b in zip(targets, sources, strict=True))
+    weights = torch.randn(count, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda w, x: product(w, x, edges), (weights, x))
+    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, edges), (weights, x))
+
+
+def test_no_tensor_of_edges_times_inputs_is_made() -> None:
+    widths, inputs = (40, 50, 60), 64
+    graphs = [from_module(mlp(2, w, w, 1)) for w in widths]
+    batch = Batch.from_data_list(graphs)
+    edges = sum(w * w for w in widths)
+
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, tuple) else (out,):
+                if isinstance(x, Tensor):
+                    self.largest = max(self.largest, x.numel())
+            return out
+
+    batch["hidden1"].x.requires_grad_()
+    batch["hidden1", "weight", "hidden2"].edge_attr.requires_grad_()
+    with Sizes() as sizes:
+        batch.run(torch.randn(inputs, 2, dtype=torch.float64)).sum().backward()
+    assert sizes.largest <= max(2 * edges, sum(widths) * inputs)
+
+
+def test_grown_kernels_are_left_out() -> None:
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    modules = [
+        S(nn.Conv2d(3, w, k, padding=p), nn.ReLU(), nn.Conv2d(w, 2, k, 2)).double()
+        for w, k, p in ((4, 3, 1), (5, 5, 2), (6, 3, 1))
+    ]
+    graphs = [from_module(module) for module in modules]
+    grow = GrowKernels.to_largest(graphs)
+    for graph, module in zip(graphs, modules, strict=True):
+        assert close(grow(graph).run(x), module(x))
+
+
+@pytest.mark.parametrize("transform", [FillBiases(), RoleTypes()])
+def test_transformed_graphs_run(transform: Any) -> None:
+    x = torch.randn(5, 3, dtype=torch.float64)
+    bias = isinstance(transform, RoleTypes)
+    module = S(nn.Linear(3, 4, bias), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    assert close(transform(from_module(module)).run(x), module(x))
+
+
+def test_every_network_may_have_its_own_inputs() -> None:
+    modules = [mlp(3, 4, 2), mlp(3, 7, 2), mlp(3, 5, 6, 2), mlp(3, 4, 2)]
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    outputs = Batch.from_data_list([from_module(m) for m in modules]).run(x, per_network=True)
+    for output, module, own in zip(outputs, modules, x, strict=True):
+        assert close(output, module(own))
+
+
+def test_activations_lie_at_the_neurons() -> None:
+    modules = [mlp(3, 4, 2), mlp(3, 7, 5, 2), mlp(3, 6, 2)]
+    x = torch.randn(5, 3, dtype=torch.float64)
+    batch = Batch.from_data_list([from_module(m) for m in modules])
+    outputs, activations = batch.run(x, return_activations=True)
+    assert list(activations) == ["hidden1", "output", "hidden2"]
+    for name, rows in activations.items():
+        assert rows.shape == (batch[name].x.shape[0], 5)
+    first = activations["hidden1"].split([4, 7, 6])
+    for rows, module in zip(first, modules, strict=True):
+        assert close(rows, module[:2](x).t())
+    assert close(activations["hidden2"], modules[1][:4](x).t())
+    assert close(activations["output"].reshape(3, 2, 5), outputs.transpose(1, 2))
+
+
+def test_permuted_networks_have_permuted_activations() -> None:
+    module = S(
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(20, 6), nn.SiLU(), nn.Linear(6, 3),
+    ).double().eval()  # fmt: skip
+    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    graph = from_module(module, x)
+    element = symmetry.sample(graph, "hnp", torch.Generator().manual_seed(3))
+    outputs, activations = graph.run(x, return_activations=True)
+    permuted, moved = element.apply(graph).run(x, return_activations=True)
+    assert close(permuted, outputs)
+    changed = 0
+    for name in ("hidden1", "hidden2"):
+        order = [
+            next(j for j in range(len(rows)) if close(rows[j], row, 1e-12))
+            for row in moved[name]
+            for rows in [activations[name]]
+        ]
+        assert sorted(order) == list(range(len(order)))
+        changed += order != sorted(order)
+    assert changed
+
+
+def test_shared_neurons_do_not_depend_on_the_rest_of_the_batch() -> None:
+    x = torch.randn(5, 3, dtype=torch.float64)
+    graphs = [from_module(mlp(3, w, w + 1, 2)) for w in (4, 7, 5)]
+    whole = Batch.from_data_list(graphs).run(x)
+    alone = torch.stack([graph.run(x) for graph in graphs])
+    assert close(whole, alone, 1e-12)
+
+
+def test_a_bare_state_dict_runs_once_its_activation_is_known() -> None:
+    module = mlp(3, 4, 5, 2, activation=nn.ReLU)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="activation="):
+        from_state_dict(module.state_dict()).run(x)
+    assert close(from_state_dict(module.state_dict(), activation="relu").run(x), module(x))
+    turned = {k: v.t().contiguous() if v.dim() == 2 else v for k, v in module.state_dict().items()}
+    graph = from_state_dict(turned, orientation="in_out", activation="relu")
+    assert close(graph.run(x), module(x))
+    assert close(from_state_dict(module.state_dict(), arch=module).run(x), module(x))
+    prefixed = {f"module.{key}": tensor for key, tensor in module.state_dict().items()}
+    assert close(from_state_dict(prefixed, arch=module).run(x), module(x))
+
+
+def test_an_activation_is_one_that_is_known() -> None:
+    with pytest.raises(ValueError, match="such as 'relu'"):
+        from_state_dict(mlp(3, 4, 2).state_dict(), activation="rellu")
+    convolution = S(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    with pytest.raises(ValueError, match="linear layers and nothing else"):
+        from_state_dict(convolution.state_dict(), activation="relu")
+
+
+def test_a_graph_of_tensors_alone_says_that_it_cannot_run() -> None:
+    graph = WeightGraph.from_tensors([torch.randn(4, 3), torch.randn(2, 4)])
+    with pytest.raises(ValueError, match="do not say how they are used"):
+        graph.run(torch.randn(5, 3))
+
+
+def test_inputs_of_another_size_are_refused() -> None:
+    graph = from_module(mlp(3, 4, 2))
+    with pytest.raises(ValueError, match=r"got \[\[5, 4\]\]"):
+        graph.run(torch.randn(5, 4))
+    with pytest.raises(ValueError, match="inputs"):
+        graph.run([torch.randn(5, 3), torch.randn(5, 3)])
+    batch = Batch.from_data_list([graph, graph])
+    with pytest.raises(ValueError, match=r"\[2, ...\]"):
+        batch.run(torch.randn(3, 5, 3), per_network=True)
+    mixed = Batch.from_data_list([graph, from_module(mlp(3, 6, 2))])
+    with pytest.raises(ValueError, match=r"got \[\[5, 4\]\]"):
+        mixed.run(torch.randn(5, 4))
+
+
+def test_half_precision_is_run_in_single_precision() -> None:
+    module = mlp(3, 4, 2)
+    graph = from_module(module.bfloat16())
+    x = torch.randn(5, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = graph.run(x)
+    assert outputs.dtype == torch.float32
+    assert close(outputs, module.float()(x), 1e-5)
+
+
+def test_computations_are_values() -> None:
+    one, other = (from_module(mlp(3, w, 2)).layout.computation for w in (4, 7))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert str(one).splitlines()[3:5] == ["%3 = linear(%0, %1, %2)", "%4 = tanh(%3)"]
+    assert one != from_module(mlp(3, 4, 2, activation=nn.ReLU)).layout.computation
+
+
+def test_computations_forget_their_hash_on_the_way_to_another_process() -> None:
+    computation = from_module(mlp(3, 4, 2)).layout.computation
+    hash(computation)
+    assert "_hash" not in computation.__getstate__()
+    assert "_hash" in vars(computation)
+
+
+def test_computations_refer_to_what_came_before() -> None:
+    with pytest.raises(ValueError, match="earlier steps"):
+        Computation((Step("relu", (Ref(0),)),), (Ref(0),))
+    with pytest.raises(ValueError, match="1 steps"):
+        Computation((Step("input", (0,)),), (Ref(1),))
+    with pytest.raises(ValueError, match="or the reason"):
+        Computation()
+
+
+@pytest.mark.parametrize("name", ["slices", "siren", "cnn with permute and flatten", "depthwise"])
+def test_files_keep_the_computation(name: str, tmp_path: Path) -> None:
+    architecture = ARCHITECTURES[name]
+    module, inputs = architecture.module(), architecture.inputs()
+    graph = from_module(module, inputs)
+    save(graph, tmp_path / "graph.safetensors", as_graph=True)
+    again = load(tmp_path / "graph.safetensors")
+    assert again.layout.computation == graph.layout.computation
+    assert close(again.run(inputs), module(*inputs))
+
+
+def test_slices_are_printed_as_slices() -> None:
+    step = Step("getitem", (Ref(0), (Range(), Range(1, None, 2), ...)))
+    assert str(step) == "getitem(%0, (::, 1::2, ...))"
+
+
+def one(function: Callable[[Any, Tensor], Any], **modules: nn.Module) -> nn.Module:
+    return One(function, **modules).double()
+
+
+def _reused(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    y = m.relu(h)
+    return m.b(y + h)
+
+
+def _added(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    y = h
+    y += 1
+    return m.b(h)
+
+
+def _viewed(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.view(-1).relu_()
+    return m.b(h)
+
+
+def _viewed_twice(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.view(-1).view(2, -1).mul_(2)
+    return m.b(h)
+
+
+def _viewed_before(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    v = h.view(-1, 4)
+    h.mul_(2)
+    return m.b(v)
+
+
+VIEWS = (_viewed, _viewed_twice, _viewed_before)
+
+
+@pytest.mark.parametrize("function", [_reused, _added, *VIEWS])
+def test_operations_in_place_change_what_they_are_applied_to(
+    function: Callable[[Any, Tensor], Any],
+) -> None:
+    """They are run as they are, or not at all."""
+    module = one(function, a=nn.Linear(3, 4), relu=nn.ReLU(inplace=True), b=nn.Linear(4, 2))
+    x = torch.randn(4, 3, dtype=torch.float64)
+    graph = from_module(module, x)
+    if graph.layout.computation.reason is None:
+        assert close(graph.run(x), module(x))
+    else:
+        assert function in VIEWS
+        assert "in place" in graph.layout.computation.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda m, x: m.b(F.dropout(m.a(x))), "random"),
+        (lambda m, x: m.b(m.a(x).float().double()), "casts"),
+        (lambda m, x: m.b(torch.sin(h := m.a(x), out=h)), "into another tensor"),
+        (
+            lambda m, x: (
+                m.b(torch.special.bessel_j0(m.a(x))) if False else m.b(m.a(x).half().double())
+            ),
+            "casts",
+        ),
+    ],
+)
+def test_what_has_no_words_converts_all_the_same(
+    function: Callable[[Any, Tensor], Any], reason: str
+) -> None:
+    module = one(function, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    graph = from_module(module)
+    with pytest.raises(ValueError, match=reason):
+        graph.run(torch.randn(5, 3))
