@@ -33,8 +33,8 @@ Ints = NDArray[np.int64]
 _Slots = dict[Any, Any] | list[Any]
 
 # Blocks of this many rows are views; smaller ones are listed in indices. A view needs no memory
-# and is several times faster with few channels, but costs some operations for every block.
-# Measured with benchmarks/large.py.
+# and is several times faster with few channels, but costs some operations for every block; below
+# this size `embedding_bag` sums many channels faster.
 LARGE_ROWS = 2**16
 
 
