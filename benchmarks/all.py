@@ -20,10 +20,9 @@ from harness.report import machine, markdown
 from plot import draw
 
 HERE = Path(__file__).parent
-SCRIPTS = (
-    *("nf_layer", "mixed_batch", "memory", "scaling", "train_step", "convert", "loader"),
-    "run",
-)
+SCRIPTS = ("nf_layer", "mixed_batch", "memory", "scaling", "train_step", "convert", "loader", "run")
+#: Measured with freed memory returned to the system, and with freed memory kept.
+BOTH_WAYS = ("nf_layer", "train_step")
 
 
 def main() -> None:
@@ -38,10 +37,12 @@ def main() -> None:
     start = time.perf_counter()
     for name in args.only:
         print(f"== {name}.py (load {os.getloadavg()[0]:.1f})", flush=True)
-        file = args.results / f"{name}.json"
-        command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(file)]
         before = time.perf_counter()
-        subprocess.run(command + ["--quick"] * args.quick, check=True)
+        for kept in (False, True) if name in BOTH_WAYS else (False,):
+            file = args.results / f"{name}{'_kept' * kept}.json"
+            command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(file)]
+            options = ["--quick"] * args.quick + ["--keep-memory"] * kept
+            subprocess.run(command + options, check=True)
         print(f"-- {time.perf_counter() - before:.0f} s", flush=True)
     tables = args.results / "tables.md"
     tables.write_text("\n".join(all_tables(args.results)) + "\n")
@@ -56,7 +57,7 @@ def main() -> None:
 def all_tables(folder: Path) -> list[str]:
     """The tables of all results in a folder."""
     lines: list[str] = []
-    for name in SCRIPTS:
+    for name in [f"{name}{end}" for name in SCRIPTS for end in ("", "_kept")]:
         file = folder / f"{name}.json"
         if file.exists():
             lines += [*markdown(as_rows(name, json.loads(file.read_text()))), ""]

@@ -20,31 +20,35 @@ the models of appendix D, NFN_PT among them       `NFN`, `NFN(pointwise=True)`
 ================================================  ==========================================
 """
 
+import importlib
+import typing
 from importlib.metadata import version
 
-from nfn_graph import symmetry
-from nfn_graph.data import Batch, DataLoader, EdgeBatchSampler, WeightGraph
-from nfn_graph.features import WeightFeatures
-from nfn_graph.nn import (
-    NFN,
-    Activation,
-    ChannelNorm,
-    Dropout,
-    EquivariantNFN,
-    Fold,
-    FourierFeatures,
-    InvariantNFN,
-    IOEncoding,
-    NFLinear,
-    NFNOptions,
-    Pool,
-    Probe,
-    ProbeNet,
-    Residual,
-    Standardize,
-)
-from nfn_graph.ops._backends import use_backend
-from nfn_graph.spec import FoldedSpec, NetworkSpec, NeuronType, WeightType
+if typing.TYPE_CHECKING:
+    from nfn_graph import symmetry
+    from nfn_graph.data import Batch, DataLoader, EdgeBatchSampler, WeightGraph
+    from nfn_graph.features import WeightFeatures
+    from nfn_graph.memory import keep_memory
+    from nfn_graph.nn import (
+        NFN,
+        Activation,
+        ChannelNorm,
+        Dropout,
+        EquivariantNFN,
+        Fold,
+        FourierFeatures,
+        InvariantNFN,
+        IOEncoding,
+        NFLinear,
+        NFNOptions,
+        Pool,
+        Probe,
+        ProbeNet,
+        Residual,
+        Standardize,
+    )
+    from nfn_graph.ops._backends import use_backend
+    from nfn_graph.spec import FoldedSpec, NetworkSpec, NeuronType, WeightType
 
 __version__ = version("nfn-graph")
 
@@ -74,6 +78,32 @@ __all__ = [
     "WeightFeatures",
     "WeightGraph",
     "WeightType",
+    "keep_memory",
     "symmetry",
     "use_backend",
 ]
+
+# The rooms, and whose the names are that are not layers. All are imported when they are first
+# used, so that the command line answers before torch is there.
+_ROOMS = ("data", "features", "memory", "nn", "ops", "run", "spec", "symmetry")
+_NAMES = {
+    "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),
+    "features": ("WeightFeatures",),
+    "memory": ("keep_memory",),
+    "ops": ("use_backend",),
+    "spec": ("FoldedSpec", "NetworkSpec", "NeuronType", "WeightType"),
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = next((room for room, names in _NAMES.items() if name in names), "nn")
+    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{room}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

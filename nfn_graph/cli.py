@@ -21,6 +21,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from nfn_graph.memory import keep_memory
+
 
 class Command(NamedTuple):
     """A command: where its function is, what it does in one line, and what it is divided into."""
@@ -96,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = f". Did you mean 'nfn-graph {commands[nearest]}'?" if nearest else ""
         return _fail(f"Expected a command: {', '.join(COMMANDS)} (got '{given[0]}'){advice}")
     try:
+        # Only in a process of our own. What reads checkpoints returns the memory of each.
+        if arguments is None and COMMANDS[given[0]].function.startswith("nfn_graph.tasks"):
+            keep_memory()
         return _run(given[0], given[1:])
     except KeyboardInterrupt:
         return _fail("Interrupted", code=130)

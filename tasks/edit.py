@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ from torch import Tensor
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters import load
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
 from nfn_graph.tasks.rendering import siren_layers
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import check_sines, check_single, save_like
+from nfn_graph.tasks.user_networks import (
+    ReadingOptions,
+    check_sines,
+    check_single,
+    save_like,
+)
 from nfn_graph.tasks.zoo.render import draw_sheet
 
 
@@ -34,6 +38,7 @@ class EditOptions:
         out: The edited network, with the keys and types of the checkpoint. A picture of
             before and after is written beside it, as .png.
         zoom: How many pixels wide each pixel of the picture is drawn.
+        reading: How the checkpoint is read.
     """
 
     checkpoint: Positional[Path]
@@ -41,6 +46,7 @@ class EditOptions:
     run: Path
     out: Path
     zoom: int = 8
+    reading: OmitArgPrefixes[ReadingOptions] = field(default_factory=ReadingOptions)
 
 
 def edit(options: OmitArgPrefixes[EditOptions]) -> int:
@@ -58,7 +64,7 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
         raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
-    graph = load(options.checkpoint)
+    graph = options.reading.read(options.checkpoint)
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
     save_like(edited, options.out, options.checkpoint)

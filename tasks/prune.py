@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters import load
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.tasks.masks import (
     TicketScope,
@@ -27,7 +25,7 @@ from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.retraining import Result, compare_masks
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import check_single, save_like
+from nfn_graph.tasks.user_networks import ReadingOptions, check_single, save_like
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.options import Split
@@ -49,8 +47,7 @@ class PruneOptions:
             possible: others carry no data.
         biases: Whether to prune the same share of every bias too: the smallest ones, because
             models learn to choose weights only.
-        flatten: The order of the entries between a convolution and a dense layer, where the
-            file does not say it.
+        reading: How the checkpoint is read.
     """
 
     checkpoint: Positional[Path]
@@ -60,7 +57,7 @@ class PruneOptions:
     scope: TicketScope = "expected"
     paths: bool = True
     biases: bool = False
-    flatten: Literal["channels_first", "channels_last"] | None = None
+    reading: OmitArgPrefixes[ReadingOptions] = field(default_factory=ReadingOptions)
 
 
 def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
@@ -76,7 +73,7 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, WinningTickets):
         raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
-    graph = load(options.checkpoint, flatten=options.flatten)
+    graph = options.reading.read(options.checkpoint)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
     mask = mask_network(
         model, graph, sparsity, options.scope, paths=options.paths, biases=options.biases

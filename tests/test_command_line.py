@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
+import nfn_graph
 from commands import leaves
 from nfn_graph.cli import COMMANDS, main
 
@@ -49,3 +56,43 @@ def test_nothing_is_suggested_for_words_that_are_like_none(
 ) -> None:
     assert main(arguments) == 2
     assert "Did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["inspct"], []])
+def test_nothing_heavy_is_imported_to_say_little(arguments: list[str]) -> None:
+    script = (
+        "import sys; from nfn_graph.cli import main; main(sys.argv[1:]); "
+        "print([m for m in ('torch', 'torch_geometric', 'numpy', 'tyro') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_public_name_is_found() -> None:
+    script = (
+        "import nfn_graph; assert set(nfn_graph.__all__) <= set(dir(nfn_graph)); "
+        "assert nfn_graph.nn.NFN is nfn_graph.NFN; "
+        "print(all(getattr(nfn_graph, name) is not None for name in nfn_graph.__all__))"
+    )
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        nfn_graph.Nothing  # noqa: B018
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_an_interruption_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nfn_graph.cli", "inspect", str(tmp_path / "none.pt")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    maps = Path(f"/proc/{process.pid}/maps")
+    limit = time.monotonic() + 60
+    while "torch" not in maps.read_text():
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert error == "nfn-graph: Interrupted\n"
+    # By its own exit code, or by the signal, as Python does if it came while text was executed.
+    assert process.returncode in (130, -signal.SIGINT)

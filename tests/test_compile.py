@@ -46,12 +46,12 @@ def compiled(model: torch.nn.Module, backend: str = "eager") -> torch.nn.Module:
     ("options", "backend"),
     [({}, "aot_eager"), ({"io_encoding": "sinusoidal", "norm": True, "residual": True}, "eager")],
 )
-@pytest.mark.parametrize("out_features", [None, 3])
+@pytest.mark.parametrize("kind", [{}, {"out_features": 3, "head": (8,)}])
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
-def test_one_graph_serves_batches_of_all_widths(symmetry, out_features, options, backend):
+def test_one_graph_serves_batches_of_all_widths(symmetry, kind, options, backend):
     data = batches(10)
     spec = data[0].spec
-    model = NFN(spec, (4, 4), symmetry, out_features=out_features, head=(8,), **options)
+    model = NFN(spec, (4, 4), symmetry, **kind, **options)
     fast = compiled(model, backend)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for batch in data:

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, EquivariantNFN, InvariantNFN, WeightFeatures
-from nfn_graph.features import Incidence
+from nfn_graph.features import Incidence, _build, _incidence, _rows
+from nfn_graph.features._incidence import _Cache
 
 SYMMETRIES = ["np", "hnp"]
 # Operations that wait for the device, sort, or have a shape that depends on values.
@@ -34,6 +35,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.sent = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -53,6 +55,7 @@ class Recorder(TorchDispatchMode):
             source = moved[-1] if moved else "cpu"
             if source != "cpu" and out.device.type == "cpu":
                 raise AssertionError(f"Expected no copy to the host (got {name})")
+            self.sent += source == "cpu" and out.device.type != "cpu"
         return out
 
 
@@ -129,6 +132,35 @@ def operations(batch: Batch, symmetry: str) -> list[str]:
 def test_the_number_of_operations_does_not_grow_with_the_networks(symmetry):
     few, many = networks(2, mixed=False), networks(40, mixed=True)
     assert operations(few, symmetry) == operations(many, symmetry)
+
+
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_the_sizes_of_a_new_batch_go_to_the_device_in_one_copy(network):
+    spec = NAMED_SPECS[network]
+    raw = batch_of(spec).features()
+    model = NFN(spec, (4, 4), in_channels=3, out_features=2, head=(8,)).to("meta")
+    with Recorder() as recorder:
+        incidence = Incidence(raw.spec, raw.incidence.shapes, torch.device("meta"))
+    assert recorder.sent == 1
+    tensors = {key: x.to("meta", torch.float32) for key, x in raw.tensors()}
+    with Recorder() as recorder:
+        model(WeightFeatures(tensors, raw.spec, incidence)).sum().backward()
+    assert recorder.sent == 0
+
+
+def test_nothing_is_kept_that_was_made_while_a_graph_is_captured(monkeypatch):
+    """The memory belongs to the captured graph, and a copy would read the host again."""
+    monkeypatch.setattr(_incidence, "_CACHE", _Cache(8, 2**20))
+    known = networks(2, mixed=True)
+    layer = NFN(known.spec, (4,), "np")
+    features = known.features()
+    monkeypatch.setattr(_rows, "is_capturing", lambda device: True)
+    monkeypatch.setattr(_build, "is_capturing", lambda device: True)
+    assert known.features().incidence is features.incidence
+    layer(features)
+    assert not features.incidence.scales
+    with pytest.raises(RuntimeError, match=r"got new sizes.*once before the capture"):
+        networks(3, mixed=True).features()
 
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)

@@ -17,6 +17,7 @@ from nfn_graph import (
     Batch,
     ChannelNorm,
     Dropout,
+    Fold,
     FourierFeatures,
     IOEncoding,
     NetworkSpec,
@@ -130,9 +131,13 @@ def test_models(options, symmetry, dtype):
     group = "hnp" if "io_encoding" in options else symmetry
     common = {"in_channels": CHANNELS, **options}
     model = NFN(spec, (4, 4), symmetry, out_features=2, head=(8,), **common).to(dtype).eval()
-    assert_invariant(model, batch, group, folded=False)
+    if model.standardize is not None:
+        model.standardize.fit(batch)
+    assert_invariant(model, batch, group)
     editor = NFN(spec, (4, 4, 1), symmetry, **common).to(dtype).eval()
-    assert_equivariant(editor, batch, group, folded=False)
+    if editor.standardize is not None:
+        editor.standardize.fit(batch)
+    assert_equivariant(editor, batch, group)
     assert_equivariant(lambda graph: editor(graph).to_graph(), batch, group)
 
 
@@ -147,7 +152,7 @@ def test_dropout_per_channel_commutes_with_permutations_for_every_draw():
     dropped = seeded(batch.features("hnp"))
     zeros = sum(int((x == 0).sum()) for _, x in dropped.tensors())
     assert zeros > 0
-    assert_equivariant(_resampled(seeded), batch, "hnp")
+    assert_equivariant(_resampled(seeded), batch, "hnp", folded=True)
 
 
 def _resampled(function: Callable[[WeightFeatures], WeightFeatures]):
@@ -294,3 +299,54 @@ def test_a_permuted_network_computes_the_same_function():
 
     moved = sample(graph, "hnp").apply(graph)
     assert (run(graph.to_tensors()) - run(moved.to_tensors())).abs().max() < 1e-12
+
+
+def inferred(spec: NetworkSpec, symmetry: str) -> list[nn.Module]:
+    """Functions of graphs and of features, each of which says what it takes."""
+    layer = NFLinear(spec.fold(symmetry), CHANNELS, CHANNELS)
+    standardize = Standardize(spec, CHANNELS).double().fit(mixed_batch(spec, torch.float64))
+    union = NetworkSpec.union([spec, chain((2, 3, 3, 4)).spec])
+    return [
+        layer,
+        Residual(nn.Sequential(Activation("tanh"), layer)),
+        nn.Sequential(Activation("tanh"), layer),
+        nn.Sequential(Fold(symmetry), layer),
+        nn.Sequential(standardize, Fold(symmetry), layer),
+        NFN(spec, (4, 1), symmetry, in_channels=CHANNELS),
+        NFN(union, (4, 1), symmetry, in_channels=CHANNELS),
+    ]
+
+
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+def test_laws_infer_what_a_function_takes(symmetry):
+    spec = chain((2, 3, 4)).spec
+    graph = random_graph(spec, {"hidden1": 5}, CHANNELS)
+    for module in inferred(spec, symmetry):
+        assert_equivariant(module.double(), graph)
+    folded = spec.fold(symmetry)
+    pools = [
+        Pool(folded),
+        nn.Sequential(Fold(symmetry), Pool(folded)),
+        NFN(spec, (4,), symmetry, in_channels=CHANNELS, out_features=2, head=(4,)),
+    ]
+    for pool in pools:
+        assert_invariant(pool.double(), graph)
+        assert_invariant(pool, Batch.from_data_list([graph, graph]))
+
+
+def test_laws_infer_the_group_that_all_layers_keep():
+    spec = chain((2, 3, 4)).spec
+    graph = random_graph(spec, {"hidden1": 5}, CHANNELS)
+    options = {"in_channels": CHANNELS, "out_features": 2, "head": (4,)}
+    encoded = NFN(spec, (4,), "np", io_encoding="sinusoidal", **options).double()
+    assert_invariant(encoded, graph)  # Positions of inputs and outputs leave "hnp".
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_invariant(encoded, graph, "np")
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_invariant(NFN(spec, (4,), "hnp", **options).double(), graph, "np")
+    ramp = Activation(lambda x: x * torch.arange(len(x)).to(x).view(-1, 1, 1))
+    broken = nn.Sequential(NFLinear(spec.fold("np"), CHANNELS, 2).double(), ramp)
+    with pytest.raises(AssertionError, match="to agree"):
+        assert_equivariant(broken, graph)
+    with pytest.raises(ValueError, match=r"says which symmetry it keeps .*symmetry='np'"):
+        assert_equivariant(lambda graph: graph, graph)

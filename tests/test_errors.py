@@ -15,6 +15,7 @@ from nfn_graph import (
     Batch,
     ChannelNorm,
     Dropout,
+    Fold,
     FourierFeatures,
     IOEncoding,
     NetworkSpec,
@@ -158,13 +159,15 @@ def test_hnp_with_differing_input_sizes_names_the_type():
     model = NFN(SPEC, (2,), "hnp", out_features=1).double()
     with pytest.raises(ValueError, match=r"2 neurons of the fixed neuron type 'input' \(got diff"):
         model(batch)
-    with pytest.raises(ValueError, match=r"'input' \(got 5\)"):
+    with pytest.raises(ValueError, match=r"'input' \(got 5\)\. Use 'np' and NetworkSpec\.union"):
         model(chain((5, 3, 4)))
 
 
 def test_models_name_the_type_that_they_do_not_know():
     model = NFN(SPEC, (2,), "np", out_features=1).double()
-    with pytest.raises(ValueError, match="Expected 'hidden2' as in the spec: no such type"):
+    with pytest.raises(
+        ValueError, match=r"'hidden2', which the spec lacks\)\. Use NetworkSpec\.union"
+    ):
         model(chain((2, 3, 3, 4)))
     with pytest.raises(ValueError, match=r"'weight', 'hidden1'\) as in the spec: .*:1 \(got .*:9"):
         model(chain((2, 3, 4), kernels=[(3, 3), ()]))
@@ -213,7 +216,7 @@ def test_graphs_that_were_changed_by_hand_are_checked():
         _ = WeightGraph().spec
     with pytest.raises(ValueError, match="got a batch; take batch"):
         Batch.from_data_list([chain((2, 3, 4))]).to_tensors()
-    with pytest.raises(TypeError, match="Expected no arguments"):
+    with pytest.raises(TypeError, match="Expected no argument but spec"):
         chain((2, 3, 4)).to_homogeneous(add_node_type=True)
 
 
@@ -243,6 +246,8 @@ def test_graphs_that_were_changed_by_hand_are_checked():
         ),
         (lambda: NFN(SPEC, (8,), max_parameters=10), "at most 10 parameters"),
         (lambda: Activation(nn.ReLU(inplace=True)), "keeps its input"),
+        (lambda: Activation("softmax"), r"activation of .* \(got 'softmax'\)"),
+        (lambda: Fold("nph"), r"\['np', 'hnp'\] \(got 'nph'\)"),
         (lambda: Standardize(SPEC, 1).fit([]), "at least one graph"),
     ],
 )
@@ -256,6 +261,18 @@ def test_bad_uses_of_layers_and_models():
     with pytest.raises(ValueError, match=r"keeps the 2 channels of its input \(got 3\)"):
         Residual(NFLinear(features.spec, 2, 3).double())(features)
     model = NFN(SPEC, (1,), out_features=1).double()
+    for function in (nn.ReLU, 3, None):
+        with pytest.raises(TypeError, match=r"name of an activation or a function of a tensor"):
+            Activation(function)
+    batch = Batch.from_data_list([chain((2, 3, 4), channels=2)])
+    with pytest.raises(TypeError, match=r'\(got Batch\)\. Use graph\.features\("np"\)'):
+        NFLinear(features.spec, 2, 3)(batch)
+    with pytest.raises(TypeError, match=r"\(got Batch\)\. Use graph\.features\(\)"):
+        Standardize(batch.spec, 2)(batch)
+    with pytest.raises(TypeError, match="Expected out_features with head="):
+        NFN(SPEC, (1,), head=(8,))
+    with pytest.raises(TypeError, match=r"no out_features with edit_scale= \(got 2\)"):
+        NFN(SPEC, (1,), out_features=2, edit_scale=0.1)
     with pytest.raises(TypeError, match=r"a Batch or WeightFeatures \(got list\).*from_data_list"):
         model([chain((2, 3, 4))])
     with pytest.raises(ValueError, match="Expected features of 3 channels"):

@@ -100,3 +100,16 @@ def test_what_does_not_belong_together_is_refused():
 def test_features_print_their_shapes():
     text = repr(features())
     assert text.startswith("WeightFeatures(2 networks; hidden1 [8, 7, 2]")
+
+
+@pytest.mark.parametrize("symmetry", [None, "np", "hnp"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_labels_and_pointers_go_along_to_another_device(batched, symmetry):
+    graph = chain((2, 3, 4))
+    graph.y = torch.tensor([1])
+    graph = Batch.from_data_list([graph, graph]) if batched else graph
+    moved = graph.features(symmetry).to("meta").to_graph()
+    found = [x for store in moved.stores for x in store.values() if isinstance(x, torch.Tensor)]
+    assert len(found) == 6 + 6 * batched  # Features, the label, and pointers of three types.
+    assert {x.device.type for x in found} == {"meta"}
+    assert graph.y.device.type == "cpu"

@@ -15,7 +15,9 @@ from torch_geometric.data import HeteroData
 from networks import NAMED_SPECS, chain, sizes_of, specs
 from nfn_graph import Batch, NetworkSpec, NeuronType, WeightGraph, WeightType
 from nfn_graph.data import Layout, Placement, Shape
+from nfn_graph.features import Incidence
 from nfn_graph.testing import random_graph
+from nfn_graph.transforms import FillBiases
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -179,6 +181,112 @@ def test_to_homogeneous_gives_plain_data_with_masks():
     last = (data.edge_type == 1) & (data.batch[source] == 1)
     rows, columns = target[last] - 9 - 5, source[last] - 9 - 2
     assert torch.equal(data.edge_attr[last][:, :2], weight[rows, columns])
+
+
+def test_types_of_a_spec_mean_the_same_in_every_graph():
+    shallow, deep = chain((2, 3, 4)), chain((2, 3, 5, 4), kernels=[(), (3,), ()])
+    spec = NetworkSpec.union([shallow.spec, deep.spec])
+    alone = shallow.to_homogeneous(spec=spec)
+    together = Batch.from_data_list([shallow, deep]).to_homogeneous(spec=spec)
+    names = [[n.name for n in spec.neurons][i] for i in alone.node_type.tolist()]
+    assert names == ["input"] * 2 + ["hidden1"] * 3 + ["output"] * 4
+    assert torch.equal(alone.node_type, together.node_type[:9])
+    first = together.batch[together.edge_index[0]] == 0
+    assert torch.equal(alone.edge_attr, together.edge_attr[first])
+    assert torch.equal(alone.edge_type, together.edge_type[first])
+    assert set(alone.edge_type.tolist()) < set(together.edge_type.tolist())
+    # Without the spec the ids are those of the graph's own types.
+    assert not torch.equal(shallow.to_homogeneous().node_type, alone.node_type)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_missing_edge_index_is_asked_for_at_materialize(batched):
+    graph = Batch.from_data_list([chain((2, 3, 4))] * 2) if batched else chain((2, 3, 4))
+    edges = graph["input", "weight", "hidden1"]
+    for ask in (
+        lambda: graph.edge_index_dict,
+        lambda: edges.edge_index,
+        lambda: edges["edge_index"],
+        lambda: T.ToUndirected()(graph),
+        lambda: T.RemoveIsolatedNodes()(graph),
+        lambda: T.ToSparseTensor()(graph),
+    ):
+        with pytest.raises(ValueError, match=r"stores none\)\. Use graph\.materialize\(\)"):
+            ask()
+    both_ways = T.ToUndirected()(graph.materialize())
+    assert ("hidden1", "rev_weight", "input") in both_ways.edge_types
+    edges.edge_index = torch.zeros(2, 6, dtype=torch.long)
+    assert edges.edge_index.shape == (2, 6)
+    assert copy.copy(graph)["input", "weight", "hidden1"].edge_index.shape == (2, 6)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_graphs_are_cast_and_their_labels_are_not(batched):
+    graph = chain((2, 3, 4), dtype=torch.float32)
+    graph.y = torch.tensor([0.5])
+    graph = Batch.from_data_list([graph, graph]) if batched else graph
+    tensors = dict(graph.features().tensors())
+    for cast in (
+        lambda: graph.to(torch.float64),
+        lambda: graph.to("cpu", torch.float16),
+        lambda: graph.to("cpu", dtype=torch.float64),
+        lambda: graph.to(dtype=torch.float32),
+    ):
+        dtype = graph["hidden1"].x.dtype
+        assert cast() is graph
+        assert graph["hidden1"].x.dtype != dtype
+        assert {x.dtype for _, x in graph.features().tensors()} == {graph["hidden1"].x.dtype}
+        assert graph.y.dtype == torch.float32
+    assert graph.features().dtype == torch.float32
+    for key, x in graph.features().tensors():
+        assert torch.allclose(x, tensors[key], atol=2e-3)
+    assert graph.to(torch.float64, "x")["hidden1"].x.dtype == torch.float64
+    assert graph["input", "weight", "hidden1"].edge_attr.dtype == torch.float32
+    with pytest.raises(TypeError, match=r"floating-point dtype .* \(got torch.int64\)"):
+        graph.to(torch.int64)
+    assert graph.to("meta").y.device.type == "meta"
+
+
+def test_graphs_are_loaded_without_trust(tmp_path):
+    """By `torch.load` as it is called by default, which makes only classes that it knows."""
+    graph = chain((2, 3, 4), kernels=[(3, 3), ()])
+    graph.y = torch.tensor([1])
+    filled = FillBiases()(chain((2, 5, 4), kernels=[(3, 3), ()], biases=False))
+    filled.y = torch.tensor([2])
+    batch = Batch.from_data_list([graph, filled, chain_with_label((2, 3))])
+    for saved in (graph, filled, batch):
+        saved.features("np")  # What is derived then need not be saved.
+        torch.save(saved, tmp_path / "graph.pt")
+        loaded = torch.load(tmp_path / "graph.pt")
+        assert type(loaded) is type(saved)
+        assert loaded.spec == saved.spec
+        assert torch.equal(loaded.y, saved.y)
+        known = dict(loaded.features().tensors())
+        assert all(torch.equal(x, known[key]) for key, x in saved.features().tensors())
+    assert loaded.num_graphs == 3
+    again = FillBiases().inverse(loaded[1]).to_tensors()
+    before = FillBiases().inverse(filled).to_tensors()
+    assert all(torch.equal(again[key], x) for key, x in before.items())
+    assert list(again) == list(before)
+
+
+def chain_with_label(widths: tuple[int, ...]) -> WeightGraph:
+    graph = chain(widths)
+    graph.y = torch.tensor([3])
+    return graph
+
+
+def test_printing_builds_no_indices(monkeypatch):
+    graphs = [chain((2, 3, 4)), Batch.from_data_list([chain((2, 3, 4)), chain((2, 5, 4))])]
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("indices were built")
+
+    monkeypatch.setattr(Incidence, "__init__", refuse)
+    with pytest.raises(AssertionError, match="indices were built"):
+        chain((2, 7, 9)).features()
+    for graph in graphs:
+        assert "hidden1" in repr(graph)
 
 
 def test_graphs_print_what_they_hold():

@@ -16,6 +16,7 @@ from nfn_graph import (
     ChannelNorm,
     Dropout,
     EquivariantNFN,
+    Fold,
     FourierFeatures,
     IOEncoding,
     NFLinear,
@@ -342,3 +343,58 @@ def test_residual_and_activation():
     out = Residual(nn.Sequential(inner, Activation(nn.ReLU())))(features)
     expected = features + inner(features).map(torch.relu)
     assert same(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("relu", nn.ReLU()),
+        ("ReLU", nn.ReLU()),
+        ("leaky_relu", nn.LeakyReLU()),
+        ("Leaky-ReLU", nn.LeakyReLU()),
+        ("swish", nn.SiLU()),
+        (torch.tanh, nn.Tanh()),
+    ],
+)
+def test_activations_by_name_are_those_of_torch(name, function):
+    features = chain((2, 3, 4)).features()
+    assert same(Activation(name)(features), features.map(function))
+
+
+def test_a_fold_begins_a_chain_of_layers():
+    graph = chain((2, 3, 4))
+    spec = graph.spec.fold("hnp")
+    layers = nn.Sequential(NFLinear(spec, 1, 2), Activation("relu"), Pool(spec)).double()
+    model = nn.Sequential(Fold("hnp"), layers)
+    expected = layers(graph.features("hnp"))
+    assert torch.equal(model(graph), expected)
+    assert torch.equal(model(graph.features()), expected)
+    assert torch.equal(model(graph.features("np")), expected)
+    assert same(Fold(None)(graph.features("np")), graph.features())
+
+
+def test_an_unfitted_standardize_warns_once():
+    graph = chain((2, 3, 4))
+    features = graph.features()
+    layer = Standardize(graph.spec, 1).double()
+    with pytest.warns(UserWarning, match=r"not fitted, so it changes nothing\. Call fit"):
+        assert same(layer(features), features)
+    layer(features)  # Warnings are errors here.
+    loaded = Standardize(graph.spec, 1).double()
+    loaded.load_state_dict(layer.state_dict())
+    with pytest.warns(UserWarning, match="not fitted"):
+        loaded(features)
+    layer.fit(graph)
+    fresh = nn.Sequential(Standardize(graph.spec, 1)).double()
+    fresh.load_state_dict(nn.Sequential(layer).state_dict())
+    assert fresh[0].is_fitted
+    assert same(fresh(features), layer(features))
+
+
+def test_an_unfitted_standardize_compiles():
+    graph = chain((2, 3, 4))
+    layer = Standardize(graph.spec, 1).double()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert same(compiled(graph.features()), graph.features())
+    layer.fit(graph)
+    assert same(compiled(graph.features()), layer(graph.features()))

@@ -121,6 +121,53 @@ def test_filled_biases_compute_the_same_and_come_back():
     assert_same_tensors(FillBiases().inverse(batch[0]), graph)
 
 
+def normed(input_taps: int, output_taps: int) -> WeightGraph:
+    """A network with so many values, such as those of norm layers, of its inputs and outputs."""
+    neurons = (
+        NeuronType("input", input_taps, 2),
+        NeuronType("hidden1"),
+        NeuronType("output", output_taps, 3),
+    )
+    weights = (WeightType("input", "hidden1"), WeightType("hidden1", "output"))
+    return random_graph(NetworkSpec(neurons, weights))
+
+
+def test_the_transform_that_a_union_names_brings_any_biases_together():
+    graphs = [normed(4, 1), normed(0, 5), chain((2, 3, 3))]
+    with pytest.raises(ValueError, match=r"FillBiases\.to_largest\(graphs\)"):
+        Batch.from_data_list(graphs)
+    fill = FillBiases.to_largest(graphs)
+    batch = Batch.from_data_list([fill(graph) for graph in graphs])
+    assert [neuron.taps for neuron in batch.spec.neurons] == [4, 1, 5]
+    for i, graph in enumerate(graphs):
+        before, after = graph.features(), fill.inverse(batch[i]).features()
+        assert all(torch.equal(after[key], x) for key, x in before.tensors())
+
+
+def test_the_transform_that_role_types_name_makes_room_for_them():
+    graph = chain((2, 3, 3, 3), biases=(True, False, True))
+    assert RoleTypes()(FillBiases({"hidden2": 1})(graph)).spec.neuron["hidden"].taps == 1
+
+
+@pytest.mark.parametrize("kernels", [[(), (4,)], [(), ()]])
+def test_weights_that_cannot_grow_are_named(kernels):
+    """Behind a flatten, the taps of a linear layer are positions."""
+    fc = torch.randn(4, 3 * 9)
+    whole = chain((2, 3, 4), kernels=[(), (9,)])
+    placed = whole.layout.placements
+    flat = [
+        replace(p, shape=tuple(fc.shape), view=(4, 3, 9)) if p.keys[0] == "1.weight" else p
+        for p in placed
+    ]
+    tensors = {**whole.to_tensors(), "1.weight": fc.double()}
+    behind = WeightGraph.from_placements(replace(whole.layout, placements=tuple(flat)), tensors)
+    other = chain((2, 3, 4), kernels=kernels)
+    with pytest.raises(ValueError, match=r"GrowKernels\.to_largest\(graphs\)"):
+        Batch.from_data_list([behind, other])
+    with pytest.raises(ValueError, match=r"'1\.weight' .* Only the kernels of convolutions can"):
+        GrowKernels.to_largest([behind, other])
+
+
 def split_layer(kernel: int, biases: int) -> WeightGraph:
     """A kernel over two layers, and a further one over the first of them, with some biases."""
     sizes = {"input": 2, "a": 3, "b": 4, "c": 5}
@@ -359,10 +406,17 @@ def test_one_role_model_serves_any_depth():
             ),
             "role=True and role=False",
         ),
-        (lambda: RoleTypes()(chain((2, 3, 3, 3), biases=(True, False, True))), "FillBiases first"),
+        (
+            lambda: RoleTypes()(chain((2, 3, 3, 3), biases=(True, False, True))),
+            r"FillBiases\({'hidden2': 1}\) first",
+        ),
+        (
+            lambda: RoleTypes()(chain((2, 3, 3, 3, 3), kernels=[(), (3,), (5,), ()])),
+            r"GrowKernels\({.*: \(5,\), .*: \(5,\)}\) first",
+        ),
         (
             lambda: RoleTypes()(chain((2, 3, 3, 3, 3), kernels=[(), (3,), (), ()])),
-            "GrowKernels first",
+            "not all of these are such kernels",
         ),
         (lambda: RoleTypes()(RoleTypes()(chain((2, 3, 3)))), "without role types"),
         (lambda: RoleTypes()(random_graph(self_spec())), "self weight"),

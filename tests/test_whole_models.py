@@ -16,7 +16,9 @@ from nfn_graph import (
     Batch,
     ChannelNorm,
     Dropout,
+    EquivariantNFN,
     FourierFeatures,
+    InvariantNFN,
     IOEncoding,
     NFLinear,
     Pool,
@@ -92,7 +94,7 @@ def by_hand(spec, symmetry, channels, is_invariant, options):
     folded, width = spec.fold(symmetry), 2
     before, after = [], []
     if options.get("standardize"):
-        before.append(Standardize(spec, 2))
+        before.append(Standardize(spec, 2).fit(batch_of(2)))
     if "fourier_features" in options:
         before.append(FourierFeatures(2, 3, 0.1))
         width = 6
@@ -166,7 +168,8 @@ def test_models_save_and_load():
     model = NFN(batch.spec, (4, 4), "hnp", **options).double()
     model.standardize.fit([batch])
     again = NFN(batch.spec, (4, 4), "hnp", **options).double()
-    assert not torch.equal(model(batch), again(batch))
+    with pytest.warns(UserWarning, match=r"model\.standardize\.fit"):
+        assert not torch.equal(model(batch), again(batch))
     again.load_state_dict(model.state_dict())
     assert torch.equal(model(batch), again(batch))
 
@@ -197,3 +200,33 @@ def test_a_model_for_one_input_size_serves_np_networks_of_any():
     other = chain((9, 3, 5))
     assert model(other).shape == (1, 1)
     assert torch.equal(model(other.features()), model(other))
+
+
+def test_models_have_one_type_of_output():
+    batch = batch_of(1)
+    scorer, editor = NFN(batch.spec, (4, 1), out_features=2), NFN(batch.spec, (4, 1))
+    assert type(scorer) is InvariantNFN
+    assert type(editor) is EquivariantNFN
+    assert scorer.double()(batch).shape == (batch.num_graphs, 2)
+    assert isinstance(editor.double()(batch), WeightFeatures)
+    assert editor(batch).to_graph().spec == batch.spec
+
+
+def test_models_can_keep_all_entries_of_the_pool():
+    batch = batch_of(1)
+    model = NFN(batch.spec, (4, 4), "hnp", out_features=2, head=(8,), pool_full=True).double()
+    features = model.layers(batch.features("hnp"))
+    expected = Pool(features.spec, full=True)(Activation("relu")(features))
+    assert expected.shape[1] > Pool(features.spec).num_entries
+    assert torch.allclose(model(batch), model.head(expected.flatten(1)))
+
+
+def test_models_take_activations_as_pyg_does():
+    batch = batch_of(1)
+    outputs = []
+    for act in ("silu", "SiLU", nn.functional.silu):
+        torch.manual_seed(0)
+        model = NFN(batch.spec, (4, 4), out_features=2, head=(8,), act=act).double()
+        outputs.append(model(batch))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])

@@ -16,6 +16,8 @@ import nfn_graph
 from harness.timing import THREADS
 
 Row = Mapping[str, Any]
+#: Whether this process keeps the memory that it frees.
+_KEPT: list[bool] = []
 #: The load of the machine when the benchmark began: other work slows it down.
 LOAD = os.getloadavg()
 
@@ -31,12 +33,19 @@ def arguments(description: str | None, *more: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats, below 60 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument(
+        "--keep-memory",
+        action="store_true",
+        help="keep freed memory, as the allocator of a GPU does and `nfn-graph train` too",
+    )
     if "device" in more:
         parser.add_argument("--device", default="cpu", type=torch.device)
     if "compile" in more:
         parser.add_argument("--compile", action="store_true", help="also compile the layers")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.keep_memory:
+        _KEPT.append(nfn_graph.keep_memory())
     torch.manual_seed(0)
     return args
 
@@ -84,7 +93,8 @@ def machine() -> str:
         f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GB, "
         f"{torch.get_num_threads()} threads, "
         f"Python {platform.python_version()}, torch {torch.__version__}, "
-        f"nfn_graph {nfn_graph.__version__}"
+        f"nfn_graph {nfn_graph.__version__}, "
+        f"freed memory {'kept' if any(_KEPT) else 'returned to the system'}"
     )
 
 

@@ -6,13 +6,12 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage
-from typing_extensions import Self
 
 from nfn_graph.data._chain import chain_layout
 from nfn_graph.data._layout import Layout, gather_tensors, scatter_tensors
@@ -20,13 +19,11 @@ from nfn_graph.data._plain import to_data, to_hetero_data
 from nfn_graph.features import Incidence, WeightFeatures
 from nfn_graph.spec import Key, NetworkSpec, Symmetry
 
+_Graph = TypeVar("_Graph", bound="WeightGraph")
+
 _COLLATE_HINT = (
     "Batch networks with nfn_graph.Batch.from_data_list or nfn_graph.DataLoader, which keep "
     "different networks apart."
-)
-_UNION_HINT = (
-    "Use NetworkSpec.union of the specs of all networks: it has the types of each, and leaves "
-    "open the sizes that differ."
 )
 
 
@@ -234,12 +231,12 @@ class WeightGraph(HeteroData):
         return run(self, inputs, per_network=per_network, return_activations=return_activations)
 
     def to(
-        self,
+        self: _Graph,
         device: int | str | torch.device | torch.dtype | None = None,
         *args: str | torch.dtype,
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
-    ) -> Self:
+    ) -> _Graph:
         """Moves all tensors to a device, as PyG does, and casts the features.
 
         As in PyG, the graph itself changes. Labels and other attributes keep their dtype.
@@ -295,7 +292,7 @@ class WeightGraph(HeteroData):
         return to_data(self, spec)
 
     @classmethod
-    def from_dict(cls, mapping: dict[str, Any]) -> Self:
+    def from_dict(cls: type[_Graph], mapping: dict[str, Any]) -> _Graph:
         """Makes a graph of its stores, as in PyG."""
         graph = cls()
         for key, attributes in mapping.items():
@@ -391,7 +388,7 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
         if key not in known:
             raise ValueError(
                 f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
-                f"{_UNION_HINT}"
+                f"Use NetworkSpec.union of the specs of all networks."
             )
         if known[key] != type_:
             raise ValueError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
@@ -400,5 +397,6 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
         if expected_size is not None and neuron.size != expected_size:
             raise ValueError(
                 f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
-                f"(got {'different sizes' if neuron.size is None else neuron.size}). {_UNION_HINT}"
+                f"(got {'different sizes' if neuron.size is None else neuron.size}). Use "
+                f"'np' and NetworkSpec.union of the specs of all networks, which leaves sizes open."
             )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Generic, TypeVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from nfn_graph.spec import NETWORK, PRIME, FoldedSpec, Key, NetworkSpec, Shape, Site, WeightKey
@@ -16,9 +17,19 @@ Labels = tuple[str, ...]
 _Row = tuple[int, ...]
 
 
+Array = TypeVar("Array", Tensor, NDArray[np.int64])
+
+
+def take(x: Array, index: Array) -> Array:
+    """The rows of an array or tensor with the given numbers."""
+    return x.index_select(0, index) if isinstance(x, Tensor) else x[index]
+
+
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class Blocks(Generic[Array]):
     """The blocks of one family of rows: of a neuron type, a weight type or a site.
+
+    First as arrays on the host, then as tensors on a device.
 
     Attributes:
         indices: The indices that number the rows of a block, slowest first.
@@ -33,34 +44,33 @@ class Blocks:
 
     indices: Labels
     total: int
-    graph: Tensor
-    start: Tensor
-    size: dict[str, Tensor]
-    starts: dict[Labels, Tensor]
+    graph: Array
+    start: Array
+    size: dict[str, Array]
+    starts: dict[Labels, Array]
     coarser: dict[Labels, Key]
     filled: dict[Labels, int]
 
-    def digits(self, block: Tensor, number: Tensor, sequence: Labels) -> dict[str, Tensor]:
+    def digits(self, block: Array, number: Array, sequence: Labels) -> dict[str, Array]:
         """The digits of numbers whose places are the given indices, slowest first."""
-        digits = {}
+        digits: dict[str, Array] = {}
         for index in reversed(sequence[1:]):
-            size = self.size[index].to(number.dtype).index_select(0, block)
+            size = take(self.size[index], block)
             quotient = number // size
             digits[index] = number - quotient * size
             number = quotient
         return digits | {sequence[0]: number}
 
-    def number(self, block: Tensor, digits: dict[str, Tensor], sequence: Labels) -> Tensor:
+    def number(self, block: Array, digits: Mapping[str, Array], sequence: Labels) -> Array:
         """The numbers with those digits: the inverse of :meth:`digits`."""
         number = digits[sequence[0]]
         for index in sequence[1:]:
-            size = self.size[index].to(number.dtype).index_select(0, block)
-            number = number * size + digits[index]
+            number = number * take(self.size[index], block) + digits[index]
         return number
 
 
-class Table:
-    """A family of blocks before it is on a device.
+class _Table:
+    """A family of blocks while it is being put together.
 
     Args:
         indices: The indices of the family.
@@ -73,18 +83,30 @@ class Table:
         self.graph = values[:, 0]
         self.sizes = values[:, 1 : 1 + len(indices)]
         self.layers = values[:, 1 + len(indices) :]
-        count = self.sizes.prod(1)
-        self.start = count.cumsum() - count
-        self.total = int(count.sum())
+        self.count = self.sizes.prod(1)
+        self.start = self.count.cumsum() - self.count
+        self.total = int(self.count.sum())
         self.starts: dict[Labels, NDArray[np.int64]] = {}
         self.coarser: dict[Labels, Key] = {}
         self.filled: dict[Labels, int] = {}
 
     def first_of_graphs(self, graphs: int) -> NDArray[np.int64]:
         """The first row of every network."""
-        rows = np.zeros(graphs, dtype=np.int64)
-        np.add.at(rows, self.graph, self.sizes.prod(1))
+        rows = np.bincount(self.graph, self.count, graphs).astype(np.int64)
         return rows.cumsum() - rows
+
+    def blocks(self, dtype: DTypeLike) -> Blocks[NDArray[np.int64]]:
+        """The finished table, with numbers of one dtype."""
+        return Blocks(
+            indices=self.indices,
+            total=self.total,
+            graph=self.graph.astype(dtype),
+            start=self.start.astype(dtype),
+            size={i: self.sizes[:, k].astype(dtype) for k, i in enumerate(self.indices)},
+            starts={kept: start.astype(dtype) for kept, start in self.starts.items()},
+            coarser=self.coarser,
+            filled=self.filled,
+        )
 
 
 def ends_of(spec: NetworkSpec, key: WeightKey) -> tuple[Labels, Labels]:
@@ -113,12 +135,14 @@ def kept_labels(fold: FoldedSpec, site: Site, cover: int) -> Labels:
 
 def block_tables(
     spec: NetworkSpec, shapes: Sequence[Shape], folds: Iterable[FoldedSpec]
-) -> dict[Key, Table]:
+) -> dict[Key, Blocks[NDArray[np.int64]]]:
     """The tables of all families that a batch needs."""
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     sizes = [_Sizes(spec, shape) for shape in kinds]
-    tables: dict[Key, Table] = {NETWORK: Table((), np.arange(len(shapes), dtype=np.int64)[:, None])}
+    tables: dict[Key, _Table] = {
+        NETWORK: _Table((), np.arange(len(shapes), dtype=np.int64)[:, None])
+    }
     for neuron in spec.neurons:
         blocks = [size.layers(neuron.name) for size in sizes]
         tables[neuron.name] = _table(spec.indices(neuron.name), blocks, kind)
@@ -173,35 +197,11 @@ def block_tables(
                     add_start(family_of(spec, fold.site[part.entry]), part.kept)
             for piece in site.pieces if isinstance(site.key, str) else ():
                 add_start(piece.store, site.indices)
-    return tables
-
-
-def on_device(tables: dict[Key, Table], device: torch.device) -> dict[Key, Blocks]:
-    """Moves all tables in one copy."""
-    columns = [
-        column
-        for table in tables.values()
-        for column in (table.graph, table.start, *table.sizes.T, *table.starts.values())
-    ]
-    numbers = np.concatenate(columns).tolist()
-    if device.type == "cuda" and torch.cuda.is_available():
-        packed = torch.tensor(numbers).pin_memory().to(device, non_blocking=True)
-    else:
-        packed = torch.tensor(numbers, device=device)
-    moved = iter(packed.split([len(column) for column in columns]))
-    return {
-        key: Blocks(
-            indices=table.indices,
-            total=table.total,
-            graph=next(moved),
-            start=next(moved),
-            size={index: next(moved) for index in table.indices},
-            starts={kept: next(moved) for kept in table.starts},
-            coarser=table.coarser,
-            filled=table.filled,
-        )
-        for key, table in tables.items()
-    }
+    # The rows of all covers of a site are numbered together.
+    width = max(2, *(len(site.covers) for fold in folds for site in fold.sites))
+    most = max(table.total for table in tables.values()) + 1
+    dtype = np.int32 if width * most < 2**31 else np.int64
+    return {key: table.blocks(dtype) for key, table in tables.items()}
 
 
 class _Sizes:
@@ -224,6 +224,8 @@ class _Sizes:
         """The blocks of a neuron type: sizes, and the neurons of the layers before."""
         sizes = self.of_type[name]
         indices = self.spec.indices(name)
+        if len(indices) == 1:
+            return list(zip(sizes, accumulate(sizes, initial=0), strict=False))
         return [
             (*(self.index(i, layer) for i in indices), sum(sizes[:layer]))
             for layer in range(len(sizes))
@@ -233,12 +235,14 @@ class _Sizes:
         """The blocks of a weight type: sizes, and the neurons of the layers before both ends."""
         weight = self.spec.weights[number]
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
-        at_target = self.spec.indices(weight.target)
+        indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
+        is_flat = len(at_target) == len(self.spec.indices(weight.source)) == 1
         blocks: list[_Row] = []
         for t, s in self.blocks[number]:
-            sizes = [
-                self.index(i, t if i in at_target else s) for i in self.spec.indices(weight.key)
-            ]
+            if is_flat:
+                sizes = [targets[t], sources[s]]
+            else:
+                sizes = [self.index(i, t if i in at_target else s) for i in indices]
             blocks.append((*sizes, sum(targets[:t]), sum(sources[:s])))
         return blocks
 
@@ -249,7 +253,7 @@ class _Sizes:
         return [tuple(self.index(i, 0) for i in site.indices)]
 
 
-def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -> Table:
+def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -> _Table:
     """The blocks of all networks, from those of each kind of network."""
     width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
     values = np.array([row for rows in blocks for row in rows], dtype=np.int64).reshape(-1, width)
@@ -257,4 +261,4 @@ def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -
     first = counts.cumsum() - counts
     graph = np.repeat(np.arange(len(kind)), counts[kind])
     place = np.arange(len(graph)) - np.repeat(counts[kind].cumsum() - counts[kind], counts[kind])
-    return Table(indices, np.column_stack([graph, values[first[kind[graph]] + place]]))
+    return _Table(indices, np.column_stack([graph, values[first[kind[graph]] + place]]))

@@ -129,8 +129,7 @@ def _fold_piece(
     elif site.is_self and not isinstance(key, str):
         x = x.index_select(0, incidence.self_weights[key].off_diagonal)
     else:
-        order = incidence.renumber(key, _sequence(spec, site, piece))
-        x = x if order is None else x.index_select(0, order)
+        x = incidence.reorder(key, x, _sequence(spec, site, piece))
     return x.reshape(-1, piece.taps, x.shape[-1])
 
 
@@ -145,9 +144,8 @@ def _unfold_piece(
     key = piece.store
     if piece.diagonal and not isinstance(key, str):
         # Behind the entries off the diagonal, since finer sites come first.
-        return found[key].index_copy(0, incidence.self_weights[key].diagonal, x)
+        return found[key].index_copy(0, incidence.self_weights[key].diagonal.long(), x)
     if site.is_self and not isinstance(key, str):
         zeros = x.new_zeros(incidence.weights[key].count, *x.shape[1:])
-        return zeros.index_copy(0, incidence.self_weights[key].off_diagonal, x)
-    place = incidence.renumber(key, _sequence(spec, site, piece), back=True)
-    return x if place is None else x.index_select(0, place)
+        return zeros.index_copy(0, incidence.self_weights[key].off_diagonal.long(), x)
+    return incidence.reorder(key, x, _sequence(spec, site, piece), back=True)

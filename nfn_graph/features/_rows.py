@@ -1,36 +1,127 @@
-"""Which rows of a batch belong together, as index tensors."""
+"""Which rows of a batch belong together, as index tensors and as blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Segments:
-    """Rows in groups: those of group `i` are `order[pointers[i]:pointers[i + 1]]`.
+class Block(NamedTuple):
+    """A complete block of rows, so large that it is summed and filled as a view.
 
     Attributes:
-        index: `[rows]`, the group of each row.
-        order: `[rows]`, the rows, group by group.
-        pointers: `[groups + 1]`, where each group begins in `order`.
-        counts: `[groups]`, the number of rows of each.
-        contiguous: Whether `order` is 0, 1, 2, ...
+        start: Its first row.
+        sizes: The sizes of its indices, slowest first, which number its rows.
+        first: Its first row at a coarser site.
+        kept: Which of the indices the coarser site has, in the order of that site.
     """
 
-    index: Tensor
+    start: int
+    sizes: tuple[int, ...]
+    first: int
+    kept: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return math.prod(self.sizes)
+
+    @property
+    def coarse_count(self) -> int:
+        """The number of rows at the coarser site."""
+        return math.prod(self.sizes[axis] for axis in self.kept)
+
+    def view(self, x: Tensor) -> Tensor:
+        """Its rows of `[rows, width]`, as `[*sizes, width]`."""
+        return x.narrow(0, self.start, self.num_rows).view(*self.sizes, x.shape[1])
+
+    def sums(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The sums of its rows at the coarser site: `[coarser rows, width]`."""
+        dropped = [axis for axis in range(len(self.sizes)) if axis not in self.kept]
+        sums = self.view(x).sum(dropped, dtype=dtype)
+        rank = [sorted(self.kept).index(axis) for axis in self.kept]
+        return sums.permute(*rank, len(rank)).reshape(self.coarse_count, x.shape[1])
+
+    def coarse(self, table: Tensor) -> Tensor:
+        """Its rows of a table of the coarser site, which broadcast with :meth:`view`."""
+        shape = [self.sizes[axis] for axis in self.kept]
+        rows = table.narrow(0, self.first, self.coarse_count).view(*shape, table.shape[1])
+        rows = rows.permute(*(self.kept.index(axis) for axis in sorted(self.kept)), len(shape))
+        for axis in range(len(self.sizes)):
+            if axis not in self.kept:
+                rows = rows.unsqueeze(axis)
+        return rows
+
+    def expand(self, table: Tensor) -> Tensor:
+        """For each of its rows, the row of the coarser site: `[rows, width]`."""
+        width = table.shape[1]
+        return self.coarse(table).expand(*self.sizes, width).reshape(self.num_rows, width)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Rows in groups.
+
+    Most rows are *listed* in index tensors: those of group `i` are
+    `order[pointers[i]:pointers[i + 1]]`. The rows of large blocks are not.
+
+    Attributes:
+        rows: The number of rows.
+        count: The number of groups.
+        groups: `[listed rows]`, the group of each.
+        order: `[listed rows]`, the rows, group by group.
+        pointers: `[count + 1]`, where each group begins in `order`.
+        counts: `[count]`, the number of rows of each, those of the blocks included.
+        contiguous: Whether the rows of every group follow each other.
+        bags: The sums of the listed rows as rows and pointers of one or more steps, each of
+            which sums what the step before returned: `order` and `pointers`, or more where a
+            device sums many short bags faster than few long ones.
+        blocks: The large blocks.
+        runs: Where there are blocks, the stretches of listed rows between them: the first row of
+            each and their number.
+    """
+
+    rows: int
+    count: int
+    groups: Tensor
     order: Tensor
     pointers: Tensor
     counts: Tensor
     contiguous: bool
+    bags: Sequence[Tensor]
+    blocks: tuple[Block, ...] = ()
+    runs: tuple[tuple[int, int], ...] = ()
 
     @property
-    def count(self) -> int:
-        """The number of groups."""
-        return self.counts.shape[0]
+    def index(self) -> Tensor:
+        """`[rows]`, the group of each row. With blocks it is made anew every time."""
+        if not self.blocks:
+            return self.groups
+        like = self.groups
+        numbers = torch.arange(self.count, dtype=like.dtype, device=like.device).unsqueeze(1)
+        blocks = [block.expand(numbers).flatten() for block in self.blocks]
+        return self.joined(like, blocks)
+
+    def listed(self, x: Tensor) -> Tensor:
+        """The listed rows of a tensor."""
+        if not self.blocks:
+            return x
+        parts = [x.narrow(0, start, count) for start, count in self.runs]
+        return torch.cat(parts) if parts else x.narrow(0, 0, 0)
+
+    def joined(self, listed: Tensor, blocks: Iterable[Tensor]) -> Tensor:
+        """All rows in order, from the listed ones and those of every block."""
+        parts = dict(zip((block.start for block in self.blocks), blocks, strict=True))
+        place = 0
+        for start, count in self.runs:
+            parts[start] = listed.narrow(0, place, count)
+            place += count
+        return torch.cat([parts[start] for start in sorted(parts)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,64 +137,19 @@ class Rows:
             by source neuron, its neurons by network.
         counts: For every part of the site's summary, the number of entries that are averaged
             in each row; None for the site's own entries.
-        ends: `[count * covers]`, for each row its row in every cover, in a table of the rows of
-            all covers one after another.
-        pairs: `[count + 1]`, where each row begins in `ends`.
-        order: `[count * covers]`, the rows by each cover, one after another.
-        pointers: Where each row of each cover begins in `order`.
+        ends: `[listed rows * covers]`, for each listed row its row in every cover, in a table of
+            the rows of all covers one after another.
+        pairs: `[listed rows + 1]`, where each row begins in `ends`.
+        bags: The sums of the listed rows by each cover, one cover after another; see
+            :class:`Segments`.
     """
 
     count: int
     covers: tuple[Segments, ...]
-    counts: tuple[Tensor | None, ...]
+    counts: Sequence[Tensor | None]
     ends: Tensor
     pairs: Tensor
-    order: Tensor
-    pointers: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        covers: Sequence[Segments],
-        counts: Sequence[Tensor | None],
-        pairs: Tensor,
-        count: int | None = None,
-    ) -> Rows:
-        """Puts the covers together.
-
-        Args:
-            covers: The rows by the rows of each coarser site.
-            counts: The counts of the site's parts.
-            pairs: Multiples of the number of covers.
-            count: The number of rows, if there are no covers that tell.
-        """
-        count = covers[0].index.shape[0] if count is None else count
-        none = pairs.narrow(0, 0, 0)
-        if not covers:
-            return cls(count, (), tuple(counts), none, none, none, none)
-        if len(covers) == 1:
-            only = covers[0]
-            return cls(count, (only,), tuple(counts), only.index, none, only.order, only.pointers)
-        # The parts of the joint order serve as the orders of the covers: one memory for both.
-        order = torch.cat([cover.order for cover in covers])
-        orders = order.split(count) if count else [order] * len(covers)
-        tables, pointers, offset = [], [covers[0].pointers], 0
-        for i, cover in enumerate(covers):
-            tables.append(cover.index + offset)
-            offset += cover.count
-            if i:
-                pointers.append(cover.pointers.narrow(0, 1, cover.count) + i * count)
-        return cls(
-            count=count,
-            covers=tuple(
-                replace(cover, order=part) for cover, part in zip(covers, orders, strict=True)
-            ),
-            counts=tuple(counts),
-            ends=torch.stack(tables, 1).flatten(),
-            pairs=pairs.narrow(0, 0, count + 1),
-            order=order,
-            pointers=torch.cat(pointers),
-        )
+    bags: Sequence[Tensor]
 
     @property
     def targets(self) -> Segments:
@@ -127,13 +173,56 @@ class Rows:
 
     @property
     def transposed(self) -> Tensor:
-        """`[count]`, the weights of each tensor by source, then target."""
+        """`[count]`, the weights of a layer with itself by source, then target."""
         return self.covers[-1].order
 
     @property
     def cover_sizes(self) -> list[int]:
         """The number of rows of every cover."""
         return [cover.count for cover in self.covers]
+
+    @property
+    def blocks(self) -> list[tuple[Block, ...]]:
+        """The large blocks, each at every cover, numbered in the table of all covers."""
+        if not self.covers or not self.covers[0].blocks:
+            return []
+        found, offset = [], 0
+        for cover in self.covers:
+            found.append([b._replace(first=b.first + offset) for b in cover.blocks])
+            offset += cover.count
+        return list(zip(*found, strict=True))
+
+    def owners(self, rows: Tensor) -> Tensor:
+        """`[len(rows), covers]`, for some rows the row in the table of all covers."""
+        width = len(self.covers)
+        if not self.blocks:
+            return self.ends.view(self.count, width).index_select(0, rows)
+        owners = self.ends.new_zeros(len(rows), width, dtype=torch.long)
+        listed = 0
+        for start, count in self.covers[0].runs:
+            inside = (rows >= start) & (rows < start + count)
+            place = (rows - start + listed).clamp(0, max(self.ends.shape[0] // width - 1, 0))
+            found = self.ends.view(-1, width).index_select(0, place)
+            owners = torch.where(inside.unsqueeze(1), found, owners)
+            listed += count
+        for blocks in self.blocks:
+            inside = (rows >= blocks[0].start) & (rows < blocks[0].start + blocks[0].num_rows)
+            found = torch.stack([_owner(block, rows) for block in blocks], 1)
+            owners = torch.where(inside.unsqueeze(1), found, owners)
+        return owners
+
+
+def _owner(block: Block, rows: Tensor) -> Tensor:
+    """The coarser row of each row of a block; rows outside of it get any number."""
+    digits, number = [], rows - block.start
+    for size in reversed(block.sizes):
+        digits.append(number % size)
+        number = number // size
+    digits.reverse()
+    owner = torch.zeros_like(rows)
+    for axis in block.kept:
+        owner = owner * block.sizes[axis] + digits[axis]
+    return owner + block.first
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,8 +255,8 @@ class SelfRows:
     Attributes:
         diagonal: `[neurons]`, the row of each neuron's diagonal entry in the whole tensor.
         off_diagonal: The rows of all other entries in the whole tensor.
-        edges: Those other entries as rows of their own; `transposed` is at the same time the
-            place of each entry's transposed entry.
+        edges: Those other entries as rows of their own, all of them listed; `transposed` is at
+            the same time the place of each entry's transposed entry.
     """
 
     diagonal: Tensor
@@ -179,15 +268,21 @@ def is_lasting(x: Tensor) -> bool:
     """Whether a tensor may be kept for later calls.
 
     Tensors of a fake mode belong to it, and those made inside a transform of `torch.func` die
-    with it; the latter are known by having no storage.
+    with it; the latter are known by having no storage. What is made while a CUDA graph is being
+    captured lies in the memory of that graph.
     """
-    if type(x) is not Tensor:
+    if type(x) is not Tensor or is_capturing(x.device):
         return False
     try:
         x.untyped_storage()
     except NotImplementedError:
         return False
     return True
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def tensor_bytes(value: object) -> int:
@@ -217,5 +312,5 @@ def group_of_rows(counts: Tensor, total: int) -> Tensor:
     """
     # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
     ends = counts.cumsum(0)
-    steps = counts.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
+    steps = ends.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
     return steps.cumsum(0).narrow(0, 0, total)

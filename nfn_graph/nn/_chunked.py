@@ -145,9 +145,9 @@ class ChunkedFeatures:
             rows = plan.rows[number]
             shape = (sum(rows.cover_sizes), self.spec.taps[key] * layer.in_channels)
             table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
-            covers_of = rows.ends.view(rows.count, len(rows.covers))
             for start, x in self._chunks(key, block.before):
-                for owners in covers_of.narrow(0, start, len(x)).unbind(1):
+                numbers = torch.arange(start, start + len(x), device=x.device)
+                for owners in rows.owners(numbers).unbind(1):
                     table.index_add_(0, owners, x.flatten(1).to(table.dtype))
             sums[number] = table
         with without_autocast(read.device):
@@ -184,7 +184,7 @@ class ChunkedFeatures:
             # A weight reads its transposed one, and that one reads it: both go along.
             rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
         width = len(edges.covers)
-        ends = edges.ends.view(edges.count, width).index_select(0, rows).flatten()
+        ends = edges.owners(rows).flatten()
         steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
         x = self.input[key].index_select(0, rows)
         for block in self.blocks:

@@ -17,15 +17,13 @@ from nfn_graph.features import Rows
 from nfn_graph.nn._message_passing import (
     channels_in,
     channels_out,
-    columns,
-    heard,
     message_passing,
     own_columns,
 )
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._kernels import bag_down, bag_up
 from nfn_graph.ops._precision import sum_dtype, without_autocast
-from nfn_graph.spec import Site
+from nfn_graph.spec import Cover, Site
 
 
 class Plan(NamedTuple):
@@ -50,31 +48,26 @@ def fused_message_passing(
     bias: Tensor | None,
 ) -> list[Tensor]:
     """Computes :func:`message_passing`."""
-    outputs = _Fused.apply(plan, *values, *maps, bias)
-    return list(outputs[: len(plan.sites)])
+    return list(_Fused.apply(plan, *values, *maps, bias))
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: values, maps, bias. Outputs: new values, then the summaries that are no inputs."""
+    """Inputs: values, maps, bias. Outputs: new values."""
 
+    # Not with `setup_context`, for which torch would inspect the signature in every call. Only
+    # the transforms of `torch.func` need that, and they get `message_passing` itself.
     @staticmethod
-    def forward(plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, maps, bias = _split(plan, tensors)
         summaries = up(plan, values)
         scale_summaries(plan, summaries)
         messages = down_maps(plan, summaries, maps, bias, values[0].dtype)
         kept = [x for x, site in zip(summaries, plan.sites, strict=True) if not site.is_leaf]
-        return (*own_parts(plan, messages, values[0].dtype), *kept)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.plan = inputs[0]
-        count = len(ctx.plan.sites)
-        kept = output[count:]
-        ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)  # The summaries have none, and are large.
-        ctx.shapes = [x.shape for x in output[:count]]
-        ctx.save_for_backward(*inputs[1:], *kept)
+        new = own_parts(plan, messages, values[0].dtype)
+        ctx.plan, ctx.shapes = plan, [x.shape for x in new]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *kept)
+        return tuple(new)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -83,7 +76,7 @@ class _Fused(torch.autograd.Function):
         inputs = saved[: len(needs)]
         flat = [
             inputs[0].new_zeros(shape) if g is None else g.contiguous()
-            for g, shape in zip(grads, ctx.shapes, strict=False)
+            for g, shape in zip(grads, ctx.shapes, strict=True)
         ]
         # Whoever looks into the gradient gets it in operations that know their own derivative.
         if torch.is_grad_enabled() or is_transformed():
@@ -104,19 +97,20 @@ def up(plan: Plan, values: Sequence[Tensor], sums: dict[int, Tensor] | None = No
     """
     wide = sum_dtype(values[0].dtype)
     channels = channels_in(plan.sites, values)
-    below: list[Sequence[Tensor]] = []
+    below: list[list[Sequence[Tensor]]] = []
     summaries: list[Tensor] = []
     for number, (site, rows, own) in enumerate(zip(plan.sites, plan.rows, values, strict=True)):
-        parts = []
-        for part in site.parts[:-1]:
-            finer, cover, place = part.below or (0, 0, 0)
-            parts.append(columns(below[finer][cover], plan.sites[finer].parts[place], channels))
-        summary = own if site.is_leaf else torch.cat([*parts, own.to(wide)], 1)
+        summary = own
+        if not site.is_leaf:
+            found = [p.below for p in site.parts if p.below is not None]
+            parts = [below[finer][cover][place] for finer, cover, place in found]
+            summary = torch.cat([*parts, own.to(wide)], 1)
         summaries.append(summary)
         known = None if sums is None else sums.get(number)
         if known is None and site.covers:
-            known = bag_up(summary.to(wide), rows)
-        below.append(() if known is None else known.split_with_sizes(rows.cover_sizes))
+            known = bag_up(summary, rows, wide)
+        tables = () if known is None else known.split_with_sizes(rows.cover_sizes)
+        below.append([split_parts(site, table, channels) for table in tables])
     return summaries
 
 
@@ -144,24 +138,50 @@ def down(
         leaves: Whether to go on to the leaves among the weights, or to return the table of
             what they would hear.
     """
-    messages: list[Tensor] = [torch.empty(0)] * len(plan.sites)
+    messages: dict[int, Tensor] = {}
+    said_by: dict[int, Sequence[Tensor]] = {}
+    silence: dict[int, Tensor] = {}
+
+    def heard(site: Site, cover: Cover) -> Tensor:
+        """What a coarser site says to every part of a finer one; zeros where it is silent."""
+        parts = said_by[cover.site]
+        if len(site.parts) == 1 and cover.heard[0] is not None:
+            return parts[cover.heard[0]]
+        if None in cover.heard and cover.site not in silence:
+            widest = max(part.taps for s in plan.sites for part in s.parts)
+            silence[cover.site] = parts[0].new_zeros(parts[0].shape[0], widest * channels)
+        said = [
+            silence[cover.site].narrow(1, 0, part.taps * channels)
+            if number is None
+            else parts[number]
+            for part, number in zip(site.parts, cover.heard, strict=True)
+        ]
+        return torch.cat(said, 1)
+
     for number in reversed(range(len(plan.sites))):
         site, rows = plan.sites[number], plan.rows[number]
         stops = not leaves and site.is_leaf and not isinstance(site.key, str)
         said: Tensor | None = None
         if site.covers:
-            tables = [
-                heard(site, plan.sites[c.site], c.heard, messages[c.site], channels)
-                for c in site.covers
-            ]
-            table = tables[0] if len(tables) == 1 else torch.cat(tables)
-            said = table.to(dtype) if site.is_leaf else table
+            tables = [heard(site, cover) for cover in site.covers]
+            said = tables[0] if len(tables) == 1 else torch.cat(tables)
+            said = said.to(dtype) if site.is_leaf else said
             said = said if stops else bag_down(said, rows)
         if not stops:
             messages[number] = product(number, said)
+            said_by[number] = split_parts(site, messages[number], channels)
         elif said is not None:
             messages[number] = said
-    return messages
+        else:
+            messages[number] = torch.empty(0)
+    return [messages[number] for number in range(len(plan.sites))]
+
+
+def split_parts(site: Site, x: Tensor, channels: int) -> Sequence[Tensor]:
+    """The columns of a summary or message that belong to each part of a site."""
+    if len(site.parts) == 1:
+        return (x,)
+    return x.split_with_sizes([part.taps * channels for part in site.parts], 1)
 
 
 def down_maps(
@@ -176,7 +196,9 @@ def down_maps(
 
     def product(number: int, out: Tensor | None) -> Tensor:
         constant = None if plan.sites[number].indices else bias
-        return _add_product(plan, number, out, summaries[number], maps[number], constant)
+        matrix = maps[number]
+        matrix = None if matrix is None else matrix.t()
+        return _add_product(plan, number, out, summaries[number], matrix, constant)
 
     return down(plan, channels_out(plan.sites, maps), product, dtype, leaves)
 
@@ -224,11 +246,11 @@ def _gradient(
     def product(number: int, out: Tensor | None) -> Tensor:
         site, matrix, read = plan.sites[number], maps[number], sums[number]
         if matrix is not None:
-            matrix = _adjoint(matrix, site.is_self).t()
+            matrix = _adjoint(matrix, site.is_self)
         scale = plan.scales[number] if plan.scales else None
         if scale is None or matrix is None:
             return _add_product(plan, number, out, read, matrix, None)
-        new = _tapped(read @ matrix.t().to(read.dtype), scale)
+        new = _tapped(read @ matrix.to(read.dtype), scale)
         if out is None:
             return new.mul_(scale).flatten(1)
         _tapped(out, scale).addcmul_(new, scale)
@@ -264,11 +286,11 @@ def _add_product(
     matrix: Tensor | None,
     constant: Tensor | None,
 ) -> Tensor:
-    """Adds a site's map of what it reads, in place."""
+    """Adds a site's map of what it reads, in place; the matrix is `[inputs, outputs]`."""
     if matrix is None:
         return read.new_zeros(read.shape[0], 0) if out is None else out
     read = _with_transposed(plan, number, read)
-    matrix = matrix.t().to(read.dtype)
+    matrix = matrix.to(read.dtype)
     if out is not None:
         return out.addmm_(read, matrix)
     return read @ matrix if constant is None else torch.addmm(constant.to(read.dtype), read, matrix)

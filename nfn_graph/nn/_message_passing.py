@@ -56,9 +56,10 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                finer, cover, place = part.below
-                below = columns(sums[finer], sites[finer].parts[place], in_channels)
-                parts.append(segment_sum(below.to(wide), rows[finer].covers[cover]))
+                origin = part.below
+                finer = sites[origin.site].parts[origin.part]
+                below = columns(sums[origin.site], finer, in_channels).to(wide)
+                parts.append(segment_sum(below, rows[origin.site].covers[origin.cover]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One square map of every summary, and down: what coarser sites say to the parts of it.
     messages: dict[int, Tensor] = {}

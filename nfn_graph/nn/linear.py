@@ -22,20 +22,21 @@ from nfn_graph.spec._checks import check_count
 class NFLinear(nn.Module):
     r"""The complete equivariant linear layer of `Permutation Equivariant Neural Functionals
     <https://arxiv.org/abs/2302.14040>`_ (section 2.2; appendix B for NP, C for HNP), as message
-    passing on three levels:
+    passing between sites. In a flat network these are weights, neurons and the network:
 
     .. math::
         \text{network} \quad g' &= N\,[\text{means of all weights}, \text{means of all
             neurons}, g] + b \\
-        \text{neuron} \quad v'_j &= M_l\,[v_j, W_{j,\star}, W_{\star,j}, \ldots]
+        \text{neuron} \quad v'_j &= M_l\,[W_{j,\star}, W_{\star,j}, \ldots, v_j]
             + g'\text{'s message} \\
         \text{weight} \quad W'_{jk} &= D_t\,W_{jk} + \text{messages of neurons } j
             \text{ and } k + g'\text{'s message}
 
-    Every map's output is split into the level's own new features and one message for each
-    level it speaks to. The layer has one parameter per orbit of the group on pairs of
-    entries, so it is every equivariant linear map and no other:
-    :math:`f(\sigma U) = \sigma f(U)`. Whether the group is NP or HNP is the spec's matter.
+    Every map's output is split into the site's own new features and one message for each finer
+    site. The layer has one parameter per orbit of the group on pairs of entries, so it is every
+    equivariant linear map and no other: :math:`f(\sigma U) = \sigma f(U)`. The spec says whether
+    the group is NP or HNP. In PyG, the nearest relative is `MetaLayer`, which also updates edges,
+    nodes and the graph.
 
     Args:
         spec: The folded spec of the features.

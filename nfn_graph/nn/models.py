@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import Unpack
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
@@ -24,6 +23,10 @@ from nfn_graph.nn.pool import Pool
 from nfn_graph.ops import Reduce
 from nfn_graph.ops._backends import current_backend, use_backend
 from nfn_graph.spec import NetworkSpec, Symmetry
+
+# Only annotations use it, and Python 3.10 does not have it.
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
 class NFNOptions(TypedDict, total=False):
@@ -217,10 +220,12 @@ class InvariantNFN(_Layers):
     ) -> None:
         super().__init__(spec, channels, symmetry, ends_active=True, **options)
         last = self.layers[-1]
-        act: Activation | None = None
+        act = last[-1] if isinstance(last, nn.Sequential) else None
         # An activation in the pool keeps one tensor less than one before it.
-        if isinstance(last, nn.Sequential) and isinstance(last[-1], Activation):
-            act = last.pop(-1)
+        if isinstance(last, nn.Sequential) and isinstance(act, Activation):
+            del last[-1]
+        else:
+            act = None
         self.pool = Pool(self.folded, pool, pool_full, act)
         sizes = [self.pool.num_entries * channels[-1], *head]
         self.head = mlp(sizes, out_features, head_dropout)
@@ -364,7 +369,12 @@ def NFN(
         **options: See :class:`NFNOptions`, and the arguments of the two models.
     """
     if out_features is None:
+        for name in ("head", "head_dropout", "pool", "pool_full"):
+            if name in options:
+                raise TypeError(f"Expected out_features with {name}= (got none)")
         return EquivariantNFN(spec, channels, symmetry, **options)
+    if "edit_scale" in options:
+        raise TypeError(f"Expected no out_features with edit_scale= (got {out_features})")
     return InvariantNFN(spec, channels, symmetry, out_features=out_features, **options)
 
 

@@ -116,7 +116,7 @@ class Standardize(nn.Module):
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Standardizes every entry."""
         check_features(features, self.spec, self.channels)
-        if not self.is_fitted and not self._has_warned:
+        if not (self.is_fitted or self._has_warned or torch.compiler.is_compiling()):
             self._warn()
         return features.map_types(self._standardize)
 
@@ -140,12 +140,11 @@ class Standardize(nn.Module):
             self.is_fitted = any(fitted)
         super()._load_from_state_dict(state, prefix, *args)
 
-    @torch.compiler.disable
     def _warn(self) -> None:
         self._has_warned = True
         warnings.warn(
-            "Standardize was not fitted, so it changes nothing. Call fit(graphs) first, for a "
-            "model model.standardize.fit(graphs).",
+            "Standardize was not fitted, so it changes nothing. Call fit(graphs) first, or for a "
+            "whole model, model.standardize.fit(graphs).",
             stacklevel=3,
         )
 

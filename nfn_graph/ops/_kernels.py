@@ -7,6 +7,7 @@ a need for one: the derivative of a sum is an expansion, and that of an expansio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,26 +19,76 @@ from nfn_graph.ops._backends import is_transformed
 
 def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:
     """Sums the rows of every segment: `[rows, width] -> [segments, width]`."""
-    return x.new_zeros(segments.count, x.shape[1]).index_add(0, segments.index, x)
+    sums = x.new_zeros(segments.count, x.shape[1])
+    sums = sums.index_add(0, segments.groups, segments.listed(x))
+    for block in segments.blocks:
+        rows = torch.arange(block.first, block.first + block.coarse_count, device=x.device)
+        sums = sums.index_add(0, rows, block.sums(x))
+    return sums
 
 
 def plain_expand(x: Tensor, segments: Segments) -> Tensor:
     """Gives every row the value of its segment: `[segments, width] -> [rows, width]`."""
-    return x.index_select(0, segments.index)
+    listed = x.index_select(0, segments.groups)
+    if not segments.blocks:
+        return listed
+    return segments.joined(listed, [block.expand(x) for block in segments.blocks])
 
 
 def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     """:func:`plain_segment_sum` by `embedding_bag`, outside of autograd."""
-    return bag_rows(x, segments.order, segments.pointers)
+    sums = _bag_listed(x, segments.bags)
+    for block in segments.blocks:
+        sums.narrow(0, block.first, block.coarse_count).add_(block.sums(x))
+    return sums
 
 
-def bag_up(x: Tensor, rows: Rows) -> Tensor:
+def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """The sums over the rows of every cover, one cover below another."""
-    return bag_rows(x, rows.order, rows.pointers)
+    blocks = rows.blocks
+    if not blocks:
+        return _bag_listed(x.to(dtype), rows.bags)
+    if rows.covers[0].runs:
+        table = _bag_listed(x.to(dtype), rows.bags)
+    else:
+        table = x.new_zeros(sum(rows.cover_sizes), x.shape[1], dtype=dtype)
+    for covers in blocks:
+        for block in covers:
+            part = table.narrow(0, block.first, block.coarse_count)
+            part.add_(block.sums(x, dtype))
+    return table
 
 
 def bag_down(table: Tensor, rows: Rows) -> Tensor:
     """For every row, the sum of its covers' rows of a table: the adjoint of :func:`bag_up`."""
+    blocks = rows.blocks
+    if not blocks:
+        return _listed_down(table, rows)
+    out = table.new_empty(rows.count, table.shape[1])
+    for covers in blocks:
+        view = covers[0].view(out)
+        first, *others = (block.coarse(table) for block in covers)
+        if others:
+            torch.add(first, others[0], out=view)
+        else:
+            view.copy_(first)
+        for other in others[1:]:
+            view.add_(other)
+    runs = rows.covers[0].runs
+    if runs:
+        listed = _listed_down(table, rows).split([count for _, count in runs])
+        for (start, count), part in zip(runs, listed, strict=True):
+            out.narrow(0, start, count).copy_(part)
+    return out
+
+
+def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
+    for order, pointers in zip(bags[::2], bags[1::2], strict=True):
+        x = bag_rows(x, order, pointers)
+    return x
+
+
+def _listed_down(table: Tensor, rows: Rows) -> Tensor:
     if len(rows.covers) == 1:
         return table.index_select(0, rows.ends)
     return bag_rows(table, rows.ends, rows.pairs)

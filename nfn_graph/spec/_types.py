@@ -190,8 +190,8 @@ hidden1->hidden2:1, hidden2->output:1)
                 if known_weight.taps != weight.taps:
                     raise ValueError(
                         f"Expected one number of taps for weight type {weight.key} "
-                        f"(got {known_weight.taps} and {weight.taps}). Kernels of different "
-                        f"sizes meet after nfn_graph.transforms.GrowKernels."
+                        f"(got {known_weight.taps} and {weight.taps}). Use "
+                        f"nfn_graph.transforms.GrowKernels.to_largest(graphs)."
                     )
         return _in_order(list(neurons.values()), list(weights.values()))
 
@@ -348,7 +348,7 @@ def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
     if first.taps != second.taps:
         raise ValueError(
             f"Expected one number of taps for neuron type '{name}' (got {first.taps} and "
-            f"{second.taps}). Missing biases are added by nfn_graph.transforms.FillBiases."
+            f"{second.taps}). Use nfn_graph.transforms.FillBiases.to_largest(graphs)."
         )
     for field in ("fixed", "role", "parents"):
         if getattr(first, field) != getattr(second, field):

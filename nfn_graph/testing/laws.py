@@ -22,6 +22,9 @@ from nfn_graph.nn import (
 from nfn_graph.spec import FoldedSpec, Symmetry
 from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 
+#: Layers that take features of any spec.
+_ANY_VIEW = (Activation, Dropout, FourierFeatures)
+
 
 def assert_equivariant(
     function: Callable[[Any], WeightFeatures | WeightGraph],
@@ -108,6 +111,8 @@ def _input(
         return graph.features(spec.symmetry)
     if isinstance(first, Standardize | IOEncoding | ChannelNorm):
         return graph.features(spec=spec)
+    if isinstance(first, _ANY_VIEW):
+        return graph.features(symmetry)
     return graph
 
 
@@ -115,7 +120,7 @@ def _first(function: object) -> object:
     """The first module of a chain that says what it takes."""
     if isinstance(function, nn.Sequential | Residual):
         for child in function.children():
-            if not isinstance(child, Activation | Dropout | FourierFeatures):
+            if not isinstance(child, _ANY_VIEW):
                 return _first(child)
     return function
 

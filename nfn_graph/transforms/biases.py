@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from nfn_graph.data import Layout, Placement
+from nfn_graph.data import Layout, Placement, WeightGraph
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey
 from nfn_graph.transforms.base import ReversibleTransform, Stores
 
@@ -22,16 +22,29 @@ class FillBiases(ReversibleTransform):
     Args:
         taps: How many biases free neurons must have at least. Where additions tie layers, a
             neuron has one for each of them; further ones of zero, named `hidden1.bias2`, bring
-            networks with other ties together.
+            networks with other ties together. Or the number for each neuron type by name.
     """
 
-    def __init__(self, taps: int = 1) -> None:
-        if not isinstance(taps, int) or taps < 1:
+    def __init__(self, taps: int | Mapping[str, int] = 1) -> None:
+        counts = list(taps.values()) if isinstance(taps, Mapping) else [taps]
+        if any(not isinstance(count, int) or count < 1 for count in counts):
             raise ValueError(f"Expected at least one bias (got {taps!r})")
         self.taps = taps
 
     def __repr__(self) -> str:
         return f"FillBiases({self.taps})"
+
+    @classmethod
+    def to_largest(cls, graphs: Iterable[WeightGraph]) -> FillBiases:
+        """Fills every neuron type to the most taps that it has in these networks.
+
+        Where only some networks have a norm layer, the others get zeros for its values.
+        """
+        taps: dict[str, int] = {}
+        for graph in graphs:
+            for neuron in graph.spec.neurons:
+                taps[neuron.name] = max(neuron.taps, taps.get(neuron.name, 0))
+        return cls({name: count for name, count in taps.items() if count})
 
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
         spec = layout.spec
@@ -40,8 +53,7 @@ class FillBiases(ReversibleTransform):
         neurons = []
         for neuron in spec.neurons:
             name = neuron.name
-            least = 1 if neuron.fixed else self.taps
-            taps = max(neuron.taps, least if name in leading else 0)
+            taps = max(neuron.taps, self._least(neuron, name in leading))
             neurons.append(replace(neuron, taps=taps))
             if taps == neuron.taps:
                 continue
@@ -51,6 +63,12 @@ class FillBiases(ReversibleTransform):
             placements += _new_biases(placements, neuron, taps, rows, leading.get(name))
         filled = NetworkSpec(tuple(neurons), spec.weights)
         return replace(layout, spec=filled, placements=tuple(placements)), stores
+
+    def _least(self, neuron: NeuronType, is_target: bool) -> int:
+        """How many taps a neuron type must have."""
+        if isinstance(self.taps, Mapping):
+            return self.taps.get(neuron.name, 0)
+        return 0 if not is_target else 1 if neuron.fixed else self.taps
 
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
         return {key: stores[key][:, :taps] for key, taps in before.spec.taps.items()}

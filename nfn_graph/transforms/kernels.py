@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,9 +44,10 @@ class GrowKernels(ReversibleTransform):
         """
         sizes: dict[WeightKey, Kernel] = {}
         shared: dict[frozenset[WeightKey], None] = {}
-        for graph in graphs:
-            for p in graph.layout.placements:
-                if kernel := _kernel(p):
+        layouts = list({id(graph.layout): graph.layout for graph in graphs}.values())
+        for layout in layouts:
+            for p in layout.placements:
+                if kernel := kernel_of(p):
                     known = sizes.setdefault(_weight(p), kernel)
                     if len(known) != len(kernel):
                         raise ValueError(
@@ -53,13 +55,14 @@ class GrowKernels(ReversibleTransform):
                             f"other networks (got {kernel})"
                         )
                     sizes[_weight(p)] = tuple(map(max, known, kernel))
-            shared.update(dict.fromkeys(map(frozenset, _stores(graph.layout).values())))
+            shared.update(dict.fromkeys(map(frozenset, _stores(layout).values())))
         before = None
         while before != sizes:
             before = dict(sizes)
             for stores in shared:
                 largest = tuple(map(max, zip(*(sizes[store] for store in stores), strict=True)))
                 sizes.update(dict.fromkeys(stores, largest))
+        _check_meet(layouts, sizes)
         return cls(sizes)
 
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
@@ -67,7 +70,7 @@ class GrowKernels(ReversibleTransform):
         parts: dict[Key, list[Tensor]] = {}
         grown: dict[Placement, Placement] = {}
         for p in sorted(layout.placements, key=lambda p: (p.block, p.tap)):
-            kernel, size = _kernel(p), self._size(p)
+            kernel, size = kernel_of(p), self._size(p)
             rows = stores[p.store][:, p.tap : p.tap + p.taps]
             first = sum(x.shape[1] for x in parts.get(p.store, []))
             grown[p] = replace(p, tap=first)
@@ -91,8 +94,8 @@ class GrowKernels(ReversibleTransform):
         parts: dict[Key, dict[int, Tensor]] = {}
         for small, large in zip(before.placements, layout.placements, strict=True):
             rows = stores[large.store][:, large.tap : large.tap + large.taps]
-            if kernel := _kernel(small):
-                rows = _resize(rows, _kernel(large), kernel)
+            if kernel := kernel_of(small):
+                rows = _resize(rows, kernel_of(large), kernel)
             parts.setdefault(small.store, {})[small.tap] = rows
         return {
             key: torch.cat([taps[i] for i in sorted(taps)], 1) if (taps := parts.get(key)) else x
@@ -111,7 +114,7 @@ class GrowKernels(ReversibleTransform):
                 )
 
     def _size(self, placement: Placement) -> Kernel:
-        kernel = _kernel(placement)
+        kernel = kernel_of(placement)
         if not kernel:
             return ()
         sizes = self.sizes
@@ -121,7 +124,26 @@ class GrowKernels(ReversibleTransform):
         return tuple(size)
 
 
-def _kernel(placement: Placement) -> Kernel:
+def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) -> None:
+    """Raises if weights differ also with kernels of these sizes."""
+    known: dict[Key, tuple[int, str]] = {}
+    for layout in layouts:
+        for store, blocks in layout.fillings.items():
+            if isinstance(store, str):
+                continue
+            for block in blocks:
+                taps = sum(math.prod(sizes[store]) if kernel_of(p) else p.taps for p in block)
+                before = known.setdefault(store, (taps, block[0].keys[0]))
+                if before[0] != taps:
+                    raise ValueError(
+                        f"Expected '{block[0].keys[0]}' and '{before[1]}' of two networks to have "
+                        f"equally many taps as {store} (got {taps} and {before[0]}). Only the "
+                        f"kernels of convolutions can grow; the taps of a linear layer are the "
+                        f"positions that it reads behind a flatten."
+                    )
+
+
+def kernel_of(placement: Placement) -> Kernel:
     """The kernel of a convolution: the tap axes that are axes of the tensor itself."""
     if isinstance(placement.store, str) or placement.view != placement.shape:
         return ()
@@ -132,7 +154,7 @@ def _stores(layout: Layout) -> dict[str, list[WeightKey]]:
     """For every kernel, the types that it is spread over."""
     found: dict[str, list[WeightKey]] = {}
     for p in layout.placements:
-        if _kernel(p):
+        if kernel_of(p):
             found.setdefault(p.keys[0], []).append(_weight(p))
     return found
 

@@ -9,6 +9,7 @@ import torch
 from nfn_graph.data import Layout
 from nfn_graph.spec import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
 from nfn_graph.transforms.base import ReversibleTransform, Stores
+from nfn_graph.transforms.kernels import kernel_of
 
 
 class RoleTypes(ReversibleTransform):
@@ -34,11 +35,10 @@ class RoleTypes(ReversibleTransform):
         for key, members in plan.members.items():
             taps = {spec.taps[m] for m in members}
             if len(taps) > 1:
-                fix = "FillBiases" if isinstance(key, str) else "GrowKernels"
                 found = {member: spec.taps[member] for member in members}
                 raise ValueError(
                     f"Expected one number of taps for all layers of the role {key!r} "
-                    f"(got {found}). Use nfn_graph.transforms.{fix} first."
+                    f"(got {found}). {_advice(layout, members)}"
                 )
             if isinstance(key, tuple):
                 types.append(WeightType(key[0], key[2], taps.pop(), key[1]))
@@ -72,6 +72,24 @@ class RoleTypes(ReversibleTransform):
             parts = stores[key].split([before.num_rows(m) for m in members])
             out.update(zip(members, parts, strict=True))
         return out
+
+
+def _advice(layout: Layout, members: list[Key]) -> str:
+    """How layers with different numbers of taps can get the same number."""
+    most = max(layout.spec.taps[member] for member in members)
+    if isinstance(members[0], str):
+        fewer = {m: most for m in members if layout.spec.taps[m] < most}
+        return f"Use nfn_graph.transforms.FillBiases({fewer}) first."
+    kernels = [
+        kernel_of(block[0]) if len(block) == 1 else ()
+        for member in members
+        for block in layout.fillings.get(member, [[]])
+    ]
+    if all(kernels) and len({len(kernel) for kernel in kernels}) == 1:
+        largest = tuple(map(max, zip(*kernels, strict=True)))
+        grown = dict.fromkeys(members, largest)
+        return f"Use nfn_graph.transforms.GrowKernels({grown}) first."
+    return "Only kernels of convolutions can grow, and not all of these are such kernels."
 
 
 @dataclass

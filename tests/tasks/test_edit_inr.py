@@ -193,6 +193,20 @@ def siren_file(path: Path, hidden: tuple[int, ...], dtype: torch.dtype, outputs:
     return path
 
 
+def test_one_of_several_networks_is_edited(
+    dilated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the option of the command, and the option works."""
+    state = torch.load(siren_file(tmp_path / "in.pt", (7, 9), torch.float32), weights_only=True)
+    several, out = tmp_path / "both.pt", tmp_path / "out.pt"
+    torch.save({"first": state, "second": {k: 2 * x for k, x in state.items()}}, several)
+    command = ["edit", str(several), "--w0", "30", "--run", str(dilated), "--out", str(out)]
+    assert main(command) != 0
+    assert "--key first" in capsys.readouterr().err
+    assert main([*command, "--key", "second"]) == 0
+    assert out.exists()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_edited_checkpoint(dtype: torch.dtype, dilated: Path, tmp_path: Path) -> None:
     path, out = siren_file(tmp_path / "in.pt", (7, 9), dtype), tmp_path / "out.pt"

@@ -73,6 +73,16 @@ def in_double(graph: WeightGraph) -> WeightGraph:
     return graph.features().to(torch.float64).to_graph()
 
 
+def fitted(graph: WeightGraph, *options: Any) -> TicketAutoencoder:
+    """A model that standardizes by one network, with a mask of zeros if it has none."""
+    model = TicketAutoencoder(graph.spec, *options)
+    raw = graph.features()
+    if raw.channels == 1:
+        raw = raw.map(lambda x: torch.cat([x, torch.zeros_like(x)], -1))
+    model.standardize.fit(raw.to_graph())
+    return model
+
+
 @pytest.mark.parametrize("pointwise", [False, True])
 @pytest.mark.parametrize("kind", ["zoo", "cnns"])
 def test_masks_follow_the_neurons(
@@ -108,7 +118,7 @@ def test_inputs_are_told_apart(zoo: Path) -> None:
     graph = raw.replace({key: weights.flatten(0, 1)}).to_graph()
     for positions, is_same in ((0, True), (3, False)):
         # Enough channels that some activation is not zero for all weights.
-        model = TicketAutoencoder(graph.spec, (16,), 2, positions).eval()
+        model = fitted(graph, (16,), 2, positions).eval()
         scores = model(graph).scores.weights[key].view(-1, 64)
         assert torch.allclose(scores[:, 0], scores[:, 1], atol=1e-6) is is_same
 
@@ -121,7 +131,7 @@ def test_losses_of_parts_add_up(zoo: Path, tmp_path: Path) -> None:
         del graph.row
     parts = [[g for g, w in zip(graphs, widths, strict=True) if w == width] for width in (5, 7)]
     assert all(parts) and sum(map(len, parts)) == len(graphs)
-    model = TicketAutoencoder(graphs[0].spec, (4,), 2).double().eval()
+    model = fitted(graphs[0], (4,), 2).double().eval()
 
     def total(part: list[WeightGraph]) -> Tensor:
         batch = Batch.from_data_list(part)
@@ -134,7 +144,7 @@ def test_losses_of_parts_add_up(zoo: Path, tmp_path: Path) -> None:
 
 def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
     graph = open_zoo_folder(zoo)[0]
-    model = TicketAutoencoder(graph.spec, (4,), 2)
+    model = fitted(graph, (4,), 2)
     raw = graph.features()
     other = raw.map(lambda x: torch.cat([x[..., :1], 1 - x[..., 1:]], -1)).to_graph()
 
@@ -161,7 +171,7 @@ def test_a_step_moves_constants_alike(kind: str, request: pytest.FixtureRequest)
     """One step of Adam moves the sum over all taps of an aggregate by the learning rate, however
     many taps a kernel has; and every parameter learns."""
     graph = open_zoo_folder(request.getfixturevalue(kind))[0]
-    model = TicketAutoencoder(graph.spec, (4,), 2)
+    model = fitted(graph, (4,), 2)
     groups = slow_aggregates(model, 0.01)
     assert {p for group in groups for p in group["params"]} == set(model.parameters())
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
@@ -256,7 +266,7 @@ def test_masks_of_half_precision_follow_the_neurons(dtype: torch.dtype) -> None:
         [torch.randn(shape).to(dtype) for shape in sizes],
         [torch.randn(shape[0]).to(dtype) for shape in sizes],
     )
-    model = TicketAutoencoder(graph.spec, (6, 6), 3).eval()
+    model = fitted(graph, (6, 6), 3).eval()
     move = sample(graph, "hnp")
     expected = move.apply(mask_network(model, graph, 0.9)).to_tensors()
     found = mask_network(model, move.apply(graph), 0.9).to_tensors()
@@ -268,7 +278,7 @@ def test_biases_are_pruned_by_size_and_statistics_never() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
     graph = from_module(network, example_input=torch.randn(2, 8))
-    model = TicketAutoencoder(graph.spec, (4,), 2).eval()
+    model = fitted(graph, (4,), 2).eval()
     kept = mask_network(model, graph, 0.5).to_tensors()
     assert all(bool((x == 1).all()) for x in kept.values() if x.dim() == 1)
     masks = mask_network(model, graph, 0.5, biases=True).to_tensors()

@@ -1,0 +1,401 @@
+"""Building the rows of a batch on the host, and moving all of them to a device in one copy.
+
+Entries are never listed by value and never sorted. Layers are completely connected and their
+weights lie in the memory order of a `[out, in, ...]` tensor, so the rows of a site are numbers in
+a mixed radix whose digits are its indices. To go to a coarser site is to drop a digit; to order
+weights by source neuron is to exchange two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels
+from nfn_graph.features._rows import (
+    Block,
+    NeuronRows,
+    Rows,
+    Segments,
+    SelfRows,
+    is_capturing,
+)
+from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
+
+Ints = NDArray[np.int64]
+_Slots = dict[Any, Any] | list[Any]
+
+# Blocks of this many rows are views; smaller ones are listed in indices. A view needs no memory
+# and is several times faster with few channels, but costs some operations for every block.
+# Measured with benchmarks/large.py.
+LARGE_ROWS = 2**16
+
+
+def longest_bag(device: torch.device) -> int | None:
+    """How many rows one sum may have on a device; None for any number.
+
+    On CUDA, one thread of `embedding_bag` adds up a whole bag, so long ones are split.
+    """
+    return 64 if device.type == "cuda" else None
+
+
+class _Listed(NamedTuple):
+    """The rows of a family that are listed.
+
+    Attributes:
+        block: The block of each.
+        local: The number of each in its block.
+        row: The rows themselves.
+        digits: The digits of `local`.
+        large: The blocks that are not listed.
+    """
+
+    block: Ints
+    local: Ints
+    row: Ints
+    digits: dict[str, Ints]
+    large: list[int]
+
+
+class RowBuilder:
+    """Builds rows, with arrays in place of all tensors.
+
+    Args:
+        spec: The types.
+        blocks: The tables of all families.
+        longest: How many rows one sum may have; None for any number.
+    """
+
+    def __init__(
+        self, spec: NetworkSpec, blocks: Mapping[Key, Blocks[Ints]], longest: int | None
+    ) -> None:
+        self.spec = spec
+        self.blocks = blocks
+        self.longest = longest
+        self.dtype = next(iter(blocks.values())).graph.dtype
+        most = max(table.total for table in blocks.values()) + 1
+        listed = (_product(table.size.values(), table.graph) for table in blocks.values())
+        few = max(int(rows[rows < LARGE_ROWS].sum()) for rows in listed) + 1
+        # Where all blocks are small the rows are listed as they are.
+        self.steps = np.arange(most if few == most else few, dtype=self.dtype)
+        self.multiples = {2: 2 * self.steps}
+        self.counts: dict[tuple[Key, Labels], Ints] = {}
+        self.neurons = {n.name: self._neuron_rows(n.name) for n in spec.neurons}
+        self.weights = {w.key: self._weight_rows(w.key) for w in spec.weights}
+        self.self_weights = {w.key: self._self_rows(w.key) for w in spec.weights if spec.is_self(w)}
+
+    def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
+        """The rows of a site of a folded spec."""
+        family = family_of(self.spec, site)
+        counts: list[Any] = [
+            None if part.below is None else self._count(fold, part) for part in site.parts
+        ]
+        kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
+        if site.is_self and not isinstance(family, str):
+            return self.self_weights[family].edges
+        if family in self.weights and kept == list(ends_of(self.spec, family)):
+            return replace(self.weights[family], counts=list(counts))
+        if family in self.neurons and kept == [()]:
+            return self._rows(self.neurons[family].covers, counts)
+        table = self.blocks[family]
+        listed = self._listed(table)
+        covers = [self._segments(table, labels, listed) for labels in kept]
+        return self._rows(covers, counts, table.total)
+
+    def _neuron_rows(self, name: str) -> NeuronRows:
+        table = self.blocks[name]
+        listed = self._listed(table, large=False)
+        last = table.indices[-1]
+        rows = self._rows([self._segments(table, (), listed)], [None])
+        return NeuronRows(
+            **vars(rows),
+            position=listed.digits[last],  # type: ignore[arg-type]
+            layer_size=table.size[last][listed.block],  # type: ignore[arg-type]
+        )
+
+    def _weight_rows(self, key: WeightKey) -> Rows:
+        table = self.blocks[key]
+        listed = self._listed(table)
+        ends = [self._segments(table, labels, listed) for labels in ends_of(self.spec, key)]
+        return self._rows(ends, [None])
+
+    def _self_rows(self, key: WeightKey) -> SelfRows:
+        whole, neurons = self.blocks[key], self.neurons[key[0]]
+        index = whole.indices[0]
+        size, first = whole.size[index], whole.starts[index,]
+        # A neuron's weights leave out the one to itself.
+        count = size * (size - 1)
+        block = np.repeat(np.arange(len(count)), count)
+        steps = np.arange(len(block), dtype=self.dtype)
+        start = (count.cumsum(dtype=self.dtype) - count)[block]
+        sizes = size[block]
+        target = (steps - start) // np.maximum(sizes - 1, 1)
+        place = steps - start - target * (sizes - 1)
+        source = place + (place >= target)
+        transposed = start + source * (sizes - 1) + target - (target > source)
+        degrees = _degree(first, size, size - 1, neurons.count)
+        pointers = self._pointers(degrees)
+        offset = first[block]
+        shared: dict[str, Any] = {
+            "rows": len(block),
+            "count": neurons.count,
+            "pointers": pointers,
+            "counts": degrees,
+        }
+        at_target, at_source = (
+            Segments(
+                groups=end + offset,
+                order=order,  # type: ignore[arg-type]
+                contiguous=order is steps,
+                bags=self._bags(order, pointers),
+                **shared,
+            )
+            for end, order in ((target, steps), (source, transposed))
+        )
+        own = np.repeat(np.arange(len(size)), size)
+        diagonal: Any = whole.start[own] + neurons.position * (size[own] + 1)
+        return SelfRows(
+            diagonal=diagonal,
+            off_diagonal=whole.start[block] + target * sizes + source,
+            edges=self._rows([at_target, at_source], [None]),
+        )
+
+    def _listed(self, table: Blocks[Ints], large: bool = True) -> _Listed:
+        counts = _product(table.size.values(), table.graph)
+        views = np.flatnonzero(counts >= LARGE_ROWS).tolist() if large else []
+        if views:
+            counts = counts.copy()
+            counts[views] = 0
+        block = np.repeat(np.arange(len(counts)), counts)
+        local = self._steps(len(block)) - (counts.cumsum(dtype=self.dtype) - counts)[block]
+        row = local + table.start[block] if views else self._steps(len(block))
+        digits = table.digits(block, local, table.indices) if table.indices else {}
+        return _Listed(block, local, row, digits, views)
+
+    def _segments(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Segments:
+        """The rows by the rows of the coarser site that keeps some of their indices."""
+        block, local, order, digits, large = listed
+        dropped = tuple(i for i in table.indices if i not in kept)
+        total = self.blocks[table.coarser[kept]].total
+        start = table.starts[kept]
+        groups = start[block]
+        if kept:
+            groups = groups + table.number(block, digits, kept)
+        rows = _product([table.size[i] for i in kept], table.graph)
+        each = _product([table.size[i] for i in dropped], table.graph)
+        degrees = counts = _degree(start, rows, each, total)
+        contiguous = kept + dropped == table.indices
+        if not contiguous:
+            swapped = table.digits(block, local, kept + dropped)
+            order = table.start[block] + table.number(block, swapped, table.indices)
+        if large:
+            each = each.copy()
+            each[large] = 0
+            degrees = _degree(start, rows, each, total)
+        axes = tuple(table.indices.index(i) for i in kept)
+        blocks = tuple(
+            Block(
+                int(table.start[b]),
+                tuple(int(table.size[i][b]) for i in table.indices),
+                int(start[b]),
+                axes,
+            )
+            for b in large
+        )
+        # The tensors of a type join layers in order, so that every group is one run of `order`.
+        pointers = self._pointers(degrees)
+        return Segments(
+            rows=table.total,
+            count=total,
+            groups=groups,  # type: ignore[arg-type]
+            order=order,  # type: ignore[arg-type]
+            pointers=pointers,  # type: ignore[arg-type]
+            bags=self._bags(order, pointers),
+            counts=counts,  # type: ignore[arg-type]
+            contiguous=contiguous,
+            blocks=blocks,
+            runs=_runs(blocks, table.total) if blocks else (),
+        )
+
+    def _rows(
+        self,
+        covers: Sequence[Segments],
+        counts: Sequence[Any],
+        count: int | None = None,
+    ) -> Rows:
+        """Puts the covers together.
+
+        Args:
+            covers: The rows by the rows of each coarser site.
+            counts: The counts of the site's parts.
+            count: The number of rows, if there are no covers that tell.
+        """
+        count = covers[0].rows if count is None else count
+        none: Any = self.steps[:0]
+        if not covers:
+            return Rows(count, (), list(counts), none, none, [])
+        if len(covers) == 1:
+            (only,) = covers
+            return Rows(count, (only,), list(counts), only.groups, none, only.bags)
+        # The parts of the joint order serve as the orders of the covers: one memory for both.
+        order: Any = np.concatenate([cover.order for cover in covers])
+        listed = len(covers[0].order)
+        ends: Any = np.empty((listed, len(covers)), dtype=self.dtype)
+        pointers: list[Any] = [covers[0].pointers]
+        offset = 0
+        for i, cover in enumerate(covers):
+            np.add(cover.groups, offset, out=ends[:, i])
+            offset += cover.count
+            if i:
+                pointers.append(cover.pointers[1:] + i * listed)
+        pairs = self.multiples.setdefault(len(covers), len(covers) * self.steps)
+        if len(pairs) <= listed:
+            pairs = np.arange(listed + 1, dtype=self.dtype) * len(covers)
+        joint: Any = np.concatenate(pointers, dtype=self.dtype)
+        return Rows(
+            count=count,
+            covers=tuple(
+                self._sharing(cover, order[i * listed : (i + 1) * listed])
+                for i, cover in enumerate(covers)
+            ),
+            counts=list(counts),
+            ends=ends.ravel(),
+            pairs=pairs[: listed + 1],  # type: ignore[arg-type]
+            bags=self._bags(order, joint),
+        )
+
+    def _sharing(self, cover: Segments, order: Any) -> Segments:
+        return replace(cover, order=order, bags=[order, *cover.bags[1:]])
+
+    def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
+        """Sums one after another, none of which has more rows than allowed."""
+        bags = [order, pointers]
+        while self.longest is not None:
+            counts = np.diff(pointers)
+            if counts.max(initial=0) <= self.longest:
+                break
+            split = -(-counts // self.longest)
+            group = np.repeat(np.arange(len(counts)), split)
+            steps = np.arange(len(group), dtype=self.dtype)
+            ends = split.cumsum(dtype=self.dtype)
+            starts = pointers[group] + (steps - (ends - split)[group]) * self.longest
+            bags[-1] = np.append(starts, pointers[-1:]).astype(self.dtype)
+            pointers = np.append(np.zeros(1, self.dtype), ends)
+            bags += [steps, pointers]
+        return bags
+
+    def _count(self, fold: FoldedSpec, part: Part) -> Ints:
+        """The number of entries that each row of a site averages."""
+        entry = fold.site[part.entry]
+        family = family_of(self.spec, entry)
+        if (family, part.kept) not in self.counts:
+            table = self.blocks[family]
+            rows = _product([table.size[i] for i in part.kept], table.graph)
+            dropped = [table.size[i] for i in entry.indices if i not in part.kept]
+            if entry.is_self:
+                # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
+                dropped[-1] = dropped[-1] - 1
+            each = _product(dropped, table.graph)
+            total = self.blocks[table.coarser[part.kept]].total
+            self.counts[family, part.kept] = _degree(table.starts[part.kept], rows, each, total)
+        return self.counts[family, part.kept]
+
+    def _steps(self, count: int) -> Ints:
+        if count < len(self.steps):
+            return self.steps[:count]
+        return np.arange(count, dtype=self.dtype)
+
+    def _pointers(self, counts: Ints) -> Ints:
+        pointers = np.zeros(len(counts) + 1, dtype=self.dtype)
+        counts.cumsum(out=pointers[1:], dtype=self.dtype)
+        return pointers
+
+
+def _runs(blocks: Sequence[Block], total: int) -> tuple[tuple[int, int], ...]:
+    """The stretches of rows between blocks."""
+    ends = [0, *(block.start + block.num_rows for block in blocks)]
+    starts = [*(block.start for block in blocks), total]
+    pairs = zip(ends, starts, strict=True)
+    return tuple((end, start - end) for end, start in pairs if start > end)
+
+
+def _product(sizes: Sequence[Ints] | Any, like: Ints) -> Ints:
+    found = list(sizes)
+    return math.prod(found[1:], start=found[0]) if found else np.ones_like(like)
+
+
+def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
+    """How many entries each row has, where `size` rows from `start` on have `each`."""
+    if int(size.sum()) == total and np.array_equal(start, size.cumsum() - size):
+        return np.repeat(each, size)  # The usual case: one block after another.
+    change = np.zeros(total + 1, dtype=each.dtype)
+    np.add.at(change, start, each)
+    np.add.at(change, start + size, -each)
+    return change[:-1].cumsum(dtype=each.dtype)
+
+
+def on_device(rows: Iterable[object], device: torch.device) -> None:
+    """Puts tensors on a device in the place of all arrays of some rows, in one copy."""
+    places: list[tuple[_Slots, Any]] = []
+    roots: dict[int, Ints] = {}
+    seen: set[int] = set()
+    for value in rows:
+        _find(value.__dict__, places, roots, seen)
+    packed = np.concatenate([array.ravel() for array in roots.values()])
+    sent = _sent(torch.from_numpy(packed), device)
+    tensors = dict(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
+    for place, key in places:
+        array = place[key]
+        root = array if array.base is None else array.base
+        tensor = tensors[id(root)]
+        if array.size != root.size:
+            offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
+            tensor = tensor.narrow(0, offset, array.size)
+        place[key] = tensor
+
+
+def _sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, which the host does not wait for."""
+    like = torch.empty(0, dtype=x.dtype, device=device)
+    if type(like) is not Tensor:  # A mode in which tensors have shapes only.
+        return like.new_empty(len(x))
+    if is_capturing(device):
+        raise RuntimeError(
+            "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
+            "Call features() of this batch once before the capture."
+        )
+    if device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
+
+
+def _find(
+    values: _Slots,
+    places: list[tuple[_Slots, Any]],
+    roots: dict[int, Ints],
+    seen: set[int],
+) -> None:
+    """Finds all arrays, and the arrays that own the memory of slices."""
+    if id(values) in seen:
+        return
+    seen.add(id(values))
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        kind = type(value)
+        if kind is np.ndarray:
+            places.append((values, key))
+            root = value if value.base is None else value.base
+            roots[id(root)] = root
+        elif kind is dict or kind is list:
+            _find(value, places, roots, seen)
+        elif kind is Rows:
+            _find(value.__dict__, places, roots, seen)
+        elif key == "covers":
+            for cover in value:
+                _find(cover.__dict__, places, roots, seen)
