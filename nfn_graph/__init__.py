@@ -85,7 +85,7 @@ __all__ = [
 
 # The rooms, and whose the names are that are not layers. All are imported when they are first
 # used, so that the command line answers before torch is there.
-_ROOMS = ("data", "features", "memory", "nn", "ops", "spec", "symmetry")
+_ROOMS = ("data", "features", "memory", "nn", "ops", "run", "spec", "symmetry")
 _NAMES = {
     "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),
     "features": ("WeightFeatures",),

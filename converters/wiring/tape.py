@@ -142,6 +142,8 @@ def recording(tape: Tape, record: Callable[[], Any]) -> Any:
         return record()
     except Unrecordable as error:
         tape.lose(str(error))
+    except Exception as error:  # Arguments of files and modules may be anything.
+        tape.lose(f"an operation has arguments that cannot be recorded: {error}")
     return None
 
 

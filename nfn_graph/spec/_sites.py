@@ -95,7 +95,7 @@ class Cover(NamedTuple):
     Attributes:
         site: The number of the coarser site.
         heard: For every part of the finer site, the part of the coarser site that is its mean
-            and sends it a message: the inverse of :attr:`Part.below`. None for a part whose mean
+            and sends it a message: the inverse of `Part.below`. None for a part whose mean
             goes up, and whose message comes down, through another cover.
     """
 
