@@ -20,14 +20,7 @@ from harness.report import machine, markdown
 from plot import draw
 
 HERE = Path(__file__).parent
-<<<<<<< HEAD
-SCRIPTS = (
-    *("nf_layer", "mixed_batch", "memory", "scaling", "train_step", "convert", "loader"),
-    "run",
-)
-=======
 SCRIPTS = ("nf_layer", "mixed_batch", "memory", "scaling", "train_step", "convert", "loader", "run")
->>>>>>> wt-f
 #: Measured with freed memory returned to the system, and with freed memory kept.
 BOTH_WAYS = ("nf_layer", "train_step")
 
