@@ -91,8 +91,8 @@ def classifier_computation(layout: Layout, activation: str, padding: int) -> Com
 
 def computation_of(layout: Layout, kind: str, row: Mapping[str, Any]) -> Computation:
     """What a network of a zoo computes, as its row says it; the layout's own if it does not."""
-    if kind == "inr":
+    if kind == "inr" and {"w0", "output_offset"} <= row.keys():
         return siren_computation(layout, row["w0"], row["output_offset"])
-    if kind == "cnn":
+    if kind == "cnn" and {"activation", "padding"} <= row.keys():
         return classifier_computation(layout, row["activation"], row["padding"])
     return layout.computation
