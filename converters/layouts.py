@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, chain_layout
+from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, read_chain
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
@@ -53,7 +53,7 @@ def find_layout(
     if layout is None:
         tensors = {key: state_dict[key] for key, _, _ in signature}
         layout = (
-            chain_layout(tensors, hints)
+            read_chain(tensors, hints)
             if arch is None
             else _arch_layout(arch, tensors, example_input)
         )

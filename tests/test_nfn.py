@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from nfn_graph import NFLinear
+from nfn_graph.interop._nfn_linear import find_slots
 from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nfn
-from nfn_graph.interop.nfn_linear import find_slots
 from nfn_graph.testing import completeness, matrices_of, orbit_labels, random_graph
 from published import DEEP, NETWORKS, Published, assert_same, draw
 

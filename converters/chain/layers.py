@@ -54,7 +54,7 @@ class Hints:
     activation: str | None = None
 
 
-def chain_layout(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
+def read_chain(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     """The layout of the chain that a state dict can only be."""
     weights = [key for key, tensor in tensors.items() if tensor.dim() > 1]
     if not weights:

@@ -9,7 +9,7 @@ from typing import Any
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.config import KerasLayer
 from nfn_graph.converters.keras.roles import keys_by_role
-from nfn_graph.converters.wiring import Activation, Opaque, Part, Positions, Value, Weight, Wiring
+from nfn_graph.converters.wiring import Opaque, Part, Positions, Signal, Value, Weight, Wiring
 
 Sizes = Sequence[int | None]
 
@@ -82,14 +82,14 @@ class Applied:
                 f"Expected an input with {spatial + 2} axes (got {len(x.shape or ())})"
             )
         axis = 1 if self.is_first else spatial + 1
-        if isinstance(x, Activation) and isinstance(x.axes[axis], Part):
+        if isinstance(x, Signal) and isinstance(x.axes[axis], Part):
             self.wiring.neurons(x, axis)  # a reshape left open which axis it is
         return x, axis, range(2, spatial + 2) if self.is_first else range(1, spatial + 1)
 
     def resized(self, x: Value, axes: Sequence[int], sizes: Sizes) -> Value:
         """A value whose positions along some axes were mixed, with the sizes they have now."""
         x = self.wiring.mixes(x, axes)
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             stored = list(x.stored)
             for axis, size in zip(axes, sizes, strict=True):
                 stored[axis] = Positions(size)
@@ -122,7 +122,7 @@ def activated(layer: Applied, x: Value) -> Value:
     if name.lower().replace("_", "") in _POINTWISE.split():
         return x
     if name.lower() in _ALONG_THE_LAST:
-        return layer.wiring.statistics(x, [-1]) if isinstance(x, Activation) else x
+        return layer.wiring.statistics(x, [-1]) if isinstance(x, Signal) else x
     raise ConversionError(
         f"Expected an activation function of Keras (got '{name}', which may do anything)"
     )

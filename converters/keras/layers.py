@@ -14,7 +14,7 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.applied import Applied, Operation, Sizes, activated
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
-from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 
 
 def _same(layer: Applied) -> Value:
@@ -49,7 +49,7 @@ def _convolved(
     *,
     groups: int = 1,
     transposed: bool = False,
-) -> Activation:
+) -> Signal:
     """A convolution with a kernel in PyTorch's order, of whatever order of axes."""
     channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
     claimed = layer.wiring.claim(x, axis, channels)
@@ -57,7 +57,7 @@ def _convolved(
         layer.wiring.move(claimed, [axis], [1]), kernel, bias, groups=groups, transposed=transposed
     )
     back = layer.wiring.move(y, [1], [axis])
-    if not isinstance(back, Activation):
+    if not isinstance(back, Signal):
         raise ConversionError("Expected an activation (got a value without neurons)")
     return back
 
@@ -250,7 +250,7 @@ def _normalization(layer: Applied) -> Value:
 
 def _rescaling(layer: Applied) -> Value:
     numbers = [layer.layer.options.get(name) for name in ("scale", "offset")]
-    if isinstance(layer.x, Activation) and any(isinstance(x, list | dict) for x in numbers):
+    if isinstance(layer.x, Signal) and any(isinstance(x, list | dict) for x in numbers):
         raise ConversionError("Expected one scale for all neurons (got one for each)")
     return layer.x
 
@@ -274,7 +274,7 @@ def _layer_norm(layer: Applied) -> Value:
 
 def _group_norm(layer: Applied) -> Value:
     (axis, *_), x = layer.layer.integers("axis", [-1]), layer.x
-    if not isinstance(x, Activation):
+    if not isinstance(x, Signal):
         raise ConversionError("Expected neurons to normalise (got inputs)")
     groups = layer.layer.integer("groups", 32)
     axis = axis % x.rank
@@ -292,7 +292,7 @@ def _prelu(layer: Applied) -> Value:
 
 def _along_axis(layer: Applied) -> Value:
     axes = layer.layer.integers("axis", [-1])
-    return layer.wiring.statistics(layer.x, axes) if isinstance(layer.x, Activation) else layer.x
+    return layer.wiring.statistics(layer.x, axes) if isinstance(layer.x, Signal) else layer.x
 
 
 def _merge(layer: Applied) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.node import Node, by_name
-from nfn_graph.converters.wiring import Activation, Value, Weight, position_of
+from nfn_graph.converters.wiring import Signal, Value, Weight, position_of
 
 
 def _pool(node: Node) -> Value:
@@ -47,7 +47,7 @@ def _pad(node: Node) -> Value:
 
 def _flatten(node: Node) -> Value:
     axis = node.integer("axis", 1)
-    if isinstance(node.x, Activation):
+    if isinstance(node.x, Signal):
         axis = axis % (node.x.rank + 1) if axis < 0 else axis
     y = node.wiring.flatten(node.x, axis)
     return y if axis == 1 else node.wiring.flatten(y, 0, axis - 1)
@@ -73,7 +73,7 @@ def _reshape(node: Node) -> Value:
         if len(old) < len(sizes):
             old = (*old, *[None] * (len(sizes) - len(old)))
         sizes = [old[i] if n == 0 else n for i, n in enumerate(sizes)]
-    if isinstance(node.x, Activation) and len(sizes) == 2 and sizes[0] in (None, -1):
+    if isinstance(node.x, Signal) and len(sizes) == 2 and sizes[0] in (None, -1):
         # The batch stays apart: the rest is flattened, whatever sizes are known of it.
         rest = None if sizes[1] == -1 else sizes[1]
         return node.wiring.annotate(node.wiring.flatten(node.x, 1), (None, rest))
@@ -144,7 +144,7 @@ def _reduce(node: Node) -> Value:
 
 
 def _gather(node: Node) -> Value:
-    if not isinstance(node.x, Activation):
+    if not isinstance(node.x, Signal):
         if isinstance(node.x, Weight):
             raise ConversionError("Expected an activation (got an embedding, a table of rows)")
         return node.wiring.opaque([node.x])

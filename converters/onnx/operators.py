@@ -7,7 +7,7 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.axes import AXIS_OPERATORS
 from nfn_graph.converters.onnx.node import Node, Operator, by_name, is_number
-from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 from nfn_graph.converters.wiring.assembly import Use
 
 
@@ -65,7 +65,7 @@ def _group_norm(node: Node) -> Value:
 
 def _statistics(node: Node) -> Value:
     """Softmax and the like: along one axis, or in older models along all from one on."""
-    if not isinstance(node.x, Activation):
+    if not isinstance(node.x, Signal):
         return node.wiring.pointwise(node.x)
     axis = node.integer("axis", -1)
     return node.wiring.statistics(node.x, range(axis, 0 if axis < 0 else node.x.rank))

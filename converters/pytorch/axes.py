@@ -14,9 +14,9 @@ from nfn_graph.converters.pytorch.registry import (
     values_in,
 )
 from nfn_graph.converters.wiring import (
-    Activation,
     Opaque,
     Positions,
+    Signal,
     Value,
     Weight,
     Wiring,
@@ -39,7 +39,7 @@ def reshape(w: Wiring, input: Value, *shape: Any, **kwargs: Any) -> Value:
 @handles("unflatten")
 def unflatten(w: Wiring, input: Value, dim: int, sizes: Any) -> Value:
     """One axis as several."""
-    if not isinstance(input, Activation):
+    if not isinstance(input, Signal):
         return w.opaque([input])
     at = position_of(dim, input.rank)
     return w.reshape(input, [*input.shape[:at], *sizes_in([sizes]), *input.shape[at + 1 :]])
@@ -93,7 +93,7 @@ def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
     shape = sizes_in(sizes)
     if isinstance(input, Weight):
         return input.broadcast(len(shape))
-    if not isinstance(input, Activation):
+    if not isinstance(input, Signal):
         return w.opaque([input])
     kept = [True] * (len(shape) - input.rank) + [isinstance(a, Positions) for a in input.axes]
     return w.combine(
@@ -104,7 +104,7 @@ def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
 @handles("repeat", "tile")
 def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
     """Positions repeated."""
-    if not isinstance(input, Activation):
+    if not isinstance(input, Signal):
         return w.refuse("Expected an activation (got a tensor of the checkpoint)")
     times = sizes_in(sizes)
     times = [*[1] * (input.rank - len(times)), *times]
@@ -128,7 +128,7 @@ def cat(w: Wiring, tensors: Sequence[Value], dim: int = 0, **kwargs: int) -> Val
 @handles("stack")
 def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a new axis."""
-    ranks = [v.rank for v in tensors if isinstance(v, Activation)]
+    ranks = [v.rank for v in tensors if isinstance(v, Signal)]
     if not ranks:
         w.refuse("Expected activations to stack (got tensors of the checkpoint)")
     rank = ranks[0] + 1
@@ -136,7 +136,7 @@ def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
     return w.concat([w.unsqueeze(v, at) for v in tensors], at)
 
 
-def _known_size(w: Wiring, x: Activation, dim: int, verb: str) -> int:
+def _known_size(w: Wiring, x: Signal, dim: int, verb: str) -> int:
     size = x.shape[position_of(dim, x.rank)]
     if size is None:
         w.refuse(
@@ -147,16 +147,14 @@ def _known_size(w: Wiring, x: Activation, dim: int, verb: str) -> int:
 
 
 @handles("chunk")
-def chunk(w: Wiring, input: Activation, chunks: int, dim: int = 0) -> tuple[Value, ...]:
+def chunk(w: Wiring, input: Signal, chunks: int, dim: int = 0) -> tuple[Value, ...]:
     """Equal parts along an axis."""
     size = _known_size(w, input, dim, "chunk")
     return split(w, input, -(-size // chunks), dim)
 
 
 @handles("split", "split_with_sizes", "unsafe_split")
-def split(
-    w: Wiring, input: Activation, split_size_or_sections: Any, dim: int = 0
-) -> tuple[Value, ...]:
+def split(w: Wiring, input: Signal, split_size_or_sections: Any, dim: int = 0) -> tuple[Value, ...]:
     """Parts along an axis."""
     sizes = split_size_or_sections
     if isinstance(sizes, int):
@@ -169,7 +167,7 @@ def split(
 
 
 @handles("unbind")
-def unbind(w: Wiring, input: Activation, dim: int = 0) -> tuple[Value, ...]:
+def unbind(w: Wiring, input: Signal, dim: int = 0) -> tuple[Value, ...]:
     """The entries of an axis one by one."""
     size = _known_size(w, input, dim, "unbind")
     return tuple(w.select(input, dim, i) for i in range(size))
@@ -232,7 +230,7 @@ def getitem(w: Wiring, input: Any, index: Any) -> Any:
 
 
 @handles("glu")
-def glu(w: Wiring, input: Activation, dim: int = -1) -> Value:
+def glu(w: Wiring, input: Signal, dim: int = -1) -> Value:
     """One half gates the other."""
     first, second = chunk(w, input, 2, dim)
     return w.combine(first, second)

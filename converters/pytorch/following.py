@@ -23,7 +23,7 @@ from nfn_graph.converters.pytorch.registry import (
 from nfn_graph.converters.pytorch.shapes import Shapes, map_tensors, shape_of
 from nfn_graph.converters.pytorch.targets import check_known, is_torch, operator_name
 from nfn_graph.converters.pytorch.tensors import StoredTensors, check_as_written
-from nfn_graph.converters.wiring import Activation, Opaque, Weight, Wiring
+from nfn_graph.converters.wiring import Opaque, Signal, Weight, Wiring
 
 
 def follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> None:
@@ -163,7 +163,7 @@ def _annotated(wiring: Wiring, result: Any, shape: Any) -> Any:
     if isinstance(result, tuple) and isinstance(shape, list) and len(shape) == len(result):
         items = [_annotated(wiring, r, s) for r, s in zip(result, shape, strict=True)]
         return type(result)(*items) if hasattr(result, "_fields") else tuple(items)
-    if isinstance(result, Activation | Opaque | Weight) and isinstance(shape, tuple):
+    if isinstance(result, Signal | Opaque | Weight) and isinstance(shape, tuple):
         return wiring.annotate(result, shape)
     if isinstance(result, Unknown) and isinstance(shape, int):
         return shape

@@ -12,10 +12,10 @@ from nfn_graph.converters.pytorch.registry import (
     handles,
 )
 from nfn_graph.converters.wiring import (
-    Activation,
     Neurons,
     Part,
     Positions,
+    Signal,
     Value,
     Wiring,
 )
@@ -58,7 +58,7 @@ for _kind in ("nearest", "linear", "bilinear", "trilinear", "bicubic"):
 @handles("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")
 def interpolate(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
     """Resizes all axes after the channels."""
-    return w.pool(input, input.rank - 2) if isinstance(input, Activation) else w.opaque([input])
+    return w.pool(input, input.rank - 2) if isinstance(input, Signal) else w.opaque([input])
 
 
 @handles("pad")
@@ -66,7 +66,7 @@ def pad(
     w: Wiring, input: Value, pad: Sequence[int], mode: str = "constant", *_: Any, **__: Any
 ) -> Value:
     """Padding of positions; padded channels are neurons of their own, all alike."""
-    if not isinstance(input, Activation):
+    if not isinstance(input, Signal):
         return w.opaque([input])
     padded = [i for i, n in enumerate(pad) if n]
     w.settle(input, [-1 - i // 2 for i in padded])
@@ -97,7 +97,7 @@ def constant_pad(w: Wiring, input: Value, padding: Sequence[int], *_: Any, **__:
 @handles("pixel_shuffle")
 def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
     """`upscale_factor ** 2` entries of the channel axis become positions of one neuron."""
-    if not isinstance(input, Activation) or input.shape[-3] is None:
+    if not isinstance(input, Signal) or input.shape[-3] is None:
         return w.refuse("Expected channels to shuffle (got an unknown shape)")
     positions = upscale_factor**2
     split = Split(w.neurons(input, -3), (input.shape[-3] // positions, positions))
@@ -108,7 +108,7 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
 @handles("pixel_unshuffle")
 def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
     """`downscale_factor ** 2` positions of one neuron become entries of the channel axis."""
-    if not isinstance(input, Activation):
+    if not isinstance(input, Signal):
         return w.refuse("Expected channels to unshuffle (got an unknown shape)")
     channels = spread(w.neurons(input, -3), 1, downscale_factor**2)
     w.mixes(input, [-2, -1])
@@ -116,8 +116,8 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
 
 
 @handles("im2col")
-def unfold(w: Wiring, input: Activation, kernel_size: Any, *_: Any, **__: Any) -> Value:
+def unfold(w: Wiring, input: Signal, kernel_size: Any, *_: Any, **__: Any) -> Value:
     """Patches: the entries of a patch are positions of each channel."""
     sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
     channels = spread(w.neurons(input, -3), 1, sizes[0] * sizes[1])
-    return Activation((*input.stored[:-3], Neurons(channels), Positions(None)))
+    return Signal((*input.stored[:-3], Neurons(channels), Positions(None)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nfn_graph.converters.pytorch.registry import flat, handles
-from nfn_graph.converters.wiring import Activation, Value, Weight, Wiring
+from nfn_graph.converters.wiring import Signal, Value, Weight, Wiring
 
 
 @handles("einsum")
@@ -48,7 +48,7 @@ def _product(
     return _reordered(w, equation, y, found, output)
 
 
-def _reordered(w: Wiring, equation: str, y: Activation, found: str, output: str) -> Value:
+def _reordered(w: Wiring, equation: str, y: Signal, found: str, output: str) -> Value:
     if "." in found or len(found) != y.rank or set(found) != set(output):
         return _refuse(w, equation)
     return w.permute(y, [found.index(name) for name in output])

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from nfn_graph.converters.pytorch.names import CASTS
 from nfn_graph.converters.pytorch.targets import is_known, operator_name
 from nfn_graph.converters.pytorch.tensors import StoredTensors, normed_tensors
-from nfn_graph.converters.wiring import Activation, Opaque, Weight
+from nfn_graph.converters.wiring import Opaque, Signal, Weight
 from nfn_graph.converters.wiring.tape import Unrecordable, recording
 from nfn_graph.data import Ref
 
@@ -144,7 +144,7 @@ class FxRecorder:
             value: What is known of the axes of its result.
         """
         ref = recording(self._tape, lambda: self._record(node, tensor))
-        if isinstance(value, Activation | Opaque | Weight) and self._is_in_place(node):
+        if isinstance(value, Signal | Opaque | Weight) and self._is_in_place(node):
             recording(self._tape, lambda: self._replace(node, ref))
         self._refs[node] = ref
         self._tape.note(ref, value)

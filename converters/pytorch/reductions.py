@@ -10,8 +10,8 @@ from nfn_graph.converters.pytorch.registry import (
     ints,
 )
 from nfn_graph.converters.wiring import (
-    Activation,
     Opaque,
+    Signal,
     Value,
     Weight,
     Wiring,
@@ -76,7 +76,7 @@ def extremum(
 ) -> Any:
     """The largest entries along an axis and where they are, or of two values."""
     dim = other if other is not None else axis if dim is None else dim
-    if isinstance(dim, Activation | Opaque | Weight):
+    if isinstance(dim, Signal | Opaque | Weight):
         return w.combine(input, dim)
     if dim is None:
         return w.reduce(input)
@@ -122,7 +122,7 @@ def topk(w: Wiring, input: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> 
 @handles("sort")
 def sort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> Any:
     """All entries along an axis in their order, and where they were."""
-    size = input.shape[position_of(dim, input.rank)] if isinstance(input, Activation) else None
+    size = input.shape[position_of(dim, input.rank)] if isinstance(input, Signal) else None
     return Extremum(*w.largest(input, dim, size))
 
 

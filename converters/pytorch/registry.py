@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring import Activation, Opaque, Value, Weight
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 
 Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
@@ -25,7 +25,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 def values_in(args: Any) -> list[Value]:
     """The tensors among arguments, lists of tensors included."""
-    if isinstance(args, Activation | Opaque | Weight):
+    if isinstance(args, Signal | Opaque | Weight):
         return [args]
     if isinstance(args, dict):
         args = list(args.values())
@@ -75,7 +75,7 @@ def _shape(input: Value) -> Any:
     shape = input.shape
     if shape is None:
         return UnknownShape()
-    if isinstance(input, Activation) and input.guessed:
+    if isinstance(input, Signal) and input.guessed:
         return UnknownShape(shape)
     return tuple(map(_known, shape))
 
@@ -99,7 +99,7 @@ def _rank(input: Value) -> Any:
 
 
 def _getattr(input: Any, name: str) -> Any:
-    if is_record(type(input)) and not isinstance(input, Activation | Opaque | Weight):
+    if is_record(type(input)) and not isinstance(input, Signal | Opaque | Weight):
         return getattr(input, name)
     if name == "shape":
         return _size(input)

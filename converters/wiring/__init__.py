@@ -20,7 +20,7 @@ axis belongs to which layer and which positions are taps, follows here.
 
 Values:
 
-- :class:`Activation`: one axis is made of neuron layers, all others are positions.
+- :class:`Signal`: one axis is made of neuron layers, all others are positions.
 - :class:`Opaque`: no neurons yet. An input becomes a layer of input neurons where a weight
   first reads it, along the axis that is read: so a flattened input has one neuron per value.
   A parameter-free function of inputs is opaque again (:meth:`Wiring.opaque`).
@@ -40,22 +40,22 @@ result.
 
 from nfn_graph.converters.wiring.network import Wiring
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Value,
     Weight,
     position_of,
 )
 
 __all__ = [
-    "Activation",
     "Neurons",
     "Opaque",
     "Part",
     "Positions",
+    "Signal",
     "Value",
     "Weight",
     "Wiring",

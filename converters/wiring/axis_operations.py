@@ -12,12 +12,12 @@ from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Axis,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Sizes,
     Value,
     Weight,
@@ -52,10 +52,10 @@ class AxisOperations(ValueSource):
         """Concatenation along one axis."""
         if all(isinstance(v, Opaque) for v in values):
             return self.opaque(values)
-        like = next((v for v in values if isinstance(v, Activation)), None)
+        like = next((v for v in values if isinstance(v, Signal)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
-        guessed = all(v.guessed for v in values if isinstance(v, Activation))
+        guessed = all(v.guessed for v in values if isinstance(v, Signal))
         at = position_of(axis, like.rank)
         if guessed:
             self.check_certain(like, [axis])
@@ -70,20 +70,20 @@ class AxisOperations(ValueSource):
         for value in whole:
             joined.append(value.axes[at])
             if value is not like:
-                aside = Activation(with_axis(value.stored, at, Positions(1)))
+                aside = Signal(with_axis(value.stored, at, Positions(1)))
                 result = self.combine(
-                    Activation(with_axis(_act(result).stored, at, Positions(1))), aside
+                    Signal(with_axis(_act(result).stored, at, Positions(1))), aside
                 )
         if all(isinstance(a, Positions) for a in joined):
             sizes = [a.size for a in joined]
             total = None if None in sizes else sum(s for s in sizes if s is not None)
-            return Activation(with_axis(_act(result).stored, at, Positions(total)), guessed)
+            return Signal(with_axis(_act(result).stored, at, Positions(total)), guessed)
         segments = tuple(s for value in whole for s in self.neurons(value, at))
-        return Activation(with_axis(_act(result).stored, at, Neurons(segments)), guessed)
+        return Signal(with_axis(_act(result).stored, at, Neurons(segments)), guessed)
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
         """The entries `start:stop:step` of an axis; negative bounds count from the end."""
-        if not isinstance(x, Activation):
+        if not isinstance(x, Signal):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
         self.check_certain(x, [axis])
@@ -126,7 +126,7 @@ class AxisOperations(ValueSource):
 
     def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
         """The axes from `start` to `stop`, both included, as one."""
-        if not isinstance(x, Activation):
+        if not isinstance(x, Signal):
             return self._unneeded(x)
         first, last = position_of(start, x.rank), position_of(stop, x.rank)
         if x.guessed and start > 0 and last == x.rank - 1:
@@ -134,7 +134,7 @@ class AxisOperations(ValueSource):
             if len(segments) != 1 or segments[0].before != 1:
                 self.check_certain(x, [start])
             # There may be axes between the batch and the features.
-            return Activation((x.stored[0], Neurons((replace(segments[0], before=None),))))
+            return Signal((x.stored[0], Neurons((replace(segments[0], before=None),))))
         merged = merge_axes(x.stored[first : last + 1])
         return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 
@@ -144,7 +144,7 @@ class AxisOperations(ValueSource):
             return x.view(_matching_axes(x.shape, sizes))
         if isinstance(x, Opaque):
             return self._unneeded(x)
-        return Activation(regroup(x.stored, sizes))
+        return Signal(regroup(x.stored, sizes))
 
     def permute(self, x: Value, order: Sequence[int]) -> Value:
         """Axes in another order."""
@@ -158,7 +158,7 @@ class AxisOperations(ValueSource):
         order = [position_of(i, x.rank) for i in order]
         if isinstance(x, Weight):
             return x.view(order)
-        return Activation(tuple(x.stored[i] for i in order))
+        return Signal(tuple(x.stored[i] for i in order))
 
     def move(self, x: Value, axes: Sequence[int], places: Sequence[int]) -> Value:
         """Axes moved to other places, the rest in their order: movedim, transpose."""
@@ -170,7 +170,7 @@ class AxisOperations(ValueSource):
         rest = iter(i for i in range(x.rank) if i not in origin)
         y = self.permute(x, [moved[i] if i in moved else next(rest) for i in range(x.rank)])
         # Unlike the order of a permute, places do not say how many axes there are.
-        return replace(y, guessed=_act(x).guessed) if isinstance(y, Activation) else y
+        return replace(y, guessed=_act(x).guessed) if isinstance(y, Signal) else y
 
     def unsqueeze(self, x: Value, axis: int) -> Value:
         """A new axis of size 1."""
@@ -223,9 +223,9 @@ class AxisOperations(ValueSource):
             self.refuse("Expected an activation (got a part of a tensor of the checkpoint)")
         return self.opaque([x])
 
-    def _beside(self, x: Value, like: Activation, axis: int) -> Activation:
+    def _beside(self, x: Value, like: Signal, axis: int) -> Signal:
         """An operand of a concatenation, as an activation."""
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             return x
         if isinstance(x, Weight):
             return self._stored_beside(x, like, axis)
@@ -245,7 +245,7 @@ class AxisOperations(ValueSource):
             )
         return self.claim(x, at, size)
 
-    def _stored_beside(self, x: Weight, like: Activation, axis: int) -> Activation:
+    def _stored_beside(self, x: Weight, like: Signal, axis: int) -> Signal:
         """A stored tensor as an operand of a concatenation: neurons that no weight leads to.
 
         Beside positions, such as a class token before others, it has the neurons of these.
@@ -267,11 +267,11 @@ class AxisOperations(ValueSource):
         roles[along] = ("neuron", segments)
         self.use(x, roles)
         stored: tuple[Axis, ...] = tuple(Positions(size) for size in x.shape)
-        return Activation(with_axis(stored, along, Neurons(segments)), like.guessed)
+        return Signal(with_axis(stored, along, Neurons(segments)), like.guessed)
 
 
-def _act(x: Value) -> Activation:
-    if not isinstance(x, Activation):
+def _act(x: Value) -> Signal:
+    if not isinstance(x, Signal):
         raise ConversionError("Expected an activation (got a value without neurons)")
     return x
 

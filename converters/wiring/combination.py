@@ -9,12 +9,12 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import Segments, axis_size, plain, solve
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Axis,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Value,
     Weight,
     shown,
@@ -35,16 +35,16 @@ def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:
         return _both_weights(first, second)
     if isinstance(first, Weight):
         first, second = second, first
-    if isinstance(first, Opaque) and isinstance(second, Activation):
+    if isinstance(first, Opaque) and isinstance(second, Signal):
         first, second = second, first
     if isinstance(second, Weight):
         if isinstance(first, Opaque):
             return _opaque_and_weight(wiring, first, second)
-        if isinstance(first, Activation):
+        if isinstance(first, Signal):
             return _activation_and_weight(wiring, first, second)
-    if isinstance(first, Activation) and isinstance(second, Opaque):
+    if isinstance(first, Signal) and isinstance(second, Opaque):
         return _activation_and_opaque(wiring, first, second)
-    if isinstance(first, Activation) and isinstance(second, Activation):
+    if isinstance(first, Signal) and isinstance(second, Signal):
         return _both_activations(wiring, first, second)
     raise ConversionError("Expected an activation (got values without neurons)")
 
@@ -98,11 +98,11 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     # Parameters of a norm have no axis for the batch, statistics of an input have one.
     rank = weight.rank + (weight.shape[0] != 1)
     claimed = wiring.claim(wiring.ranked(x, rank), axis, weight.shape[axis])
-    guess = Activation(claimed.stored, guessed=x.shape is None)
+    guess = Signal(claimed.stored, guessed=x.shape is None)
     return _activation_and_weight(wiring, guess, weight)
 
 
-def _activation_and_weight(wiring: ValueSource, x: Activation, weight: Weight) -> Activation:
+def _activation_and_weight(wiring: ValueSource, x: Signal, weight: Weight) -> Signal:
     if weight.rank > x.rank:
         raise ConversionError(
             f"Expected a tensor with at most {x.rank} axes (got {list(weight.shape)}). {_HINT}"
@@ -131,10 +131,10 @@ def _activation_and_weight(wiring: ValueSource, x: Activation, weight: Weight) -
             stored[i] = Positions(size)
         roles.append(role)
     wiring.use(weight, roles)
-    return Activation(tuple(stored), x.guessed)
+    return Signal(tuple(stored), x.guessed)
 
 
-def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) -> Activation:
+def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Signal:
     if other.shape is None:
         known = wiring.claimed(other, x)
         if known is not None:
@@ -161,10 +161,10 @@ def _activation_and_opaque(wiring: ValueSource, x: Activation, other: Opaque) ->
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
         for axis, n in zip(x.stored, shape, strict=True)
     ]
-    return Activation(tuple(stored), x.guessed)
+    return Signal(tuple(stored), x.guessed)
 
 
-def _both_activations(wiring: ValueSource, first: Activation, second: Activation) -> Activation:
+def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Signal:
     rank = max(first.rank, second.rank)
     first, second = _padded(first, rank), _padded(second, rank)
     _choose(wiring, first, [isinstance(axis, Neurons) for axis in second.axes])
@@ -177,7 +177,7 @@ def _both_activations(wiring: ValueSource, first: Activation, second: Activation
             f"Expected the neurons of both operands on the same axis (got axes "
             f"{first.neuron_axis} and {second.neuron_axis})"
         )
-    return Activation(tuple(stored), first.guessed or second.guessed)
+    return Signal(tuple(stored), first.guessed or second.guessed)
 
 
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
@@ -216,7 +216,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     )
 
 
-def _choose(wiring: ValueSource, x: Activation, wanted: list[bool]) -> None:
+def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:
     """Settles which axis of a reshape holds the neurons, where the other operand says it."""
     for i, (axis, is_wanted) in enumerate(zip(x.axes, wanted, strict=True)):
         if isinstance(axis, Part) and is_wanted and axis.size != 1:
@@ -231,5 +231,5 @@ def _one_split(stored: list[Axis]) -> bool:
     return len(splits) == 1 and all(isinstance(axis, Part) for axis in neurons)
 
 
-def _padded(x: Activation, rank: int) -> Activation:
-    return Activation((*[Positions(1)] * (rank - x.rank), *x.stored), x.guessed)
+def _padded(x: Signal, rank: int) -> Signal:
+    return Signal((*[Positions(1)] * (rank - x.rank), *x.stored), x.guessed)

@@ -21,11 +21,11 @@ from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reductions import Reductions
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Value,
     Weight,
     layers_in,
@@ -52,7 +52,7 @@ class Wiring(Reductions):
         axis: int = -1,
         target: int = 0,
         source: int = 1,
-    ) -> Activation:
+    ) -> Signal:
         """A linear map of the neurons along `axis`, by a weight with axes target and source.
 
         All other axes of the weight are taps: the entries of a kernel.
@@ -66,7 +66,7 @@ class Wiring(Reductions):
         roles: list[tuple[PlacementAxis, Segments] | None] = [None] * weight.rank
         roles[target], roles[source] = ("target", plain(layer)), ("source", known)
         self.use(weight, roles)
-        y = Activation(with_axis(x.stored, axis, Neurons(plain(layer))), x.guessed)
+        y = Signal(with_axis(x.stored, axis, Neurons(plain(layer))), x.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
 
     def conv(
@@ -77,7 +77,7 @@ class Wiring(Reductions):
         *,
         groups: int = 1,
         transposed: bool = False,
-    ) -> Activation:
+    ) -> Signal:
         """A convolution, `weight` `[out, in / groups, *kernel]`, or transposed
         `[in, out / groups, *kernel]`."""
         if weight.rank < 2:
@@ -108,10 +108,10 @@ class Wiring(Reductions):
                 f"different groups cannot be exchanged one by one"
             )
         positions = [Positions()] * spatial
-        y = Activation((*y.stored[: y.rank - spatial], *positions), y.guessed)
+        y = Signal((*y.stored[: y.rank - spatial], *positions), y.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
 
-    def _with_channels(self, x: Activation, axis: int) -> Activation:
+    def _with_channels(self, x: Signal, axis: int) -> Signal:
         """A value whose neurons a weight reads along an axis.
 
         Where that has one entry and the neurons lie along another one, as in a signal of one
@@ -139,16 +139,16 @@ class Wiring(Reductions):
             return self.squeeze(self.linear(second, first.view([None, 0]), axis=axis), axis)
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             return self.opaque([first, second])
-        if isinstance(first, Opaque) and isinstance(second, Activation):
+        if isinstance(first, Opaque) and isinstance(second, Signal):
             return self._along_positions(second, first, -2)
-        if isinstance(first, Activation) and isinstance(second, Opaque):
+        if isinstance(first, Signal) and isinstance(second, Opaque):
             return self._along_positions(first, second, -1)
         self.refuse(
             "Expected a product with one stored matrix (got matmul of two computed values, as in "
             "attention, or of two stored ones, which have no graph of weights)"
         )
 
-    def _column_axis(self, x: Activation | Opaque) -> int:
+    def _column_axis(self, x: Signal | Opaque) -> int:
         """The axis that a matrix before a value reads; a vector has none for a batch."""
         if x.shape is None:
             self.refuse(
@@ -157,7 +157,7 @@ class Wiring(Reductions):
             )
         return -min(2, len(x.shape))
 
-    def _along_positions(self, x: Activation, matrix: Opaque, axis: int) -> Value:
+    def _along_positions(self, x: Signal, matrix: Opaque, axis: int) -> Value:
         """A product with a matrix or vector without neurons, along an axis of positions."""
         if matrix.shape is None or x.rank < 2:
             self.refuse(
@@ -173,7 +173,7 @@ class Wiring(Reductions):
         # Several matrices are broadcast over the axes before the last two.
         return self.combine(y, replace(matrix, shape=(*matrix.shape[:-2], 1, 1)))
 
-    def channelwise(self, x: Value, parameters: Sequence[Value], axis: int) -> Activation:
+    def channelwise(self, x: Value, parameters: Sequence[Value], axis: int) -> Signal:
         """Entrywise operations with vectors along one axis: norm parameters, statistics, bias.
 
         An axis from the front is meant if `axis` is not negative. A vector that is no part of
@@ -181,7 +181,7 @@ class Wiring(Reductions):
         """
         for parameter in parameters:
             shape = parameter.shape
-            if isinstance(parameter, Activation) or shape is None or len(shape) != 1:
+            if isinstance(parameter, Signal) or shape is None or len(shape) != 1:
                 self.refuse(
                     f"Expected a stored vector (got a computed value or shape {shape and [*shape]})"
                 )
@@ -202,14 +202,14 @@ class Wiring(Reductions):
                 else replace(parameter, shape=(*shape, *[1] * behind))
             )
             y = broadcast(self, x, vector)
-            x = y if isinstance(y, Activation) else x
-        if not isinstance(x, Activation):
+            x = y if isinstance(y, Signal) else x
+        if not isinstance(x, Signal):
             self.refuse("Expected at least one tensor of the checkpoint (got none)")
         return x
 
     def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
         """Statistics of each channel, stored or computed: batch norm, instance norm."""
-        if isinstance(x, Activation) and x.rank > 1 and isinstance(x.axes[1], Part):
+        if isinstance(x, Signal) and x.rank > 1 and isinstance(x.axes[1], Part):
             self.neurons(x, 1)
         return self.statistics(self.channelwise(x, parameters, 1) if parameters else x)
 
@@ -223,7 +223,7 @@ class Wiring(Reductions):
     def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:
         """Only one group, or one per channel: else channels of different groups differ."""
         y = self.channelwise(x, parameters, 1) if parameters else x
-        channels = y.shape[1] if isinstance(y, Activation) else None
+        channels = y.shape[1] if isinstance(y, Signal) else None
         if groups not in (1, channels):
             self.refuse(
                 f"Expected GroupNorm with 1 group or one per channel (got {groups} groups of "
@@ -238,9 +238,9 @@ class Wiring(Reductions):
         if isinstance(x, Weight):
             self.show(x)
             return
-        if isinstance(x, Activation) and x.neuron_axis is not None:
+        if isinstance(x, Signal) and x.neuron_axis is not None:
             self._output_axes.append(self.neurons(x, x.neuron_axis))
-        layers = layers_in(x) if isinstance(x, Activation) else layers_of(plain(*x.exposes))
+        layers = layers_in(x) if isinstance(x, Signal) else layers_of(plain(*x.exposes))
         for layer in layers:
             layer.is_output = True
 

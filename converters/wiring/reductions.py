@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from nfn_graph.converters.wiring.axis_operations import AxisOperations
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Axis,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Sizes,
     Value,
     Weight,
@@ -51,7 +51,7 @@ class Reductions(AxisOperations):
 
     def places(
         self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False
-    ) -> Activation | Opaque:
+    ) -> Signal | Opaque:
         """Where along axes an entry is found, as argmax does.
 
         Along positions every neuron has a place of its own; along the neurons their order
@@ -61,9 +61,9 @@ class Reductions(AxisOperations):
             self.show(x)
             return self.constant(None)
         found = self.reduce(x, axes, keepdim)
-        if isinstance(found, Opaque) and isinstance(x, Activation):
+        if isinstance(found, Opaque) and isinstance(x, Signal):
             return replace(found, exposes=tuple(layers_in(x)))
-        return found if isinstance(found, Activation) else self.opaque([x])
+        return found if isinstance(found, Signal) else self.opaque([x])
 
     def largest(self, x: Value, axis: int, size: int | None) -> tuple[Value, Value]:
         """`size` entries along an axis in the order of their values, and their places."""
@@ -78,7 +78,7 @@ class Reductions(AxisOperations):
         All axes if None. It may not run over a part of a layer's neurons, as softmax over the
         heads of a reshape would.
         """
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             chosen = range(x.rank) if axes is None else [position_of(i, x.rank) for i in axes]
             if any(isinstance(x.axes[i], Part) for i in chosen):
                 self.refuse(
@@ -86,7 +86,7 @@ class Reductions(AxisOperations):
                 )
         return x
 
-    def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Activation | Opaque:
+    def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Signal | Opaque:
         """Anything that mixes positions along the last `spatial` axes, and may resize them."""
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a tensor of the checkpoint)")
@@ -106,7 +106,7 @@ class Reductions(AxisOperations):
         """
         if isinstance(x, Weight):
             self.refuse("Expected a weight whose entries stay in place (got one that is moved)")
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             self.settle(x, range(x.rank) if axes is None else axes)
             for axis in range(x.rank) if axes is None else axes:
                 if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
@@ -116,7 +116,7 @@ class Reductions(AxisOperations):
                     )
         return x
 
-    def settle(self, x: Activation, axes: Sequence[int]) -> None:
+    def settle(self, x: Signal, axes: Sequence[int]) -> None:
         """Says which axis of a reshape holds the neurons, if an operation along others leaves one.
 
         So the channels of `unflatten(1, (8, 4, 4))` before an operation along the last two axes.
@@ -136,7 +136,7 @@ class Reductions(AxisOperations):
 
     def _resized(self, x: Value, axis: int, size: int | None) -> Value:
         """A value whose axis of size 1 has another size."""
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             return replace(
                 x, stored=with_axis(x.stored, position_of(axis, x.rank), Positions(size))
             )
@@ -146,7 +146,7 @@ class Reductions(AxisOperations):
         return x
 
 
-def _whole_splits(x: Activation, axes: Collection[int]) -> set[int]:
+def _whole_splits(x: Signal, axes: Collection[int]) -> set[int]:
     """Those of the axes that are parts of a reshape of which all parts are among them."""
     splits = [axis.split for i in axes if isinstance(axis := x.axes[i], Part)]
     return {

@@ -24,12 +24,12 @@ from nfn_graph.converters.wiring.axes import (
 )
 from nfn_graph.converters.wiring.tape import Tape
 from nfn_graph.converters.wiring.values import (
-    Activation,
     Axis,
     Neurons,
     Opaque,
     Part,
     Positions,
+    Signal,
     Sizes,
     Value,
     Weight,
@@ -102,9 +102,9 @@ class ValueSource:
             None if is_input else next((v.key for v in found if v.key is not None), None),
         )
 
-    def claim(self, x: Value, axis: int, size: int) -> Activation:
+    def claim(self, x: Value, axis: int, size: int) -> Signal:
         """A value with `size` neurons along an axis; an input's neurons are named here."""
-        if isinstance(x, Activation):
+        if isinstance(x, Signal):
             return x
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a tensor of the checkpoint)")
@@ -121,7 +121,7 @@ class ValueSource:
             self._claims[name] = layer
         stored: list[Axis] = [Positions(n) for n in shape]
         stored[at] = Neurons(plain(self._claims[name]))
-        return Activation(tuple(stored), guessed=x.shape is None)
+        return Signal(tuple(stored), guessed=x.shape is None)
 
     def expose(self, x: Value) -> None:
         """Fixes the layers whose order shows in a value that is used."""
@@ -152,7 +152,7 @@ class ValueSource:
                     )
                 self.use_of(key)
 
-    def claimed(self, x: Opaque, like: Activation) -> Activation | None:
+    def claimed(self, x: Opaque, like: Signal) -> Signal | None:
         """An input of unknown shape whose neurons were named along those of another value."""
         at = like.neuron_axis
         size = None if at is None else like.shape[at]
@@ -171,7 +171,7 @@ class ValueSource:
             return replace(x, shape=(None,) * rank)
         return x
 
-    def neurons(self, x: Activation, axis: int) -> Segments:
+    def neurons(self, x: Signal, axis: int) -> Segments:
         """The layers along an axis, which must be one of neurons."""
         found = x.axes[position_of(axis, x.rank)]
         if isinstance(found, Part):
@@ -213,11 +213,11 @@ class ValueSource:
                 stored.append(Neurons(solve(axis.segments, size)))
             else:
                 stored.append(axis)
-        return Activation(tuple(stored))
+        return Signal(tuple(stored))
 
     def check_certain(self, x: Value, axes: Sequence[int]) -> None:
         """Refuses axes counted from the front of a value that may have further ones."""
-        if isinstance(x, Activation) and x.guessed:
+        if isinstance(x, Signal) and x.guessed:
             for axis in axes:
                 if axis > 0 or (axis == 0 and x.neuron_axis == 0):
                     self.refuse(

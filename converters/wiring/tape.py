@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.wiring.axes import Layer, resolve
-from nfn_graph.converters.wiring.values import Activation, Value
+from nfn_graph.converters.wiring.values import Signal, Value
 from nfn_graph.data import Computation, Neurons, Range, Ref, Step
 from nfn_graph.run import OPERATIONS
 
@@ -78,7 +78,7 @@ class Tape:
 
     def note(self, ref: Any, value: Any) -> None:
         """Keeps what is known of the axes of a result."""
-        if isinstance(ref, Ref) and isinstance(value, Activation):
+        if isinstance(ref, Ref) and isinstance(value, Signal):
             self._values[ref.step] = value
 
     def computation(self, keys: Mapping[str, int], names: Mapping[Layer, str]) -> Computation:
@@ -106,8 +106,8 @@ class Tape:
         """For every layer the last result that holds its neurons and no others."""
         found: dict[str, Neurons] = {}
         for step, value in self._values.items():
-            axis = value.neuron_axis if isinstance(value, Activation) else None
-            if axis is None or not isinstance(value, Activation):
+            axis = value.neuron_axis if isinstance(value, Signal) else None
+            if axis is None or not isinstance(value, Signal):
                 continue
             segments = resolve(value.axes[axis].segments)  # type: ignore[union-attr]
             if len(segments) == 1 and segments[0].is_plain and segments[0].layers[0] in names:

@@ -82,7 +82,7 @@ Sizes = Sequence[int | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Activation:
+class Signal:
     """A tensor computed by the network, with at most one axis of neurons.
 
     Args:
@@ -172,7 +172,7 @@ class Weight:
         return self.view([*[None] * (rank - self.rank), *range(self.rank)])
 
 
-Value = Activation | Opaque | Weight
+Value = Signal | Opaque | Weight
 
 
 def position_of(axis: int, rank: int) -> int:
@@ -190,7 +190,7 @@ def shown(sizes: Sizes) -> str:
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 
-def layers_in(x: Activation) -> list[Layer]:
+def layers_in(x: Signal) -> list[Layer]:
     """The layers of a value's neurons, as far as they are known now."""
     return [
         layer

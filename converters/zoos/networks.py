@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.zoo import Network
 
-Activation = Callable[[Tensor], Tensor]
+Signal = Callable[[Tensor], Tensor]
 #: By the names that the zoos use.
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Signal] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "tanh": torch.tanh,
@@ -121,7 +121,7 @@ def make_plain_cnn(
         return Network(PlainCnn(layers, activation, is_averaged), example)
 
 
-def activation_of(name: str) -> Activation:
+def activation_of(name: str) -> Signal:
     """An activation by its published name."""
     if name not in ACTIVATIONS:
         raise ConversionError(f"Expected an activation: {', '.join(ACTIVATIONS)} (got '{name}')")

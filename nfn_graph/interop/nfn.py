@@ -31,7 +31,7 @@ published                               here
                                         equal here, until they are trained
 `GaussianFourierFeatureTransform`       `FourierFeatures`
 `TupleOp`, `ResBlock`                   `Activation` or `Dropout`, `Residual`
-`SimpleLayerNorm`                       `JointNorm` of :mod:`nfn_graph.interop.nfn_modules`
+`SimpleLayerNorm`                       `JointNorm` of :mod:`nfn_graph.interop._nfn_modules`
 `LearnedScale`                          `TypeScale` of the same
 `ChannelDropout`                        `MatrixDropout` of the same
 `nn.Sequential`                         `nn.Sequential`, with copies of all that follows the
@@ -50,8 +50,8 @@ from typing import Any
 
 from torch import nn
 
-from nfn_graph.interop.nfn_data import batch_from_nfn, spec_from_nfn, to_nfn
-from nfn_graph.interop.nfn_layers import Step, assemble, convert, flatten, published_name
+from nfn_graph.interop._nfn_data import batch_from_nfn, spec_from_nfn, to_nfn
+from nfn_graph.interop._nfn_layers import Step, assemble, convert, flatten, published_name
 from nfn_graph.nn import Fold
 
 __all__ = ["batch_from_nfn", "from_nfn", "spec_from_nfn", "to_nfn"]

@@ -6,15 +6,15 @@ express are *all* equivariant ones: the rank of their span is the number of orbi
 group on pairs of entries.
 """
 
-from nfn_graph.testing.completeness import (
+from nfn_graph.testing._completeness import (
     Completeness,
     assert_complete,
     completeness,
     matrices_of,
     orbit_labels,
 )
-from nfn_graph.testing.laws import assert_equivariant, assert_invariant
-from nfn_graph.testing.random import random_graph
+from nfn_graph.testing._laws import assert_equivariant, assert_invariant
+from nfn_graph.testing._random import random_graph
 
 __all__ = [
     "Completeness",

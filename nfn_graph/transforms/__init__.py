@@ -8,9 +8,9 @@ themselves: they refuse, and name the transform.
     edited = grow.inverse(model(batch).to_graph()[0])
 """
 
-from nfn_graph.transforms.base import ReversibleTransform
-from nfn_graph.transforms.biases import FillBiases
-from nfn_graph.transforms.kernels import GrowKernels
-from nfn_graph.transforms.roles import RoleTypes
+from nfn_graph.transforms._fill_biases import FillBiases
+from nfn_graph.transforms._grow_kernels import GrowKernels
+from nfn_graph.transforms._reversible import ReversibleTransform
+from nfn_graph.transforms._role_types import RoleTypes
 
 __all__ = ["FillBiases", "GrowKernels", "ReversibleTransform", "RoleTypes"]

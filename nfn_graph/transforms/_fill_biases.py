@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, WeightGraph
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey
-from nfn_graph.transforms.base import ReversibleTransform, Stores
+from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
 
 class FillBiases(ReversibleTransform):

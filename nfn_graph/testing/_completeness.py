@@ -13,7 +13,7 @@ from nfn_graph.data import Batch, WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.spec import FoldedSpec, Symmetry
 from nfn_graph.symmetry import Permutation, from_places, layer_sizes
-from nfn_graph.testing.random import random_graph
+from nfn_graph.testing._random import random_graph
 
 
 class Completeness(NamedTuple):

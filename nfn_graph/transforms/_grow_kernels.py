@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, Range, View, WeightGraph
 from nfn_graph.spec import Key, NetworkSpec, WeightKey
-from nfn_graph.transforms.base import ReversibleTransform, Stores
+from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
 Kernel = tuple[int, ...]
 

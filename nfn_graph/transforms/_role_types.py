@@ -8,8 +8,8 @@ import torch
 
 from nfn_graph.data import Layout
 from nfn_graph.spec import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
-from nfn_graph.transforms.base import ReversibleTransform, Stores
-from nfn_graph.transforms.kernels import kernel_of
+from nfn_graph.transforms._grow_kernels import kernel_of
+from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
 
 class RoleTypes(ReversibleTransform):

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.interop.nfn_data import spec_from_nfn
-from nfn_graph.interop.nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
-from nfn_graph.interop.nfn_modules import JointNorm, MatrixDropout, ReorderedPool, TypeScale
+from nfn_graph.interop._nfn_data import spec_from_nfn
+from nfn_graph.interop._nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
+from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
 from nfn_graph.nn.encoding import position_name
 from nfn_graph.spec import NETWORK, Key, NetworkSpec, Symmetry, module_name
