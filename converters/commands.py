@@ -26,6 +26,7 @@ from nfn_graph.converters.conversion import (
     report_file,
 )
 from nfn_graph.converters.errors import located, one_line, printable, reason_of
+from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.orientation import Orientation
@@ -34,7 +35,7 @@ from nfn_graph.converters.summary import COLUMNS, Summary, summary
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
-Globals = Annotated[tuple[str, ...], arg(metavar="PACKAGE.NAME ...")]
+Globals = Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
 _MOST_PRINTED = 1000
 
@@ -48,7 +49,7 @@ def inspect(
     orientation: Orientation | None = None,
     input_shape: InputShape = None,
     key: str | None = None,
-    safe_globals: Globals = (),
+    safe_globals: Globals = None,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -108,7 +109,7 @@ def convert(
     orientation: Orientation | None = None,
     input_shape: InputShape = None,
     key: str | None = None,
-    safe_globals: Globals = (),
+    safe_globals: Globals = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -190,7 +191,7 @@ def draw(
     orientation: Orientation | None = None,
     input_shape: InputShape = None,
     key: str | None = None,
-    safe_globals: Globals = (),
+    safe_globals: Globals = None,
     max_neurons: int = 16,
 ) -> int:
     """Draw the network of a checkpoint file: neurons, weights by colour, kernels.
@@ -233,7 +234,7 @@ def run(
     flatten: FlattenOrder | None = None,
     orientation: Orientation | None = None,
     key: str | None = None,
-    safe_globals: Globals = (),
+    safe_globals: Globals = None,
 ) -> int:
     """Run the network of a checkpoint file on inputs, from its graph.
 
@@ -258,6 +259,8 @@ def run(
     import numpy as np
     import torch
 
+    if not input:
+        raise ValueError("Expected an .npy file for every input of the network (got none)")
     inputs = [_read_array(path) for path in input]
     options = Options(arch, flatten, None, orientation, key, safe_globals, activation)
     if arch is not None:
@@ -269,11 +272,12 @@ def run(
     if output is None:
         for array in arrays:
             print(np.array2string(array, threshold=_MOST_PRINTED))
-    elif output.suffix == ".npz":
-        np.savez(output, *arrays)
-        print(output)
-    elif len(arrays) == 1 and output.suffix == ".npy":
-        np.save(output, arrays[0])
+    elif output.suffix == ".npz" or (len(arrays) == 1 and output.suffix == ".npy"):
+        with replacing(output) as partial, partial.open("wb") as file_:
+            if output.suffix == ".npz":
+                np.savez(file_, *arrays)
+            else:
+                np.save(file_, arrays[0])
         print(output)
     else:
         raise ValueError(

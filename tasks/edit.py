@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from nfn_graph.tasks.user_networks import (
     ReadingOptions,
     check_sines,
     check_single,
+    read_network,
     save_like,
 )
 from nfn_graph.tasks.zoo.render import draw_sheet
 
 
 @dataclass(frozen=True)
-class EditOptions:
+class EditOptions(ReadingOptions):
     """Edit the image that a SIREN holds.
 
     Attributes:
@@ -38,7 +39,6 @@ class EditOptions:
         out: The edited network, with the keys and types of the checkpoint. A picture of
             before and after is written beside it, as .png.
         zoom: How many pixels wide each pixel of the picture is drawn.
-        reading: How the checkpoint is read.
     """
 
     checkpoint: Positional[Path]
@@ -46,7 +46,6 @@ class EditOptions:
     run: Path
     out: Path
     zoom: int = 8
-    reading: OmitArgPrefixes[ReadingOptions] = field(default_factory=ReadingOptions)
 
 
 def edit(options: OmitArgPrefixes[EditOptions]) -> int:
@@ -64,7 +63,7 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
         raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
-    graph = options.reading.read(options.checkpoint)
+    graph = read_network(options.checkpoint, options)
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
     save_like(edited, options.out, options.checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,14 +25,14 @@ from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.retraining import Result, compare_masks
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import ReadingOptions, check_single, save_like
+from nfn_graph.tasks.user_networks import ReadingOptions, check_single, read_network, save_like
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.options import Split
 
 
 @dataclass(frozen=True)
-class PruneOptions:
+class PruneOptions(ReadingOptions):
     """Prune an initialisation before it is trained.
 
     Attributes:
@@ -47,7 +47,6 @@ class PruneOptions:
             possible: others carry no data.
         biases: Whether to prune the same share of every bias too: the smallest ones, because
             models learn to choose weights only.
-        reading: How the checkpoint is read.
     """
 
     checkpoint: Positional[Path]
@@ -57,7 +56,6 @@ class PruneOptions:
     scope: TicketScope = "expected"
     paths: bool = True
     biases: bool = False
-    reading: OmitArgPrefixes[ReadingOptions] = field(default_factory=ReadingOptions)
 
 
 def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
@@ -73,7 +71,7 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, WinningTickets):
         raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
-    graph = options.reading.read(options.checkpoint)
+    graph = read_network(options.checkpoint, options)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
     mask = mask_network(
         model, graph, sparsity, options.scope, paths=options.paths, biases=options.biases

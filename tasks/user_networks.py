@@ -23,7 +23,7 @@ _LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
 _LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
     """How the file of a network is read.
 
@@ -39,10 +39,11 @@ class ReadingOptions:
     orientation: Orientation | None = None
     key: str | None = None
 
-    def read(self, path: Path) -> WeightGraph:
-        """The network of a file; messages name options as the command line has them."""
-        options = Options(self.arch, self.flatten, None, self.orientation, self.key)
-        return load_file(path, options)
+
+def read_network(path: Path, options: ReadingOptions) -> WeightGraph:
+    """The network of a file; messages name options as the command line has them."""
+    chosen = Options(options.arch, options.flatten, None, options.orientation, options.key)
+    return load_file(path, chosen)
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from siren_data import blobs
 from zoo_data import tiny_images
@@ -27,6 +28,7 @@ def make_world(folder: Path) -> None:
     """Writes all of it, in some seconds.
 
     net.pt, store/        an MLP, and a store with it
+    x.npy                 inputs of the MLP
     siren.pt, initial.pt  an INR and an initialisation, of the zoos inr/ and tickets/
     cnn/, inr/, tickets/  zoos
     edits/, masks/        finished runs on the last two
@@ -34,6 +36,7 @@ def make_world(folder: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     torch.save(model.state_dict(), folder / "net.pt")
+    np.save(folder / "x.npy", np.ones((2, 3), dtype=np.float32))
     convert_files([folder / "net.pt"], folder / "store", Options())
     images = tiny_images()
     shares = {"validation_share": 0.3, "test_share": 0.3}

@@ -33,12 +33,16 @@ class Options:
     input_shape: tuple[int, ...] | None = None
     orientation: Orientation | None = None
     key: str | None = None
-    safe_globals: tuple[str, ...] = ()
+    safe_globals: tuple[str, ...] | None = None
     activation: str | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
             parse_arch(self.arch)
+        if self.key == "":
+            raise ValueError("Expected the name of a network as --key (got an empty one)")
+        if self.safe_globals == ():
+            raise ValueError("Expected names of classes or functions as --safe-globals (got none)")
         shape = (1,) if self.input_shape is None else self.input_shape
         if min(shape, default=0) < 1 or math.prod(shape) >= 2**60:
             raise ValueError(f"Expected an input shape of positive sizes (got {list(shape)})")
@@ -95,7 +99,7 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 key=options.key,
                 activation=options.activation,
                 example_input=None if shape is None else torch.empty(shape, device="meta"),
-                safe_globals=options.safe_globals,
+                safe_globals=options.safe_globals or (),
             )
     except ConversionError as error:
         raise ConversionError(in_command_line(str(error))) from error
