@@ -22,6 +22,9 @@ from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import NetworkSpec
 
+# A grid over more axes has too many points to run networks on.
+_MOST_GRID_AXES = 4
+
 
 class Probe(nn.Module):
     """Learned inputs, and what networks make of them.
@@ -111,6 +114,11 @@ class Probe(nn.Module):
     def _grid(self) -> Tensor:
         """As many points of a grid over the range of the inputs as there are probes."""
         count, axes = self.inputs.shape[0], math.prod(self.input_shape)
+        if axes > _MOST_GRID_AXES:
+            raise ValueError(
+                f"Expected networks of at most {_MOST_GRID_AXES} coordinates for probes on a grid "
+                f"(got inputs of shape {list(self.input_shape)}). Use learned probes."
+            )
         side = round(count ** (1 / axes))
         if side**axes != count:
             raise ValueError(

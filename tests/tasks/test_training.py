@@ -77,7 +77,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("model", get_args(ModelName))
+def test_images_have_no_grid(cnn_zoo: Path, tmp_path: Path) -> None:
+    """The control with fixed probes is for networks of coordinates."""
+    with pytest.raises(ValueError, match=r"at most 4 coordinates .*Use learned probes"):
+        train(generalization(cnn_zoo, tmp_path / "run", model="probe-grid"))
+
+
+@pytest.mark.parametrize("model", [m for m in get_args(ModelName) if m != "probe-grid"])
 def test_every_model_trains(model: str, cnn_zoo: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     metrics = train(generalization(cnn_zoo, run, model=model))
