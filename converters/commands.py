@@ -27,6 +27,7 @@ from nfn_graph.converters.conversion import (
 )
 from nfn_graph.converters.errors import located, one_line, printable, reason_of
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.orientation import Orientation
@@ -290,6 +291,7 @@ def _read_array(path: Path) -> Any:
     import numpy as np
     import torch
 
+    path = check_regular(path)
     try:
         array = np.load(path, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":

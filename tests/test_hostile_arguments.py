@@ -206,8 +206,11 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         for text in hostile if option not in shared(name) else ():
             arguments = replaced(name, option, text)
             capsys.readouterr()
-            if cli.main(arguments) != 0:
-                refused(arguments, capsys)
+            code = cli.main(arguments)
+            if code != 0:
+                # A network of that name is missing in the file: `convert` counts it as failed.
+                missing = (name, option.name) == ("convert", "--key") and text != ""
+                refused(arguments, capsys, 1 if missing else 2)
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
             assert not (folder.parent / "x").exists()
