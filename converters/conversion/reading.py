@@ -41,8 +41,12 @@ class Options:
             parse_arch(self.arch)
         if self.key == "":
             raise ValueError("Expected the name of a network as --key (got an empty one)")
-        if self.safe_globals == ():
-            raise ValueError("Expected names of classes or functions as --safe-globals (got none)")
+        names = () if self.safe_globals is None else self.safe_globals or ("",)
+        wrong = [n for n in names if not all(part.isidentifier() for part in n.split("."))]
+        if wrong:
+            raise ValueError(
+                f"Expected names such as package.Class as --safe-globals (got {wrong[0][:60]!r})"
+            )
         shape = (1,) if self.input_shape is None else self.input_shape
         if min(shape, default=0) < 1 or math.prod(shape) >= 2**60:
             raise ValueError(f"Expected an input shape of positive sizes (got {list(shape)})")
