@@ -8,7 +8,7 @@ arguments of the operation as torch documents them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -33,6 +33,7 @@ from nfn_graph.converters.pytorch.registry import (
 )
 from nfn_graph.converters.wiring import Opaque, Value, Wiring
 from nfn_graph.converters.wiring.assembly import Use
+from nfn_graph.run import leaves
 
 __all__ = ["apply", "axes", "positions", "products", "weights"]
 
@@ -46,7 +47,7 @@ def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     except ConversionError:
         raise
     except Exception as error:
-        if any(isinstance(leaf, Unknown | UnknownShape) for leaf in _leaves([args, kwargs])):
+        if any(isinstance(leaf, Unknown | UnknownShape) for leaf in leaves([args, kwargs])):
             raise ConversionError(
                 f"Expected sizes that are known as arguments of '{name}' (got some that depend on "
                 f"the input). Give an example_input"
@@ -99,19 +100,6 @@ def _call(handler: Handler, name: str, args: Sequence[Any], kwargs: dict[str, An
             f"Expected the arguments of '{name}' that are known (got others: {error})"
         ) from error
     return handler(*args, **kwargs)
-
-
-def _leaves(args: Any) -> Iterator[Any]:
-    """What is inside lists, dictionaries and slices."""
-    if isinstance(args, dict):
-        args = list(args.values())
-    if isinstance(args, slice):
-        args = [args.start, args.stop, args.step]
-    if isinstance(args, list | tuple):
-        for arg in args:
-            yield from _leaves(arg)
-    else:
-        yield args
 
 
 def _check_weight(w: Wiring, args: Sequence[Any]) -> None:

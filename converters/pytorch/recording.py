@@ -13,6 +13,7 @@ from nfn_graph.converters.pytorch.tensors import StoredTensors, normed_tensors
 from nfn_graph.converters.wiring import Opaque, Signal, Weight
 from nfn_graph.converters.wiring.tape import Unrecordable, recording
 from nfn_graph.data import Ref
+from nfn_graph.run import leaves
 
 _SAME = frozenset(
     [
@@ -210,7 +211,7 @@ class FxRecorder:
         if name == "rmatmul":
             args = args[::-1]
         name = _OTHER_NAMES.get(name, name)
-        if not any(isinstance(leaf, Ref) for leaf in _leaves([args, kwargs])):
+        if not any(isinstance(leaf, Ref) for leaf in leaves([args, kwargs])):
             raise Unrecordable(f"'{name}' makes a tensor out of numbers")
         if name == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
@@ -335,13 +336,3 @@ def _tensors_in(result: Any) -> list[Any]:
     if isinstance(result, list | tuple):
         return [ref for item in result for ref in _tensors_in(item)]
     return [] if result is None else [result]
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, slice):
-        value = [value.start, value.stop, value.step]
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]

@@ -70,7 +70,7 @@ class Probe(nn.Module):
             raise ValueError(f"Expected at least one probe (got {probes})")
         self.spec = spec
         self.start, self.low, self.high = start, low, high
-        self.input_shape = tuple(input_shape or (_input_size(spec),))
+        self.input_shape = tuple(input_shape or (_size_of(spec, "input", "input_shape"),))
         self.inputs = nn.Parameter(torch.empty(probes, *self.input_shape), requires_grad=learned)
         self.reset_parameters()
 
@@ -157,7 +157,7 @@ class ProbeNet(nn.Module):
     ) -> None:
         super().__init__()
         self.probe = probe
-        count = num_outputs or _output_size(probe.spec)
+        count = num_outputs or _size_of(probe.spec, "output", "num_outputs")
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
         self.head = mlp([probe.inputs.shape[0] * count, *head], out_features, dropout)
@@ -176,21 +176,12 @@ class ProbeNet(nn.Module):
         return self.head((self.probe(graph).flatten(1) - self.mean) / self.std)
 
 
-def _input_size(spec: NetworkSpec) -> int:
-    inputs = [neuron for neuron in spec.neurons if neuron.name.startswith("input")]
-    if len(inputs) != 1 or inputs[0].size is None:
+def _size_of(spec: NetworkSpec, role: str, option: str) -> int:
+    """The size of the only fixed type whose name begins like this: the inputs or the outputs."""
+    found = [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
+    if len(found) != 1 or found[0].size is None:
         raise ValueError(
-            f"Expected networks with one input type of one size (got "
-            f"{[(neuron.name, neuron.size) for neuron in inputs]}). Give input_shape"
+            f"Expected networks with one {role} type of one size (got "
+            f"{[(neuron.name, neuron.size) for neuron in found]}). Give {option}."
         )
-    return inputs[0].size
-
-
-def _output_size(spec: NetworkSpec) -> int:
-    outputs = [neuron for neuron in spec.neurons if neuron.name.startswith("output")]
-    if len(outputs) != 1 or outputs[0].size is None:
-        raise ValueError(
-            f"Expected networks with one output type of one size (got "
-            f"{[(neuron.name, neuron.size) for neuron in outputs]}). Give num_outputs"
-        )
-    return outputs[0].size
+    return found[0].size

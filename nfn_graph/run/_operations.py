@@ -134,3 +134,14 @@ OPERATIONS: dict[str, Operation] = {
     "im2col": F.unfold,
     "_weight_norm": _weight_norm,
 }
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is inside lists, tuples, dictionaries and slices."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, slice):
+        value = [value.start, value.stop, value.step]
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nfn_graph.data import Computation
 from nfn_graph.run._evaluation import number_in, resolved
-from nfn_graph.run._operations import ENTRYWISE, OPERATIONS
+from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
 from nfn_graph.run._products import complete_edges, product
 
 
@@ -153,9 +153,9 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
     values = [v for v in (*args, *kwargs.values()) if isinstance(v, Value)]
     if name in ("shape", "size", "dim") and isinstance(args[0], Rows):
         return _sizes(name, *args)
-    if any(isinstance(arg, OpenSize) for arg in _leaves([args, kwargs])):
+    if any(isinstance(arg, OpenSize) for arg in leaves([args, kwargs])):
         raise NotRaggedError
-    if not any(isinstance(v, Value) for v in _leaves([args, kwargs])):
+    if not any(isinstance(v, Value) for v in leaves([args, kwargs])):
         return OPERATIONS[name](*args, **kwargs)
     if name in _HANDLERS:
         return _HANDLERS[name](num_networks, *args, **kwargs)
@@ -168,7 +168,7 @@ def _equal_sizes(name: str, args: list[Any], kwargs: dict[str, Any], num_network
     """Any operation, where the operands have one shape in all networks."""
     args = [as_same(arg, num_networks) for arg in args]
     kwargs = {key: as_same(arg, num_networks) for key, arg in kwargs.items()}
-    found = [leaf for leaf in _leaves([args, kwargs]) if isinstance(leaf, Same)]
+    found = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, Same)]
     count = max(x.data.shape[0] for x in found)
     data = [x.data.expand(count, *x.data.shape[1:]) for x in found]
 
@@ -502,16 +502,6 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
     data = torch.cat([v.data for v in rows])
     counts = tuple(map(sum, zip(*(v.counts for v in rows), strict=True)))
     return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, slice):
-        value = [value.start, value.stop, value.step]
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 _POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
