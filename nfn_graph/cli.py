@@ -87,9 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0 if given else 2
     if given[0] in ("-V", "--version"):
-        from importlib.metadata import version
-
-        print(f"nfn-graph {version('nfn-graph')}")
+        print("\n".join(_versions(verbose=given[1:] in (["-v"], ["--verbose"]))))
         return 0
     if given[0] not in COMMANDS:
         commands = {part: f"{name} {part}" for name, c in COMMANDS.items() for part in c.parts}
@@ -261,12 +259,27 @@ def _fail(message: str, code: int = 2) -> int:
     return code
 
 
+def _versions(verbose: bool) -> list[str]:
+    """The version of the package and, for bug reports, of all that it may run with."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    lines = [f"nfn-graph {version('nfn-graph')}"]
+    if verbose:
+        lines += [f"Python {platform.python_version()}", platform.platform()]
+        names = {re.split(r"[^\w-]", line)[0] for line in requires("nfn-graph") or ()}
+        for name in sorted(names - {"nfn-graph"}):
+            with contextlib.suppress(PackageNotFoundError):
+                lines.append(f"{name} {version(name)}")
+    return lines
+
+
 def _help() -> str:
     width = max(map(len, COMMANDS))
     commands = [f"  {name.ljust(width)}  {c.description}" for name, c in COMMANDS.items()]
     return "\n".join(
         [
-            "usage: nfn-graph [-h] [--version] COMMAND ...",
+            "usage: nfn-graph [-h] [--version [-v]] COMMAND ...",
             "",
             "Networks as graphs: convert checkpoints, and train models that read weights.",
             "",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,7 @@ def test_nothing_is_suggested_for_words_that_are_like_none(
     assert "Did you mean" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["inspct"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version", "-v"], ["inspct"], []])
 def test_nothing_heavy_is_imported_to_say_little(arguments: list[str]) -> None:
     script = (
         "import sys; from nfn_graph.cli import main; main(sys.argv[1:]); "
@@ -67,6 +69,20 @@ def test_nothing_heavy_is_imported_to_say_little(arguments: list[str]) -> None:
     command = [sys.executable, "-c", script, *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_module_runs_as_the_command_and_shows_versions_for_bug_reports() -> None:
+    def shown(*arguments: str) -> list[str]:
+        command = [sys.executable, "-m", "nfn_graph", *arguments]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        return found.stdout.splitlines()
+
+    assert shown("--version") == [f"nfn-graph {nfn_graph.__version__}"]
+    package, python, _, *others = shown("--version", "-v")
+    assert package == f"nfn-graph {nfn_graph.__version__}"
+    assert python == f"Python {platform.python_version()}"
+    assert f"torch {version('torch')}" in others
+    assert f"torch-geometric {version('torch-geometric')}" in others
 
 
 def test_every_public_name_is_found() -> None:
