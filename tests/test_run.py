@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
-from nfn_graph.run import _run
+from nfn_graph.run import OPERATIONS, _run
 from nfn_graph.run._products import complete_edges, product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
@@ -490,3 +490,21 @@ def test_what_has_no_words_converts_all_the_same(
     graph = from_module(module)
     with pytest.raises(ValueError, match=reason):
         graph.run(torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": True}])
+def test_attention_is_that_of_torch(options: dict[str, Any]) -> None:
+    """It is written out so that it can be batched and derived twice."""
+    query, key, value = (
+        torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True) for heads in (6, 3, 3)
+    )
+    if options.get("mask"):
+        options = {"attn_mask": torch.rand(5, 5) > 0.3}
+    run = OPERATIONS["scaled_dot_product_attention"]
+    expected = F.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
+    assert close(
+        run(query, key, value, enable_gqa=True, **options).nan_to_num(), expected.nan_to_num()
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda q, k: torch.vmap(run)(q, k, k), (query[:, :3, :2], key[:, :, :2])
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ _ENTRYWISE_FUNCTIONAL = """
 _ENTRYWISE_OPERATORS = "add sub mul truediv floordiv mod pow eq ne lt le gt ge"
 
 _TORCH = """
-    matmul mm addmm flatten unflatten transpose swapaxes swapdims
+    matmul mm addmm bmm baddbmm outer flatten unflatten transpose swapaxes swapdims
     cat concat concatenate stack chunk narrow select unbind cumsum cumprod
     sum mean prod amax amin var std logsumexp any all max min median mode topk sort argmax
     argmin argsort einsum var_mean std_mean aminmax count_nonzero broadcast_to
@@ -58,7 +59,7 @@ _FUNCTIONAL = [
 ]
 _METHODS = """
     reshape expand expand_as repeat size dim t permute movedim moveaxis squeeze unsqueeze flip
-    tile roll split norm
+    tile roll split norm gather index_select tril triu repeat_interleave
 """
 
 
@@ -109,6 +110,33 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=True))
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention` in operations that can be batched and derived twice."""
+    if dropout_p:
+        raise ValueError(f"Expected attention without dropout (got dropout_p={dropout_p})")
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~keep, -math.inf)
+    if attn_mask is not None:
+        is_bool = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if is_bool else scores + attn_mask
+    return scores.softmax(-1) @ value
+
+
 #: Functions of single entries, which act on rows of any arrangement alike.
 ENTRYWISE: dict[str, Operation] = {
     **{name: getattr(torch, name) for name in _ENTRYWISE_TORCH.split()},
@@ -133,6 +161,7 @@ OPERATIONS: dict[str, Operation] = {
     "mT": lambda x: x.mT,
     "im2col": F.unfold,
     "_weight_norm": _weight_norm,
+    "scaled_dot_product_attention": _attention,
 }
 
 
