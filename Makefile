@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 WHEEL := $(VENV)/wheel
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scatter test lint wheel types imports docs unit exactness coverage demo bench \
+.PHONY: help setup scatter test lint wheel types imports docs reference unit exactness coverage demo bench \
 	release clean
 
 help: ## Show this list
@@ -48,8 +48,11 @@ imports: wheel ## Check that imports go one way: core <- converters <- tasks
 	cd $(WHEEL) && "$(CURDIR)/$(BIN)/lint-imports" --config "$(CURDIR)/pyproject.toml" --no-cache --no-logo
 
 # The variable silences the theme's notice of its successor, which is no warning of ours.
-docs: wheel ## Build the documentation into site/; a warning is an error
+docs: $(READY) ## Build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+reference: $(READY) ## Write the reference pages, docs/api and docs/cli.md, from the code
+	$(BIN)/python docs/hooks/reference.py
 
 unit: $(READY) ## Run pytest in WORKERS processes
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import difflib
 import importlib.util
 import re
 import shutil
@@ -14,15 +14,13 @@ from types import ModuleType
 import pytest
 from mkdocs.exceptions import PluginError
 
-from nfn_graph import cli, nn
+from nfn_graph import cli
 from nfn_graph.converters import io as converters_io
 from test_readme import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PLACE = re.compile(r"`([\w./-]+\.py)(?:::([\w.]+))?`")
-IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
-MEMBERS = re.compile(r"^        - (\w+)$", re.MULTILINE)
 
 
 def hook(name: str) -> ModuleType:
@@ -34,6 +32,7 @@ def hook(name: str) -> ModuleType:
 
 
 docstrings, mathml, pages, checks = map(hook, ("docstrings", "mathml", "pages", "checks"))
+reference = hook("reference")
 
 
 # ---- Docstrings ------------------------------------------------------------------------------
@@ -42,19 +41,19 @@ docstrings, mathml, pages, checks = map(hook, ("docstrings", "mathml", "pages", 
 @pytest.mark.parametrize(
     ("sphinx", "markdown"),
     [
-        (r"the law :math:`f(\sigma U)`.", r"the law \(f(\sigma U)\)."),
+        (r"the law :math:`f(\sigma U)`.", r"the law $f(\sigma U)$."),
         ("the `Paper\n<https://x.org/1>`_ (Eq. 1)", "the [Paper](https://x.org/1) (Eq. 1)"),
-        (".. math:: a = b\n\nText", "\n\\[\na = b\n\\]\n\nText"),
+        (".. math:: a = b\n\nText", "\n$$\na = b\n$$\n\nText"),
         (
             "    .. math::\n        a &= b \\\\\n        c &= d\n\n    Text",
-            "\n    \\[\n    \\begin{split}\n    a &= b \\\\\n    c &= d\n    \\end{split}\n"
-            "    \\]\n\n    Text",
+            "\n    $$\n    \\begin{split}\n    a &= b \\\\\n    c &= d\n    \\end{split}\n"
+            "    $$\n\n    Text",
         ),
         (
             ".. code-block:: python\n\n    x = 1\n\n    y = 2\nText",
             "\n```python\nx = 1\n\ny = 2\n```\n\nText",
         ),
-        ("Example:\n    >>> 1", "Examples:\n    >>> 1"),
+        ("See :class:`Pool`, :func:`~a.b`.", "See `Pool`, `a.b`."),
         ("plain `code` and *words*", "plain `code` and *words*"),
     ],
 )
@@ -62,13 +61,12 @@ def test_sphinx_markup_becomes_markdown(sphinx: str, markdown: str) -> None:
     assert docstrings.to_markdown(sphinx) == markdown
 
 
-def test_references_become_links_by_full_path() -> None:
-    known = {"Pool": "nfn_graph.nn.pool.Pool"}
-    text = docstrings.to_markdown("See :class:`Pool`, :func:`~a.b`.", lambda p: known.get(p, p))
-    assert text == (
-        'See <autoref optional identifier="nfn_graph.nn.pool.Pool"><code>Pool</code></autoref>, '
-        '<autoref optional identifier="a.b"><code>a.b</code></autoref>.'
-    )
+def test_sections_of_docstrings_become_lists_and_code() -> None:
+    text = "First.\n\nArgs:\n    a: One\n        more.\n    b: Two.\n\nExample:\n    >>> 1\n    1"
+    assert reference.prose(text).split("\n\n") == [
+        "First.", "**Arguments**", "- `a`: One\n  more.\n- `b`: Two.",
+        "**Example**", "```python\n>>> 1\n1\n```",
+    ]  # fmt: skip
 
 
 def test_simple_tables_with_and_without_a_head() -> None:
@@ -190,12 +188,12 @@ def test_links_fit_the_site(page: str, link: str, expected: str) -> None:
 
 
 def test_every_command_has_a_section_with_its_help() -> None:
-    sections = re.findall(r"^###? nfn-graph (.*)$", "\n".join(pages._commands()), re.MULTILINE)
+    sections = re.findall(r"^###? nfn-graph (.*)$", "\n".join(reference.commands()), re.MULTILINE)
     assert [name for name in sections if " " not in name] == list(cli.COMMANDS)
     parts = {name for name in sections if " " in name}
     assert {"zoo cnn", "zoo tickets", "train edit-inr", "train winning-tickets"} <= parts
-    assert "--input-shape" in pages.help_of("convert")
-    assert "--operation" in pages.help_of("train", "edit-inr")
+    assert "--input-shape" in reference.help_of("convert")
+    assert "--operation" in reference.help_of("train", "edit-inr")
 
 
 def test_places_in_the_code_are_there() -> None:
@@ -219,22 +217,30 @@ def _is_there(path: Path, name: str) -> bool:
     return True
 
 
-def test_the_reference_has_every_public_name() -> None:
-    shown = "\n".join(path.read_text("utf-8") for path in (DOCS / "api").glob("*.md"))
-    modules = set(IDENTIFIER.findall(shown))
-    core = (DOCS / "api" / "core.md").read_text("utf-8").partition("\n\nThe layers")[0]
-    import nfn_graph
-
-    assert {*MEMBERS.findall(core), *nn.__all__, "symmetry"} == set(nfn_graph.__all__)
+def test_the_reference_has_every_public_module() -> None:
     rooms = {f"nfn_graph.{name}" for name in ("nn", "transforms", "testing", "converters")}
     tasks = {
         f"nfn_graph.tasks.{path.parent.name}"
         for path in (ROOT / "tasks").glob("*/__init__.py")
         if "__all__" in path.read_text("utf-8")
     }
-    assert rooms | tasks | {"nfn_graph.interop.nfn", "nfn_graph.symmetry"} <= modules
-    for name in modules:
-        importlib.import_module(name)
+    shown = {name for _, modules in reference.PAGES.values() for name in modules}
+    assert rooms | tasks | {"nfn_graph", "nfn_graph.interop.nfn", "nfn_graph.symmetry"} <= shown
+
+
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_the_reference_is_current(page: str) -> None:
+    check_is_current(DOCS / "api" / page, reference.api_page(*reference.PAGES[page]))
+
+
+def test_the_page_of_the_command_line_is_current() -> None:
+    page = DOCS / "cli.md"
+    check_is_current(page, reference.cli_page(page.read_text("utf-8")))
+
+
+def check_is_current(page: Path, text: str) -> None:
+    changes = difflib.unified_diff(page.read_text("utf-8").splitlines(), text.splitlines(), n=0)
+    assert not (found := list(changes)), "\n".join(["Run: make reference", *found])
 
 
 # ---- The page of the converters --------------------------------------------------------------

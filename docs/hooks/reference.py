@@ -1,0 +1,311 @@
+"""The reference pages: `docs/api/*.md` from the docstrings, `docs/cli.md` from the parser.
+
+`make reference` writes them. They are part of the repository, so that they can be read on any code
+host, and a test fails when they are out of date. The signatures in them also show every change
+of a public name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import re
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import TextWrapper, dedent
+from types import ModuleType
+from unittest.mock import patch
+
+DOCS = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Written by `make reference` from the docstrings. -->"
+# The pages: the file, the title, and the modules, all of whose public names are shown.
+PAGES = {
+    "core.md": (
+        "The core",
+        (
+            "nfn_graph",
+            "nfn_graph.symmetry",
+            "nfn_graph.spec",
+            "nfn_graph.features",
+            "nfn_graph.ops",
+            "nfn_graph.data",
+        ),
+    ),
+    "nn.md": ("Layers and models", ("nfn_graph.nn",)),
+    "transforms.md": ("Transforms", ("nfn_graph.transforms",)),
+    "converters.md": (
+        "Converters",
+        (
+            "nfn_graph.converters",
+            "nfn_graph.converters.zoos",
+            "nfn_graph.converters.store",
+            "nfn_graph.converters.wiring",
+        ),
+    ),
+    "tasks.md": (
+        "Tasks",
+        (
+            "nfn_graph.tasks.training",
+            "nfn_graph.tasks.models",
+            "nfn_graph.tasks.zoo",
+            "nfn_graph.tasks.sources",
+            "nfn_graph.tasks.reports",
+        ),
+    ),
+    "testing.md": ("Checks of layers", ("nfn_graph.testing",)),
+    "interop.md": ("Parameters and data of nfn", ("nfn_graph.interop.nfn",)),
+}
+COMMANDS = "<!-- commands -->"
+COLUMNS = 80
+WRAP = TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).wrap
+SUBCOMMANDS = re.compile(r"\{([\w,-]+)\}")
+SECTION = re.compile(r"^(Args|Attributes|Example|Examples|Raises|Returns|Shapes|Yields):$", re.M)
+ITEM = re.compile(r"^(\*{0,2}[\w.`\"']+):\s", re.M)
+TITLES = {"Args": "Arguments", "Examples": "Example"}
+
+
+# ---- The public names ------------------------------------------------------------------------
+
+
+def members(kind: type, module: ModuleType) -> Iterator[tuple[str, object]]:
+    """What a class offers, but for what it has from another public class, torch or PyG."""
+    listed = [getattr(module, public) for public in module.__all__]
+    ours = [
+        base
+        for base in kind.__mro__
+        if base.__module__.startswith("nfn_graph") and (base is kind or base not in listed)
+    ]
+    for name in sorted({name for base in ours for name in vars(base)}):
+        found = inspect.getattr_static(kind, name)
+        is_offered = callable(getattr(kind, name)) or is_property(found) or is_attribute(found)
+        if is_offered and not name.startswith("_") and name != "extra_repr":
+            yield name, found
+
+
+def is_property(found: object) -> bool:
+    """Whether a member of a class is a property."""
+    return isinstance(found, property | functools.cached_property)
+
+
+def is_attribute(found: object) -> bool:
+    """Whether a member of a class is a slot."""
+    return inspect.ismemberdescriptor(found)
+
+
+def described(found: object) -> str:
+    """The arguments of a function or class, or what else it is."""
+    if is_property(found):
+        return ": property"
+    if is_attribute(found):
+        return ": attribute"
+    if isinstance(found, ModuleType):
+        return ": module"
+    if typing.get_origin(found) is not None:
+        return f" = {str(found).removeprefix('typing.')}"
+    if isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    if inspect.isclass(found) and not _has_own_arguments(found):
+        return f": {', '.join(base.__name__ for base in found.__bases__)}"
+    if not callable(found):
+        return f": {type(found).__name__}"  # A constant.
+    return _arguments(inspect.signature(found))
+
+
+def _has_own_arguments(kind: type) -> bool:
+    """Whether a class says how it is made; if not, the arguments are those of another package."""
+    module = str(getattr(kind.__init__, "__module__", ""))
+    return dataclasses.is_dataclass(kind) or issubclass(kind, tuple) or "nfn_graph" in module
+
+
+def _arguments(signature: inspect.Signature) -> str:
+    """Names, annotations as they are written, defaults: the same in every version of Python."""
+    parts, kind = [], None
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind == parameter.KEYWORD_ONLY and kind not in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        ):
+            parts.append("*")
+        kind = parameter.kind
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        text = f"{stars}{parameter.name}{_annotation(parameter.annotation, ': ')}"
+        if parameter.default is not parameter.empty:
+            text += f" = {parameter.default!r}"
+        parts.append(text)
+    end = f"){_annotation(signature.return_annotation, ' -> ')}".removesuffix(" -> None")
+    line = f"({', '.join(parts)}{end}"
+    if len(line) <= COLUMNS:
+        return line
+    return "\n".join(["(", *(f"    {part}," for part in parts), end])
+
+
+def _annotation(found: object, before: str) -> str:
+    if found is inspect.Parameter.empty:
+        return ""
+    if isinstance(found, typing.ForwardRef):
+        found = found.__forward_arg__
+    return before + (found if isinstance(found, str) else inspect.formatannotation(found))
+
+
+# ---- API -------------------------------------------------------------------------------------
+
+
+def api_page(title: str, modules: tuple[str, ...]) -> str:
+    """A page with every public name of some modules."""
+    lines = [f"# {title}", NOTE]
+    shown: set[str] = set()
+    for name in modules:
+        module = importlib.import_module(name)
+        lines.append(f"## {name}")
+        lines.append(prose(inspect.getdoc(module) or ""))
+        if name == "nfn_graph":
+            layers = importlib.import_module(f"{name}.nn").__all__
+            shown |= set(layers)
+            lines.append(f"The layers are described under [{name}.nn](nn.md): {_names(layers)}.")
+        for public in module.__all__:
+            if public not in shown:
+                lines += entry(module, public, getattr(module, public))
+        shown |= set(module.__all__)
+    return "\n\n".join(line for line in lines if line) + "\n"
+
+
+def entry(module: ModuleType, public: str, value: object) -> Iterator[str]:
+    """The section of a name: its signature, its docstring, and what a class offers."""
+    yield f"### {public}"
+    if isinstance(value, ModuleType):
+        yield f"The module [{value.__name__}](#{value.__name__.replace('.', '')}), below."
+        return
+    yield _code(f"{public}{described(value)}")
+    if not inspect.isclass(value) and not inspect.isfunction(value):
+        return
+    yield prose(inspect.getdoc(value) or "")
+    if not inspect.isclass(value):
+        return
+    for name, found in members(value, module):
+        text = prose(inspect.getdoc(getattr(value, name)) or "")
+        if is_attribute(found):
+            continue
+        if is_property(found):
+            yield f"**`{public}.{name}`**: {text}"
+        else:
+            yield f"#### {public}.{name}"
+            yield _code(f"{name}{described(found)}")
+            yield text
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: its sections get titles, and their items are lists."""
+    parts = SECTION.split(text)
+    blocks = [to_markdown(parts[0].strip())]
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        inside, _, after = _indented(body)
+        blocks += [f"**{TITLES.get(title, title)}**", _section(title, inside)]
+        blocks.append(to_markdown(after.strip()))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _indented(body: str) -> tuple[str, str, str]:
+    """The indented lines of a section, and what follows them."""
+    lines = body.strip("\n").split("\n")
+    end = next((i for i, line in enumerate(lines) if line[:1].strip()), len(lines))
+    return dedent("\n".join(lines[:end])).strip("\n"), "\n", "\n".join(lines[end:])
+
+
+def _section(title: str, text: str) -> str:
+    if title.startswith("Example"):
+        return _code(text)
+    if title in ("Returns", "Yields", "Shapes"):
+        return to_markdown(text)
+    items: list[str] = []
+    for line in text.split("\n"):
+        if ITEM.match(line):
+            name, _, rest = line.partition(":")
+            items.append(f"- `{name.strip('`')}`:{rest}")
+        elif items:
+            items[-1] += f"\n  {line.strip()}" if line.strip() else "\n"
+    return to_markdown("\n".join(items))
+
+
+def _code(text: str) -> str:
+    return f"```python\n{text}\n```"
+
+
+# ---- Command line ----------------------------------------------------------------------------
+
+
+def cli_page(text: str) -> str:
+    """The page of the command line with the help of every command of the real parser."""
+    return f"{text.partition(COMMANDS)[0]}{COMMANDS}\n{chr(10).join(commands())}\n"
+
+
+def commands() -> Iterator[str]:
+    """A section for every command, with the help that it prints."""
+    from nfn_graph.cli import COMMANDS as every
+
+    for name in every:
+        text = help_of(name)
+        yield f"\n## nfn-graph {name}\n\n```text\n{text}```"
+        usage = text.partition("\n\n")[0]
+        for part in re.findall(r"[\w-]+", "".join(SUBCOMMANDS.findall(usage))):
+            yield f"\n### nfn-graph {name} {part}\n\n```text\n{help_of(name, part)}```"
+
+
+def help_of(*command: str) -> str:
+    """What `nfn-graph ... --help` prints on a terminal of 80 columns."""
+    from nfn_graph.cli import main
+
+    out = io.StringIO()
+    with patch.dict(os.environ, COLUMNS=str(COLUMNS)), contextlib.redirect_stdout(out):
+        code = main([*command, "--help"])
+    if code:
+        raise ValueError(f"Expected help of 'nfn-graph {' '.join(command)}' (got exit code {code})")
+    # The lines of prose are left to the terminal to break; those of examples are not to be broken.
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    parts = [[line] if line[:1] in ("", " ") else WRAP(line) for line in lines]
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+# ---- All pages -------------------------------------------------------------------------------
+
+
+def _hook(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"hook_{name}", DOCS / "hooks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+to_markdown = _hook("docstrings").to_markdown
+
+
+def pages() -> dict[Path, str]:
+    """The text of every reference page, by its file."""
+    found = {DOCS / "api" / name: api_page(*about) for name, about in PAGES.items()}
+    cli = DOCS / "cli.md"
+    return found | {cli: cli_page(cli.read_text("utf-8"))}
+
+
+def main() -> None:
+    """Writes all pages."""
+    for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
