@@ -51,7 +51,7 @@ reference = hook("reference")
         ),
         (
             ".. code-block:: python\n\n    x = 1\n\n    y = 2\nText",
-            "\n```python\nx = 1\n\ny = 2\n```\n\nText",
+            "\n```py\nx = 1\n\ny = 2\n```\n\nText",
         ),
         ("See :class:`Pool`, :func:`~a.b`.", "See `Pool`, `a.b`."),
         ("plain `code` and *words*", "plain `code` and *words*"),
@@ -65,7 +65,7 @@ def test_sections_of_docstrings_become_lists_and_code() -> None:
     text = "First.\n\nArgs:\n    a: One\n        more.\n    b: Two.\n\nExample:\n    >>> 1\n    1"
     assert reference.prose(text).split("\n\n") == [
         "First.", "**Arguments**", "- `a`: One\n  more.\n- `b`: Two.",
-        "**Example**", "```python\n>>> 1\n1\n```",
+        "**Example**", "```pycon\n>>> 1\n1\n```",
     ]  # fmt: skip
 
 

@@ -1,187 +1,40 @@
-"""The public names and their signatures, as listed in `public_api.txt`: no change by accident.
+"""The public names: each says what it is, and all that a room gives is listed.
 
-After a change on purpose: `python tests/test_public_api.py --update`, and a line in the changelog.
+Their signatures stand in `docs/api`, which `tests/test_docs.py` compares with the code, so that no
+public name changes by accident. After a change on purpose run `make reference`.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import functools
 import importlib
 import inspect
-import sys
-import typing
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import nfn_graph
+from test_docs import reference
 from test_readme import PAGES, blocks
 
-PAGES_IMPORT = "imported by the pages of the documentation"
-LISTING = Path(__file__).with_name("public_api.txt")
-MODULES = (
-    "nfn_graph",
-    "nfn_graph.nn",
-    "nfn_graph.symmetry",
-    "nfn_graph.testing",
-    "nfn_graph.transforms",
-    "nfn_graph.interop.nfn",
-    "nfn_graph.converters",
-    "nfn_graph.converters.zoos",
-    "nfn_graph.tasks.models",
-    "nfn_graph.tasks.reports",
-    "nfn_graph.tasks.sources",
-    "nfn_graph.tasks.training",
-    "nfn_graph.tasks.zoo",
-)
+MODULES = [name for _, modules in reference.PAGES.values() for name in modules]
+# What the pages call beside: a command line, and names of single tasks.
+OTHERS = ("nfn_graph.cli", "nfn_graph.tasks.")
 
 
-def lines_of(name: str) -> Iterator[str]:
-    """A line for every public name of a module, and for what its classes offer."""
-    module = importlib.import_module(name)
-    for public in module.__all__:
-        value = getattr(module, public)
-        full = f"{name}.{public}"
-        if name != "nfn_graph" and getattr(nfn_graph, public, None) is value:
-            yield f"{full} = nfn_graph.{public}"
-            continue
-        yield f"{full}{described(value)}"
-        for member, found in members(value, module) if inspect.isclass(value) else ():
-            yield f"{full}.{member}{described(found)}"
-
-
-def imported_by_pages() -> list[str]:
-    """What the pages import from other modules than those listed: users will, too."""
+def test_pages_import_public_names_only():
     found = set()
     for page in PAGES:
         for _, source in blocks(page.read_text("utf-8"), "python"):
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nfn_graph"):
                     found |= {(str(node.module), name.name) for name in node.names}
-    lines = []
-    for name, public in sorted(found):
-        module = importlib.import_module(name)
+    assert len(found) > 20
+    for name, public in found:
         if name in MODULES:
-            assert public in module.__all__, (name, public)
+            assert public in importlib.import_module(name).__all__, (name, public)
         else:
-            lines.append(f"{name}.{public}{described(getattr(module, public))}")
-    return lines
-
-
-def members(kind: type, module: ModuleType) -> Iterator[tuple[str, object]]:
-    """What a class offers, but for what it has from another listed class, torch or PyG."""
-    listed = [getattr(module, public) for public in module.__all__]
-    ours = [
-        base
-        for base in kind.__mro__
-        if base.__module__.startswith("nfn_graph") and (base is kind or base not in listed)
-    ]
-    for name in sorted({name for base in ours for name in vars(base)}):
-        found = inspect.getattr_static(kind, name)
-        is_offered = callable(getattr(kind, name)) or is_property(found) or is_attribute(found)
-        if is_offered and not name.startswith("_"):
-            yield name, found
-
-
-def is_property(found: object) -> bool:
-    return isinstance(found, property | functools.cached_property)
-
-
-def is_attribute(found: object) -> bool:
-    return inspect.ismemberdescriptor(found)
-
-
-def described(found: object) -> str:
-    """The arguments of a function or class, or what else it is."""
-    if is_property(found):
-        return ": property"
-    if is_attribute(found):
-        return ": attribute"
-    if isinstance(found, ModuleType):
-        return ": module"
-    if typing.get_origin(found) is not None:
-        return f" = {str(found).removeprefix('typing.')}"
-    if isinstance(found, classmethod | staticmethod):
-        found = found.__func__
-    if inspect.isclass(found) and not has_own_arguments(found):
-        return f": {', '.join(base.__name__ for base in found.__bases__)}"
-    if not callable(found):
-        return f": {type(found).__name__}"  # A constant.
-    return arguments(inspect.signature(found))
-
-
-def has_own_arguments(kind: type) -> bool:
-    """Whether a class says how it is made; if not, the arguments are those of another package."""
-    module = str(getattr(kind.__init__, "__module__", ""))
-    return dataclasses.is_dataclass(kind) or issubclass(kind, tuple) or "nfn_graph" in module
-
-
-def arguments(signature: inspect.Signature) -> str:
-    """Names, annotations as they are written, defaults: the same in every version of Python."""
-    parts, kind = [], None
-    for parameter in signature.parameters.values():
-        if parameter.kind == parameter.KEYWORD_ONLY and kind not in (
-            parameter.KEYWORD_ONLY,
-            parameter.VAR_POSITIONAL,
-        ):
-            parts.append("*")
-        kind = parameter.kind
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
-        text = f"{stars}{parameter.name}{annotation(parameter.annotation, ': ')}"
-        if parameter.default is not parameter.empty:
-            text += f" = {parameter.default!r}"
-        parts.append(text)
-    return f"({', '.join(parts)}){annotation(signature.return_annotation, ' -> ')}"
-
-
-def annotation(found: object, before: str) -> str:
-    if found is inspect.Parameter.empty:
-        return ""
-    if isinstance(found, typing.ForwardRef):
-        found = found.__forward_arg__
-    return before + (found if isinstance(found, str) else inspect.formatannotation(found))
-
-
-def listed() -> dict[str, list[str]]:
-    """The lines of the listing, by module."""
-    found: dict[str, list[str]] = {}
-    for line in LISTING.read_text("utf-8").splitlines():
-        if line.startswith("# "):
-            found[line[2:]] = []
-        elif line:
-            found[next(reversed(found))].append(line)
-    return found
-
-
-def update() -> None:
-    """Writes the listing anew."""
-    parts = ["\n".join([f"# {name}", *lines_of(name)]) for name in MODULES]
-    parts.append("\n".join([f"# {PAGES_IMPORT}", *imported_by_pages()]))
-    LISTING.write_text("\n\n".join(parts) + "\n", "utf-8")
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_names_and_signatures_are_those_of_the_listing(name):
-    check(list(lines_of(name)), listed()[name])
-
-
-def test_what_pages_import_is_listed():
-    check(imported_by_pages(), listed()[PAGES_IMPORT])
-
-
-def check(actual, expected):
-    changes = [f"- {line}" for line in expected if line not in actual]
-    changes += [f"+ {line}" for line in actual if line not in expected]
-    hint = "If this is meant: python tests/test_public_api.py --update"
-    assert not changes, "\n".join([hint, *changes])
-
-
-def test_the_listing_has_no_other_modules():
-    assert list(listed()) == [*MODULES, PAGES_IMPORT]
+            assert name.startswith(OTHERS) and not public.startswith("_"), (name, public)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -194,8 +47,11 @@ def test_every_public_name_says_what_it_is(name):
             continue
         # A dataclass without one has its signature in its place.
         assert value.__doc__ and not value.__doc__.startswith(f"{public}("), public
-        for member, found in members(value, module) if inspect.isclass(value) else ():
-            assert is_attribute(found) or inspect.getdoc(getattr(value, member)), (public, member)
+        for member, found in reference.members(value, module) if inspect.isclass(value) else ():
+            assert reference.is_attribute(found) or inspect.getdoc(getattr(value, member)), (
+                public,
+                member,
+            )
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -222,9 +78,3 @@ def test_every_layer_is_a_name_of_the_package():
     assert set(nfn_graph.nn.__all__) <= set(nfn_graph.__all__)
     for name in nfn_graph.nn.__all__:
         assert getattr(nfn_graph.nn, name) is getattr(nfn_graph, name)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:] != ["--update"]:
-        sys.exit("Expected --update (it writes the listing anew)")
-    update()

@@ -19,7 +19,7 @@ DISPLAY = re.compile(
     re.MULTILINE,
 )
 CODE = re.compile(
-    r"^(?P<indent> *)\.\. code-block:: (?P<language>\w+)\n\s*\n"
+    r"^(?P<indent> *)\.\. code-block:: python\n\s*\n"
     r"(?P<code>(?:[ ]*\n|(?P=indent) +\S.*\n?)+)",
     re.MULTILINE,
 )
@@ -45,7 +45,7 @@ def _display(match: re.Match[str]) -> str:
 
 def _code(match: re.Match[str]) -> str:
     code = dedent(match["code"]).strip("\n")
-    return _block(match["indent"], [f"```{match['language']}", *code.splitlines(), "```"])
+    return _block(match["indent"], ["```py", *code.splitlines(), "```"])
 
 
 def _block(indent: str, lines: list[str]) -> str:

@@ -36,7 +36,6 @@ PAGES = {
             "nfn_graph.spec",
             "nfn_graph.features",
             "nfn_graph.ops",
-            "nfn_graph.data",
         ),
     ),
     "nn.md": ("Layers and models", ("nfn_graph.nn",)),
@@ -227,7 +226,7 @@ def _indented(body: str) -> tuple[str, str, str]:
 
 def _section(title: str, text: str) -> str:
     if title.startswith("Example"):
-        return _code(text)
+        return _code(text, "pycon" if text.startswith(">>>") else "py")
     if title in ("Returns", "Yields", "Shapes"):
         return to_markdown(text)
     items: list[str] = []
@@ -240,8 +239,9 @@ def _section(title: str, text: str) -> str:
     return to_markdown("\n".join(items))
 
 
-def _code(text: str) -> str:
-    return f"```python\n{text}\n```"
+def _code(text: str, language: str = "py") -> str:
+    # Not "python": blocks of that language are whole programs, which tests run.
+    return f"```{language}\n{text}\n```"
 
 
 # ---- Command line ----------------------------------------------------------------------------
