@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, Symmetry
 
 __all__ = ["Permutation", "sample"]
@@ -78,7 +79,7 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
     """For every index that a group permutes, the sizes of what it permutes by itself: the
     layers of a type, or the neurons inside each parent."""
     if symmetry not in ("np", "hnp"):
-        raise ValueError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
+        raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
     spec = graph.spec
     shapes = [
         dict(zip(spec.neuron, layout.shape_in(spec).sizes, strict=True)) for layout in graph.layouts

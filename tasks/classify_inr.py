@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nfn_graph import Batch, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.metrics import confusion_matrix
@@ -108,7 +109,7 @@ class ClassifyInr(SupervisedTask[ClassifyInrOptions]):
         """The classes must be those that the model has learnt to tell apart."""
         found = self.facts(zoo)["classes"]
         if found != facts["classes"]:
-            raise ValueError(
+            raise UserError(
                 f"Expected a zoo with the classes {', '.join(facts['classes'])}, as the run's own "
                 f"(got '{zoo.folder}' with {', '.join(found)})"
             )

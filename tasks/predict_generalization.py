@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.metrics import kendall_tau, mean_absolute_error, r_squared, tau_ceiling
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.supervised import SupervisedTask
@@ -62,7 +63,7 @@ class PredictGeneralization(SupervisedTask[PredictGeneralizationOptions]):
         """A model that runs networks takes those that read images of one shape."""
         found = self.facts(zoo)["input_shape"]
         if self.options.model == "probe" and found != facts["input_shape"]:
-            raise ValueError(
+            raise UserError(
                 f"Expected networks that read images of shape {facts['input_shape']}, as the run's "
                 f"own (got '{zoo.folder}' with {found})"
             )

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.errors import one_line, printable
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
+from nfn_graph.messages import UserError, one_line, printable
 
 StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
 
@@ -95,10 +95,10 @@ def export(
     for condition in where:
         name, equals, values = condition.partition("=")
         if not equals:
-            raise ValueError(f"Expected --where as NAME=VALUE (got '{condition}')")
+            raise UserError(f"Expected --where as NAME=VALUE (got '{condition}')")
         dataset = dataset.where(**{name: values.split(",")})
     if not len(dataset):
-        raise ValueError(f"Expected networks with {' '.join(where)} in '{path}' (got none)")
+        raise UserError(f"Expected networks with {' '.join(where)} in '{path}' (got none)")
     with counting("Writing", len(dataset)) as count_on:
         table = export_networks(
             dataset,

@@ -17,6 +17,7 @@ from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.batches import StoredGraphs
 from nfn_graph.converters.store.bucketed import BucketedSampler
 from nfn_graph.converters.store.reader import Numbers, Store
+from nfn_graph.messages import UserError
 
 Self = TypeVar("Self", bound="WeightDataset")
 
@@ -110,7 +111,7 @@ class WeightDataset(Dataset):
             try:
                 options = arrow().array(wanted).cast(column.type)
             except (arrow().ArrowException, ValueError) as error:
-                raise ValueError(
+                raise UserError(
                     f"Expected values of column '{name}', which are {column.type} (got {value!r})"
                 ) from error
             found = compute().is_in(column, value_set=options)
@@ -176,7 +177,7 @@ class WeightDataset(Dataset):
 
 def _column(table: Any, name: str) -> Any:
     if name not in table.column_names:
-        raise ValueError(f"Expected a column of the store: {table.column_names} (got '{name}')")
+        raise UserError(f"Expected a column of the store: {table.column_names} (got '{name}')")
     return table.column(name)
 
 
@@ -186,12 +187,12 @@ def _numbers(table: Any, name: str, column: str) -> Tensor:
     types = arrow().types
     is_number = types.is_boolean(values.type) or types.is_integer(values.type)
     if (not is_number and not types.is_floating(values.type)) or values.null_count:
-        raise ValueError(
+        raise UserError(
             f"Expected numbers without gaps in column '{column}' for the attribute '{name}' "
             f"(got {values.type} with {values.null_count} gaps)"
         )
     if "index" in name or "batch" in name or name in ("layout", "ptr"):
-        raise ValueError(
+        raise UserError(
             f"Expected another name of an attribute, which PyG does not treat as a pointer "
             f"(got '{name}')"
         )

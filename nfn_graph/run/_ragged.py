@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nfn_graph.data import Computation
+from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
 from nfn_graph.run._products import complete_edges, product
@@ -280,7 +281,7 @@ def _multiplied(weights: Tensor, weight: Stored, x: Rows, shared: bool) -> Tenso
     """The rows of all targets, given the entries of one tap of a weight."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
-        raise ValueError(f"Expected inputs of sizes {sources} (got {x.counts})")
+        raise UserError(f"Expected inputs of sizes {sources} (got {x.counts})")
     targets = tuple(shape[0] for shape in weight.shapes)
     edges = complete_edges(targets, sources, shared, weights.device)
     rest = x.data.shape[1:]
@@ -330,7 +331,7 @@ def _convolution(spatial: int) -> Callable[..., Value]:
             for n, k, s, d in zip(padded.shape[2:], kernel, strides, dilations, strict=True)
         ]
         if min(sizes) < 1:
-            raise ValueError(f"Expected positions for a kernel {kernel} (got {padded.shape[2:]})")
+            raise UserError(f"Expected positions for a kernel {kernel} (got {padded.shape[2:]})")
         taps = weight.data.reshape(-1, *kernel).flatten(1).t().contiguous()
         y: Tensor | None = None
         for tap, place in zip(taps, itertools.product(*map(range, kernel)), strict=True):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Computation, Layout, WeightGraph, stored_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
 from nfn_graph.run._ragged import NotRaggedError, Stored, as_rows, as_same, evaluate_ragged
@@ -108,7 +109,7 @@ def _check_known(layouts: Sequence[Layout]) -> None:
         reason = layout.computation.reason
         if reason is not None:
             which = "the network" if len(layouts) == 1 else f"network {number}"
-            raise ValueError(
+            raise UserError(
                 f"Expected a graph that knows what its network computes (got none for {which}: "
                 f"{reason}). Convert a module, or a checkpoint with arch=, that can be followed."
             )
@@ -117,10 +118,10 @@ def _check_known(layouts: Sequence[Layout]) -> None:
 def _check_inputs(layouts: Sequence[Layout], inputs: Sequence[Tensor], per_network: bool) -> None:
     expected = {layout.computation.num_inputs for layout in layouts}
     if expected != {len(inputs)}:
-        raise ValueError(f"Expected {sorted(expected)} inputs (got {len(inputs)})")
+        raise UserError(f"Expected {sorted(expected)} inputs (got {len(inputs)})")
     for x in inputs:
         if per_network and (x.dim() < 1 or x.shape[0] != len(layouts)):
-            raise ValueError(
+            raise UserError(
                 f"Expected inputs [{len(layouts)}, ...], a set for each network (got "
                 f"{list(x.shape)})"
             )
@@ -220,7 +221,7 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"Expected inputs that the networks take (got {[list(x.shape) for x in inputs]}: "
             f"{str(error).splitlines()[0]})"
         ) from error
@@ -229,7 +230,7 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
 def _joined_outputs(groups: Sequence[Group], results: Sequence[Results]) -> list[Tensor]:
     """The outputs of all groups in the order of the networks."""
     if len({len(result.outputs) for result in results}) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected networks with as many outputs (got "
             f"{[len(result.outputs) for result in results]}). Run batch[i] one by one."
         )
@@ -239,7 +240,7 @@ def _joined_outputs(groups: Sequence[Group], results: Sequence[Results]) -> list
     for parts in zip(*(result.outputs for result in results), strict=True):
         shapes = [list(x.shape[1:]) for x in parts]
         if any(shape != shapes[0] for shape in shapes):
-            raise ValueError(
+            raise UserError(
                 f"Expected outputs of one shape (got {shapes}). Run batch[i] one by one."
             )
         joined.append(parts[0] if len(parts) == 1 else torch.cat(parts)[back])
@@ -263,7 +264,7 @@ def _joined_activations(
         if all(i in parts for i in owners):
             shapes = {parts[i].shape[1:] for i in owners}
             if len(shapes) > 1:
-                raise ValueError(
+                raise UserError(
                     f"Expected activations of '{name}' at equally many positions (got "
                     f"{sorted(map(list, shapes))}). Run batch[i] one by one."
                 )

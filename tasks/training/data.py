@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from nfn_graph import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.training.task import Options, Task, TaskData
 from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
 from nfn_graph.tasks.zoo.options import Split
@@ -21,7 +22,7 @@ def load_data(task: Task[Options]) -> TaskData:
         zoos["train"] = zoos["train"][:most]
     for split, part in zoos.items():
         if not len(part):
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of split '{split}' in '{zoo.folder}' (got none). Build a "
                 f"larger zoo, or use other values of --where."
             )
@@ -34,7 +35,7 @@ def open_for(task: Task[Options], path: Path, where: Sequence[str]) -> ZooFolder
     """The networks of a zoo that a task can use."""
     zoo = open_zoo_folder(path)
     if zoo.description["kind"] != task.kind:
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo of kind '{task.kind}' for {task.name} (got '{path}', a zoo of kind "
             f"'{zoo.description['kind']}'). Build one with: nfn-graph zoo {task.kind} --out ..."
         )
@@ -47,14 +48,14 @@ def filtered(zoo: ZooFolder, where: Sequence[str]) -> ZooFolder:
     for condition in where:
         name, equals, values = condition.partition("=")
         if not equals or name not in zoo.table.column_names:
-            raise ValueError(
+            raise UserError(
                 f"Expected --where as NAME=VALUE with a column of the zoo: "
                 f"{', '.join(zoo.table.column_names)} (got '{condition}')"
             )
         wanted = values.split(",")
         zoo = zoo.select([i for i, row in enumerate(zoo.rows) if _text(row[name]) in wanted])
         if not len(zoo):
-            raise ValueError(f"Expected networks with {condition} in '{zoo.folder}' (got none)")
+            raise UserError(f"Expected networks with {condition} in '{zoo.folder}' (got none)")
     return zoo
 
 

@@ -18,6 +18,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.state_dict import to_state_dict
 from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import FILE
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.store import Row
 
 _NUMBER = (int, float)
@@ -46,7 +47,7 @@ def open_zoo_folder(path: str | Path) -> ZooFolder:
     """The zoo in a folder; shards that are not built yet are left out."""
     zoo = ZooFolder(path)
     if "kind" not in zoo.description:
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo (got '{path}', a store of converted files). See it with: nfn-graph "
             f"store {path}; build a zoo with: nfn-graph zoo"
         )
