@@ -72,8 +72,8 @@ def _recurrent(
     m: Any = module
     name, (x, state) = recurrent_name(module), [*args, None][:2]
     if isinstance(module, nn.RNNCellBase):
-        tensors = (m.weight_ih, m.weight_hh, m.bias_ih, m.bias_hh)
-        return apply(w, name, [x, state, *map(fetch, tensors)], {})
+        stored = (m.weight_ih, m.weight_hh, m.bias_ih, m.bias_hh)
+        return apply(w, name, [x, state, *map(fetch, stored)], {})
     tensors = list(map(fetch, recurrent_weights(module)))
     options = [m.bias, m.num_layers, 0.0, False, m.bidirectional, m.batch_first]
     output, *states = apply(w, name, [x, state, tensors, *options], {})

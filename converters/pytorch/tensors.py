@@ -19,31 +19,8 @@ from nfn_graph.converters.wiring import Value, Wiring
 #: What makes tensors of equal numbers, and what reads them without ever writing into them.
 _FILLS = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"})
 _READERS = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "linear",
-        "matmul",
-        "cat",
-        "concat",
-        "stack",
-        "where",
-        "sigmoid",
-        "tanh",
-        "relu",
-        "size",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "lstm_cell",
-        "gru_cell",
-        "rnn_tanh_cell",
-        "rnn_relu_cell",
-    ]
-)
+    {"add", "sub", "mul", "truediv", "linear", "matmul", "cat", "stack", "where"}
+) | {f"{kind}{cell}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")}
 
 
 class StoredTensors:

@@ -159,7 +159,7 @@ def _names(layers: Sequence[Layer]) -> dict[Layer, str]:
 
 def _pieces(use: Use) -> Iterator[tuple[Leaf, ...]]:
     """The parts of a tensor, each within one layer or pair of layers."""
-    axes = []
+    axes: list[list[Leaf]] = []
     for size, segments in zip(use.shape, use.neurons, strict=True):
         if not axes and use.entry is not None:
             cut = (use.entry, use.entry + 1)

@@ -55,9 +55,9 @@ class AxisOperations(ValueSource):
             same = len({v.origin for v in values if isinstance(v, Opaque)}) == 1
             return self._moved(values[0]) if same else self.opaque(values)
         first = values[0]
-        if isinstance(first, Weight) and max(first.shape, default=1) == 1:
-            if all(value == first for value in values):
-                return first  # One number is repeated wherever it is used.
+        is_number = isinstance(first, Weight) and max(first.shape, default=1) == 1
+        if is_number and all(value == first for value in values):
+            return first  # One number is repeated wherever it is used.
         like = next((v for v in values if isinstance(v, Signal)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
