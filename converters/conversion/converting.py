@@ -16,7 +16,6 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion.jobs import Conversion, Source, convert_sources
 from nfn_graph.converters.conversion.labels import (
     SPLIT,
-    SPLITS,
     Fractions,
     Labels,
     Matched,
@@ -41,6 +40,7 @@ from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, list_shards, remove_shard
+from nfn_graph.converters.store.splits import SPLITS
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
 

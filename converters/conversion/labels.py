@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,10 +14,10 @@ from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.store.arrow import arrow, compute, parquet
 from nfn_graph.converters.store.shards import PLACE
+from nfn_graph.converters.store.splits import COLUMN as SPLIT
+from nfn_graph.converters.store.splits import DEFAULT_SHARES, SPLITS, check_shares
 from nfn_graph.messages import UserError, one_line
 
-SPLIT = "split"
-SPLITS = ("train", "validation", "test")
 _SYNONYMS = {
     "train": "train",
     "training": "train",
@@ -48,15 +47,11 @@ class Fractions(NamedTuple):
     @property
     def parts(self) -> tuple[float, float, float]:
         """The shares of train, validation and test."""
-        return (0.8, 0.1, 0.1) if self.given is None else self.given
+        return DEFAULT_SHARES if self.given is None else self.given
 
     def check(self) -> None:
         """Raises unless the parts are shares of a whole."""
-        if min(self.parts) < 0 or not math.isclose(sum(self.parts), 1, abs_tol=1e-6):
-            raise UserError(
-                f"Expected --split as the shares of train, validation and test, which add up to 1 "
-                f"(got {self})"
-            )
+        check_shares(self.parts)
         if self.seed < 0:
             raise UserError(f"Expected a --seed of at least 0 (got {self.seed})")
 
@@ -354,7 +349,7 @@ def _read_csv(path: Path) -> Any:
     try:
         content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise UserError(
             f"text that is not UTF-8, at byte {error.start}. Save it as CSV in UTF-8"
         ) from error
     parsing = csv.ParseOptions(newlines_in_values=True)
@@ -376,12 +371,12 @@ def _read_lines(path: Path) -> Any:
         for number, line in enumerate(path.read_text("utf-8-sig").splitlines(), 1):
             row = json.loads(line) if line.strip() else {}
             if not isinstance(row, dict):
-                raise ValueError(f"{type(row).__name__} in line {number} instead of an object")
+                raise UserError(f"{type(row).__name__} in line {number} instead of an object")
             rows += [row] if line.strip() else []
     except UnicodeDecodeError as error:
-        raise ValueError(f"text that is not UTF-8, at byte {error.start}") from error
+        raise UserError(f"text that is not UTF-8, at byte {error.start}") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"no JSON object in line {number}: {error}") from error
+        raise UserError(f"no JSON object in line {number}: {error}") from error
     return _table(rows)
 
 

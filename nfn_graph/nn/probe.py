@@ -143,6 +143,17 @@ class ProbeNet(nn.Module):
         dropout: Dropout between them.
         num_outputs: The number of values that a network returns for one input; by default, as
             many as it has output neurons.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Probe, ProbeNet
+        >>> from nfn_graph.converters import from_module
+        >>> network = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
+        >>> graph = from_module(network)
+        >>> ProbeNet(Probe(graph.spec, probes=16), out_features=10).fit([graph])(graph).shape
+        torch.Size([1, 10])
     """
 
     mean: Tensor

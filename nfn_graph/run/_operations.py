@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nfn_graph.messages import UserError
+from nfn_graph.run._recurrence import RECURRENT
 
 Operation = Callable[..., Any]
 
@@ -164,6 +165,7 @@ OPERATIONS: dict[str, Operation] = {
     "im2col": F.unfold,
     "_weight_norm": _weight_norm,
     "scaled_dot_product_attention": _attention,
+    **RECURRENT,
 }
 
 
