@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nfn_graph import NetworkSpec, WeightGraph
 from nfn_graph.tasks.models import build_model
+from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.task import Task
 from nfn_graph.tasks.zoo.store import Row
@@ -31,6 +32,10 @@ class SupervisedTask(Task[Options]):
     @abstractmethod
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
         """Outputs of the model per network."""
+
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Probes learn at a rate of their own."""
+        return fast_probes(model, lr)
 
     def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
         """Adds the label."""

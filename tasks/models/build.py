@@ -7,11 +7,20 @@ from typing import Any, get_args
 
 from torch import nn
 
-from nfn_graph import NFN, Batch, NetworkSpec, Probe, ProbeNet, Standardize, WeightGraph
+from nfn_graph import (
+    NFN,
+    Batch,
+    NetworkSpec,
+    Probe,
+    ProbeEncoding,
+    ProbeNet,
+    Standardize,
+    WeightGraph,
+)
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
-from nfn_graph.tasks.models.statistics import StatNN
+from nfn_graph.tasks.models.statistics import ProbeStatNN, Statistics, StatNN
 
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
@@ -47,7 +56,8 @@ def build_model(
             start="grid" if is_grid else "uniform",
             learned=not is_grid,
         )
-        return ProbeNet(probe, out_features, settings.head, settings.head_dropout)
+        kind = ProbeStatNN if settings.classifiers else ProbeNet
+        return kind(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
         model = NFN(
             spec,
@@ -98,7 +108,7 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
 def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
     """Sets the statistics by which a model standardizes its input."""
     for part in model.modules():
-        if isinstance(part, (Standardize, StatNN, ProbeNet)):
+        if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):
             # One batch at a time: all of them would take the memory of the networks once more.
             starts = range(0, len(graphs), _FIT_BATCH)
             part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)

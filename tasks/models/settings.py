@@ -55,7 +55,11 @@ class ModelSettings:
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
         activation: Between NF-Layers, by its name in `torch.nn`.
-        probes: How many inputs the networks are run on, by models that do so.
+        probes: How many inputs the networks are run on, by models that do so; 0 for an editor
+            that reads weights alone.
+        probe_channels: The channels of an editor that say what every neuron does there.
+        classifiers: Whether the networks are classifiers: models that run them then read the
+            entropies of their outputs and the statistics of their weights as well.
     """
 
     channels: tuple[int, ...]
@@ -68,3 +72,5 @@ class ModelSettings:
     residual: bool = False
     activation: str = "ReLU"
     probes: int = 64
+    probe_channels: int = 16
+    classifiers: bool = False
