@@ -34,6 +34,13 @@ def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figu
         graph: One network.
         max_neurons: How many neurons of a layer are shown at most.
         channel: Which of the graph's channels is shown.
+
+    Example:
+        >>> import io
+        >>> from torch import nn
+        >>> from nfn_graph.converters import draw, from_module
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> draw(from_module(network)).savefig(io.BytesIO())
     """
     layout_of(graph)
     channels = graph[graph.spec.weights[0].key].edge_attr.shape[-1]

@@ -19,7 +19,17 @@ _EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
 class ConversionError(ValueError):
-    """A file, state dict or network that has no graph, with the reason and what to do."""
+    """A file, state dict or network that has no graph, with the reason and what to do.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters import ConversionError, from_state_dict
+        >>> try:
+        ...     from_state_dict({"a.weight": torch.zeros(3, 2), "b.weight": torch.zeros(5, 4)})
+        ... except ConversionError as error:
+        ...     print("refused")
+        refused
+    """
 
 
 def reason_of(error: Exception) -> str:

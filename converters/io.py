@@ -70,6 +70,17 @@ def load(
         FileNotFoundError: There is no such file.
         ConversionError: It holds no network that has a graph, with the reason.
         ModuleNotFoundError: The package for its format is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, load, save
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(from_module(network), f"{folder}/network.safetensors")
+        ...     graph = load(f"{folder}/network.safetensors")
+        >>> graph["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     path = Path(path)
     format_, entries = detect(path)
@@ -145,6 +156,17 @@ def save(
             their names, or `"weights"`.
         as_graph: Writes the graph itself into a `.safetensors` file, with its layout and all
             channels; :func:`load` reads it back.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, save
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(from_module(network), f"{folder}/network.pt")
+        ...     list(torch.load(f"{folder}/network.pt"))
+        ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     path = Path(path)
     suffix = _suffix(path, template)

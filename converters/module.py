@@ -59,6 +59,15 @@ def from_module(
             parameter that is not in the graph changes the outputs. Needs an `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module
+        >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        >>> graph = from_module(network, torch.randn(1, 1, 8, 8), verify=True)
+        >>> graph["hidden1", "weight", "output"].edge_attr.shape  # 36 positions are taps of an edge
+        torch.Size([40, 36, 1])
     """
     check_module(module, "module")
     layout = trace(module, example_input)

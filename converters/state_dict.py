@@ -92,6 +92,13 @@ def from_state_dict(
             moments, other networks of the same shapes. They become channels of the features
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_state_dict
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> from_state_dict(network.state_dict())["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     if flatten not in (None, *get_args(FlattenOrder)):
         raise ValueError(
@@ -156,6 +163,13 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
         graph: A graph made by a converter; its values may have changed since.
         channel: One of the further channels that the graph was made with, by name; the
             weights themselves if None or `"weights"`.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, to_state_dict
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> list(to_state_dict(from_module(network)))
+        ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     layout = layout_of(graph)
     if not layout.placements:
@@ -196,7 +210,16 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
-    """Loads the weights of a graph into a module, which is returned."""
+    """Loads the weights of a graph into a module, which is returned.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, to_module
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> other = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> to_module(from_module(network), other)[0].weight.equal(network[0].weight)
+        True
+    """
     check_module(module, "module")
     state_dict = to_state_dict(graph)
     network = module

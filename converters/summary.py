@@ -97,7 +97,15 @@ class Summary:
 
 
 def summary(graph: WeightGraph) -> Summary:
-    """What each type of a graph, or of a batch, holds."""
+    """What each type of a graph, or of a batch, holds.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, summary
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> summary(from_module(network)).nan
+        0
+    """
     spec = graph.spec
     rows = []
     for neuron in spec.neurons:

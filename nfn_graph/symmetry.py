@@ -21,6 +21,16 @@ class Permutation:
     Attributes:
         index: For every permuted neuron type, :math:`\sigma^{-1}` as rows of that type: the
             neuron that comes to each place. It stays within networks and layers.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, symmetry
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> permutation = symmetry.sample(graph, "hnp")
+        >>> moved = permutation.apply(graph)
+        >>> permutation.inverse().apply(moved)["hidden1"].x.equal(graph["hidden1"].x)
+        True
     """
 
     index: dict[str, Tensor]
@@ -66,6 +76,15 @@ def sample(
 
     `"np"` permutes all layers, `"hnp"` all but those of fixed types. Neurons with a parent are
     permuted inside of it, and go along with it.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, symmetry
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> moved = symmetry.sample(graph, "hnp").apply(graph)
+        >>> moved["hidden1"].x.sort(0).values.equal(graph["hidden1"].x.sort(0).values)
+        True
     """
     places = {}
     for name, sizes in layer_sizes(graph, symmetry).items():

@@ -125,11 +125,11 @@ def test_inputs_come_from_data() -> None:
 
 def test_a_network_with_other_inputs_is_refused() -> None:
     model = ProbeNet(Probe(graph(2, 4, 3).spec, 5), 1).double()
-    with pytest.raises(ValueError, match="with 2 neurons of type 'input'.*got 3"):
+    with pytest.raises(ValueError, match=r"with 2 neurons of type 'input'.*got 3"):
         model(graph(3, 4, 3))
     with pytest.raises(ValueError, match="got several sizes"):
         model(Batch.from_data_list([graph(2, 4, 3), graph(3, 4, 3)]))
-    with pytest.raises(ValueError, match="with 2 neurons of type 'input'.*got 3"):
+    with pytest.raises(ValueError, match=r"with 2 neurons of type 'input'.*got 3"):
         ProbeEncoding(model.probe, 4).double()(graph(3, 4, 3))
 
 

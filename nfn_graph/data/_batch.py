@@ -33,6 +33,14 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
 
     Networks that lack a type of the union get an empty store of it before PyG's own collate,
     so that pointers and `batch[i]` come out right.
+
+    Example:
+        >>> from nfn_graph import Batch, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> batch = Batch.from_data_list([random_graph(spec, {"hidden1": n}) for n in (3, 5)])
+        >>> batch.num_graphs, batch["hidden1"].x.shape, batch[1]["hidden1"].x.shape
+        (2, torch.Size([8, 1, 1]), torch.Size([5, 1, 1]))
     """
 
     @classmethod
@@ -145,6 +153,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
         **kwargs: For `torch.utils.data.DataLoader`.
+
+    Example:
+        >>> from nfn_graph import DataLoader, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graphs = [random_graph(spec, {"hidden1": n}) for n in range(2, 12)]
+        >>> [batch.num_graphs for batch in DataLoader(graphs, batch_size=4)]
+        [4, 4, 2]
     """
 
     def __init__(

@@ -137,7 +137,8 @@ class Computation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has other hashes of the same text.
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
+        derived = ("_hash", "last_uses", "num_inputs")
+        return {name: value for name, value in vars(self).items() if name not in derived}
 
     @classmethod
     def unknown(cls, reason: str) -> Computation:
@@ -169,6 +170,15 @@ class Computation:
             ),
             self.reason,
         )
+
+    @cached_property
+    def last_uses(self) -> tuple[tuple[int, ...], ...]:
+        """For every step, the results that no later step needs."""
+        last = {ref.step: number for number, step in enumerate(self.steps) for ref in step.operands}
+        done: list[list[int]] = [[] for _ in self.steps]
+        for result, number in last.items():
+            done[number].append(result)
+        return tuple(map(tuple, done))
 
     @cached_property
     def num_inputs(self) -> int:

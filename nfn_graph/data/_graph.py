@@ -52,6 +52,16 @@ class WeightGraph(HeteroData):
     Layers are completely connected, so no `edge_index` is stored; :meth:`materialize` adds it.
 
     Made by :meth:`from_tensors`, :meth:`from_placements` and the converters.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> weights, biases = [torch.ones(4, 2), torch.ones(1, 4)], [torch.ones(4), torch.ones(1)]
+        >>> graph = WeightGraph.from_tensors(weights, biases)
+        >>> graph["hidden1"].x.shape, graph["input", "weight", "hidden1"].edge_attr.shape
+        (torch.Size([4, 1, 1]), torch.Size([8, 1, 1]))
+        >>> graph.to_tensors()["0.weight"].equal(weights[0])
+        True
     """
 
     @classmethod

@@ -41,6 +41,15 @@ class EdgeBatchSampler(Sampler[list[int]]):
         seed: Decides the batches.
         rank: Which of several processes the batches are for.
         world_size: The number of processes.
+
+    Example:
+        >>> from nfn_graph import DataLoader, EdgeBatchSampler, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graphs = [random_graph(spec, {"hidden1": n}) for n in (4, 8, 40, 8, 4)]
+        >>> sampler = EdgeBatchSampler(graphs, max_edges=160, shuffle=False)
+        >>> [batch.num_graphs for batch in DataLoader(graphs, batch_sampler=sampler)]
+        [3, 2]
     """
 
     def __init__(

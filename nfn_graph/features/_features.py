@@ -32,6 +32,16 @@ class WeightFeatures:
             :class:`FoldedSpec` that layers work on.
         incidence: Which rows belong together, shared by all features of a batch.
         origin: The graph that the features came from.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> features = graph.features("hnp")
+        >>> doubled = features.map(lambda x: 2 * x)
+        >>> doubled.to_graph()["hidden1"].x.equal(2 * graph["hidden1"].x)
+        True
     """
 
     __slots__ = ("_origin", "_tensors", "incidence", "spec")

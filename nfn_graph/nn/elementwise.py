@@ -61,6 +61,16 @@ class Dropout(nn.Module):
         per_channel: Whether to zero a channel of a tap for all entries of a type of one
             network together, which commutes with permutations for every random draw;
             elementwise dropout does so only in distribution.
+
+    Example:
+        >>> from nfn_graph import Dropout, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> layer = Dropout(0.5).eval()
+        >>> features = graph.features()
+        >>> layer(features).neurons["hidden1"].equal(features.neurons["hidden1"])
+        True
     """
 
     def __init__(self, p: float = 0.5, per_channel: bool = False) -> None:
@@ -94,6 +104,16 @@ class Residual(nn.Module):
 
     Args:
         layer: The layer, or several in an `nn.Sequential`.
+
+    Example:
+        >>> from nfn_graph import Activation, NetworkSpec, Residual
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> layer = Residual(Activation("identity"))
+        >>> features = graph.features()
+        >>> layer(features).neurons["hidden1"].equal(2 * features.neurons["hidden1"])
+        True
     """
 
     def __init__(self, layer: nn.Module) -> None:

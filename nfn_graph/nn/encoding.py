@@ -41,6 +41,16 @@ class IOEncoding(nn.Module):
     Shapes:
         - input: features of `spec` with `in_channels`, before the fold.
         - output: the same with `out_channels`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import IOEncoding, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = IOEncoding(spec, in_channels=1, kind="sinusoidal", num_bands=6)
+        >>> layer(graph.features()).channels  # the value, 6 sines, 6 cosines and the position
+        14
     """
 
     def __init__(
@@ -191,6 +201,15 @@ class FourierFeatures(nn.Module):
         num_features: Rows of the random matrix :math:`B`; the output has twice as many
             channels.
         scale: Standard deviation of its entries.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import FourierFeatures, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> FourierFeatures(in_channels=1, num_features=16)(graph.features()).channels
+        32
     """
 
     frequencies: Tensor

@@ -50,6 +50,16 @@ class NFLinear(nn.Module):
     Shapes:
         - input: features of `spec` with `in_channels`.
         - output: features of `spec` with `out_channels`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = NFLinear(spec.fold("np"), in_channels=1, out_channels=8)
+        >>> layer(graph.features("np")).neurons["hidden1"].shape
+        torch.Size([4, 1, 8])
     """
 
     def __init__(

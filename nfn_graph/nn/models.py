@@ -50,6 +50,12 @@ class NFNOptions(TypedDict, total=False):
         recompute: Whether to keep only the input of every layer for the backward pass and to
             compute the rest of it again: less memory, more time.
         max_parameters: See :class:`NFLinear`.
+
+    Example:
+        >>> from nfn_graph import NFN, NetworkSpec, NFNOptions
+        >>> options = NFNOptions(act="silu", dropout=0.1, norm=True)
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> model = NFN(spec, channels=(8, 8), out_features=1, **options)
     """
 
     in_channels: int
@@ -203,6 +209,16 @@ class InvariantNFN(_Layers):
     Shapes:
         - input: a graph, a batch, or features before the fold.
         - output: `[graphs, out_features]`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import InvariantNFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> model = InvariantNFN(spec, channels=(8, 8), out_features=10, head=(64,))
+        >>> model(graph).shape
+        torch.Size([1, 10])
     """
 
     def __init__(
@@ -266,6 +282,16 @@ class EquivariantNFN(_Layers):
     Shapes:
         - input: a graph, a batch, or features before the fold.
         - output: features after the fold with `channels[-1]` channels.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import EquivariantNFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> model = EquivariantNFN(spec, channels=(8, 1), edit_scale=0.01)
+        >>> model(graph).to_graph()["input", "weight", "hidden1"].edge_attr.shape
+        torch.Size([8, 1, 1])
     """
 
     def __init__(
@@ -367,6 +393,18 @@ def NFN(
         symmetry: `"np"` or `"hnp"`.
         out_features: Outputs per network of an invariant model.
         **options: See :class:`NFNOptions`, and the arguments of the two models.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> NFN(spec, channels=(8, 8), symmetry="hnp", out_features=3)(graph).shape
+        torch.Size([1, 3])
+        >>> edited = NFN(spec, channels=(8, 1), symmetry="np")(graph)
+        >>> edited.to_graph()["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     if out_features is None:
         for name in ("head", "head_dropout", "pool", "pool_full"):

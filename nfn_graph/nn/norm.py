@@ -28,6 +28,16 @@ class ChannelNorm(nn.Module):
         spec: The spec of the features, folded or not.
         channels: Channels of input and output.
         eps: Added to the variance.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import ChannelNorm, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}, channels=8).to(torch.float32)
+        >>> x = ChannelNorm(spec, 8)(graph.features()).neurons["hidden1"]
+        >>> bool(x.mean(-1).abs().max() < 1e-5)
+        True
     """
 
     def __init__(self, spec: NetworkSpec | FoldedSpec, channels: int, eps: float = 1e-5) -> None:
@@ -63,6 +73,17 @@ class Standardize(nn.Module):
     Args:
         spec: The networks' own spec.
         channels: Channels of input and output.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NetworkSpec, Standardize
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = Standardize(spec, 1).fit(graph)
+        >>> x = layer(graph.features()).weights["input", "weight", "hidden1"]
+        >>> round(x.std(unbiased=False).item(), 4)
+        1.0
     """
 
     def __init__(self, spec: NetworkSpec, channels: int) -> None:

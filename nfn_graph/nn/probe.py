@@ -183,6 +183,17 @@ class ProbeNet(nn.Module):
     Shapes:
         - graph: a :class:`WeightGraph` or a batch.
         - output: `[networks, out_features]`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Probe, ProbeNet
+        >>> from nfn_graph.converters import from_module
+        >>> network = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
+        >>> graph = from_module(network)
+        >>> ProbeNet(Probe(graph.spec, probes=16), out_features=10).fit([graph])(graph).shape
+        torch.Size([1, 10])
     """
 
     mean: Tensor
@@ -253,6 +264,18 @@ class ProbeEncoding(nn.Module):
         - graph: a :class:`WeightGraph` or a batch.
         - features: those of the graph before the fold, of any number of channels.
         - output: the same with `channels` more.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Probe, ProbeEncoding
+        >>> from nfn_graph.converters import from_module
+        >>> network = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
+        >>> graph = from_module(network)
+        >>> encoding = ProbeEncoding(Probe(graph.spec, probes=16), channels=4)
+        >>> encoding.fit([graph])(graph).channels
+        5
     """
 
     def __init__(self, probe: Probe, channels: int) -> None:

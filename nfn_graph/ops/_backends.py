@@ -30,6 +30,13 @@ def use_backend(name: Backend) -> Iterator[None]:
 
     Args:
         name: The backend.
+
+    Example:
+        >>> from nfn_graph import use_backend
+        >>> from nfn_graph.ops import current_backend
+        >>> with use_backend("plain"):
+        ...     current_backend()
+        'plain'
     """
     if name not in get_args(Backend):
         raise ValueError(f"Expected a backend of {list(get_args(Backend))} (got {name!r})")
@@ -46,7 +53,13 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 
 def current_backend() -> Backend:
-    """The backend in use."""
+    """The backend in use.
+
+    Example:
+        >>> from nfn_graph.ops import current_backend
+        >>> current_backend()
+        'fused'
+    """
     if torch.compiler.is_compiling():
         return "plain"  # The compiler fuses by itself.
     backend = _BACKEND.get()

@@ -49,6 +49,11 @@ class NeuronType:
             these neurons are the pairs of both parents (the queries of grouped-query
             attention: query heads times dimensions), and nothing but the parents moves them.
             The size of a fixed type counts the neurons inside one parent.
+
+    Example:
+        >>> from nfn_graph import NeuronType
+        >>> NeuronType("hidden1", taps=3).taps  # a bias, and the scale and shift of a norm
+        3
     """
 
     name: str
@@ -79,6 +84,11 @@ class WeightType:
     Neuron types with a common parent are joined inside of it only, as by the kernel of a
     grouped convolution. The taps of a convolution are the `h * w` entries of one kernel.
     `name` tells tensors over the same pair of layers apart.
+
+    Example:
+        >>> from nfn_graph import WeightType
+        >>> WeightType("hidden1", "hidden2", taps=9).key  # a 3x3 convolution
+        ('hidden1', 'weight', 'hidden2')
     """
 
     source: str

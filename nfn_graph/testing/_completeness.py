@@ -23,6 +23,14 @@ class Completeness(NamedTuple):
         parameters: Its parameters, without those that only shift the output.
         rank: The dimension of the space of its matrices.
         orbits: The dimension of the space of all equivariant matrices.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import completeness
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("np")
+        >>> found = completeness(NFLinear(folded, 1, 1, bias=False), folded)
+        >>> found.rank == found.orbits
+        True
     """
 
     parameters: int
@@ -38,6 +46,12 @@ def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int
             its parameters.
         spec: The folded spec.
         channels: Its input and output channels.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import assert_complete
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("hnp")
+        >>> assert_complete(NFLinear(folded, 1, 1, bias=False), folded)
     """
     found = completeness(layer, spec, channels)
     if found.rank == found.orbits:
@@ -67,6 +81,13 @@ def completeness(
 
     Args:
         sizes: Neurons per free type; by default small sizes that tell all orbits apart.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import completeness
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("np")
+        >>> completeness(NFLinear(folded, 1, 1, bias=False, pointwise=True), folded)
+        Completeness(parameters=4, rank=4, orbits=32)
     """
     graph = random_graph(spec.unfolded, sizes)
     orbits = orbit_labels(graph, spec.symmetry)
@@ -83,6 +104,16 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
 
     Works on any graph of one network, knows nothing of folds or layers: it applies
     transpositions of neighbouring neurons to the graph until no label changes.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph.testing import orbit_labels
+        >>> labels = orbit_labels(graph, "hnp")
+        >>> labels.shape, int(labels.max()) + 1 == spec.fold("hnp").num_orbits
+        (torch.Size([17, 17]), True)
     """
     raw = graph.features()
     sizes = [x.shape[0] * x.shape[1] for _, x in raw.tensors()]
@@ -121,7 +152,20 @@ def _entries(features: WeightFeatures) -> Tensor:
 def matrices_of(
     layer: nn.Module, graph: WeightGraph, spec: FoldedSpec, channels: tuple[int, int]
 ) -> Tensor:
-    """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`."""
+    """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFLinear
+        >>> from nfn_graph.testing import matrices_of
+        >>> folded = spec.fold("hnp")
+        >>> matrices = matrices_of(NFLinear(folded, 1, 1, bias=False), graph, folded, (1, 1))
+        >>> len(matrices) == folded.num_orbits
+        True
+    """
     entries = sum(x.shape[0] * x.shape[1] for _, x in graph.features().tensors())
     inputs = entries * channels[0]
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)

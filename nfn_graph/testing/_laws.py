@@ -49,6 +49,15 @@ def assert_equivariant(
         trials: How many random elements to try; each moves something in every layer.
         tolerance: Largest difference, relative to the largest value of the output; by the
             dtype if None.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFLinear
+        >>> from nfn_graph.testing import assert_equivariant
+        >>> assert_equivariant(NFLinear(spec.fold("hnp"), 1, 8).double(), graph, "hnp")
     """
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = _as_graph(function(_input(function, graph, symmetry, folded)))
@@ -72,6 +81,15 @@ def assert_invariant(
     r"""Raises `AssertionError` unless :math:`f(\sigma U) = f(U)`.
 
     The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFN
+        >>> from nfn_graph.testing import assert_invariant
+        >>> assert_invariant(NFN(spec, (8,), "hnp", out_features=3).double(), graph)
     """
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = function(_input(function, graph, symmetry, folded))

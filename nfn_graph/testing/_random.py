@@ -28,6 +28,13 @@ def random_graph(
         channels: Channels of the features.
         dtype: Of the features.
         generator: For reproducible values.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> random_graph(spec, {"hidden1": 4}, channels=3)["hidden1"].x.shape
+        torch.Size([4, 1, 3])
     """
     unknown = [name for name in sizes or {} if name not in spec.neuron]
     if unknown:

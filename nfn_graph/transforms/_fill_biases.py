@@ -23,6 +23,15 @@ class FillBiases(ReversibleTransform):
         taps: How many biases free neurons must have at least. Where additions tie layers, a
             neuron has one for each of them; further ones of zero, named `hidden1.bias2`, bring
             networks with other ties together. Or the number for each neuron type by name.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import FillBiases
+        >>> graph = WeightGraph.from_tensors([torch.randn(4, 2), torch.randn(1, 4)])
+        >>> fill = FillBiases()
+        >>> fill(graph)["hidden1"].x.shape, fill.inverse(fill(graph))["hidden1"].x.shape
+        (torch.Size([4, 1, 1]), torch.Size([4, 0, 1]))
     """
 
     def __init__(self, taps: int | Mapping[str, int] = 1) -> None:

@@ -26,6 +26,15 @@ class GrowKernels(ReversibleTransform):
 
     Args:
         sizes: The kernel size of every convolution, such as `(5, 5)`; or one per weight type.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import GrowKernels
+        >>> graph = WeightGraph.from_tensors([torch.randn(4, 1, 3, 3), torch.randn(2, 4, 3, 3)])
+        >>> grow = GrowKernels((5, 5))
+        >>> grow(graph)["input", "weight", "hidden1"].edge_attr.shape
+        torch.Size([4, 25, 1])
     """
 
     def __init__(self, sizes: Sequence[int] | Mapping[WeightKey, Sequence[int]]) -> None:

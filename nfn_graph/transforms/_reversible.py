@@ -15,7 +15,17 @@ Stores = dict[Key, Tensor]
 
 
 class ReversibleTransform(BaseTransform):
-    """A transform of a graph that can be undone."""
+    """A transform of a graph that can be undone.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import RoleTypes
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(4, 4), torch.ones(1, 4)])
+        >>> roles = RoleTypes()
+        >>> roles.inverse(roles(graph)).spec == graph.spec
+        True
+    """
 
     def forward(self, data: WeightGraph) -> WeightGraph:
         """Transforms a graph (not a batch)."""

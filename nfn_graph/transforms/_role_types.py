@@ -21,6 +21,14 @@ class RoleTypes(ReversibleTransform):
 
     Args:
         name: The name of the shared type.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import RoleTypes
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(4, 4), torch.ones(1, 4)])
+        >>> RoleTypes()(graph).node_types
+        ['input', 'hidden', 'output']
     """
 
     def __init__(self, name: str = "hidden") -> None:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
 
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.tasks.reports.runs import format_value
-from nfn_graph.tasks.reports.template import PAGE, STYLE
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # A figure wider than this, or in relation to its height, gets a row of its own.
@@ -54,10 +52,13 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     Every string is plain text: whatever it holds is shown, none of it acts.
     """
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    page = environment.from_string(PAGE).render(
-        title=title, style=Markup(STYLE), sections=[_section(section) for section in sections]
+    page = environment.get_template("page.html.j2").render(
+        title=title, sections=[_section(section) for section in sections]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
