@@ -56,7 +56,7 @@ def build_model(
             start="grid" if is_grid else "uniform",
             learned=not is_grid,
         )
-        kind = ProbeStatNN if settings.classifiers else ProbeNet
+        kind = ProbeStatNN if settings.statistics else ProbeNet
         return kind(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
         model = NFN(

@@ -58,8 +58,8 @@ class ModelSettings:
         probes: How many inputs the networks are run on, by models that do so; 0 for an editor
             that reads weights alone.
         probe_channels: The channels of an editor that say what every neuron does there.
-        classifiers: Whether the networks are classifiers: models that run them then read the
-            entropies of their outputs and the statistics of their weights as well.
+        statistics: Whether models that run the networks also read the entropies of their
+            outputs and the statistics of their weights, as for the accuracy of classifiers.
     """
 
     channels: tuple[int, ...]
@@ -73,4 +73,4 @@ class ModelSettings:
     activation: str = "ReLU"
     probes: int = 64
     probe_channels: int = 16
-    classifiers: bool = False
+    statistics: bool = False
