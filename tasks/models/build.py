@@ -9,7 +9,6 @@ from torch import nn
 
 from nfn_graph import (
     NFN,
-    Batch,
     NetworkSpec,
     Probe,
     ProbeEncoding,
@@ -24,8 +23,6 @@ from nfn_graph.tasks.models.statistics import ProbeStatNN, Statistics, StatNN
 
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
-# Networks per batch where only statistics are computed.
-_FIT_BATCH = 256
 
 
 def build_model(
@@ -105,13 +102,16 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
     return most
 
 
-def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
-    """Sets the statistics by which a model standardizes its input."""
+def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
+    """Sets the statistics by which a model standardizes its input.
+
+    Args:
+        model: The model.
+        batches: Batches of networks, which are read once for every part that needs them.
+    """
     for part in model.modules():
         if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):
-            # One batch at a time: all of them would take the memory of the networks once more.
-            starts = range(0, len(graphs), _FIT_BATCH)
-            part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)
+            part.fit(batches)
 
 
 def count_parameters(model: nn.Module) -> int:
