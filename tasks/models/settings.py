@@ -71,6 +71,6 @@ class ModelSettings:
     norm: bool = False
     residual: bool = False
     activation: str = "ReLU"
-    probes: int = 64
+    probes: int = 256
     probe_channels: int = 16
     statistics: bool = False
