@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
@@ -113,7 +114,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 def _w0(zoo: WeightDataset) -> Tensor:
     """The frequency factor of every network."""
     if "w0" not in zoo.store.table.column_names:
-        raise ValueError(
+        raise UserError(
             f"Expected the frequency factors of SIRENs in a column 'w0' of '{zoo.folder}' (got no "
             f"such column). Add it to the labels, use --no-canonical, or the task classify."
         )

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Key, NetworkSpec, NeuronType
 from nfn_graph.spec._checks import check_count
@@ -100,7 +101,7 @@ class Probe(nn.Module):
         """
         count = len(self)
         if inputs.shape[0] < count or tuple(inputs.shape[1:]) != self.input_shape:
-            raise ValueError(
+            raise UserError(
                 f"Expected at least {count} inputs of shape {list(self.input_shape)} (got "
                 f"{list(inputs.shape)})"
             )
@@ -113,7 +114,7 @@ class Probe(nn.Module):
         self._check_sizes(graph)
         outputs = graph.run(self.inputs)
         if not isinstance(outputs, Tensor):
-            raise ValueError(f"Expected networks with one output (got {len(outputs)})")
+            raise UserError(f"Expected networks with one output (got {len(outputs)})")
         return outputs.unsqueeze(0) if isinstance(graph.layout, Layout) else outputs
 
     def activations(self, graph: WeightGraph) -> dict[str, Tensor]:
@@ -140,7 +141,7 @@ class Probe(nn.Module):
             found = graph.spec.neuron.get(neuron.name)
             if found is None or found.size != neuron.size:
                 size = "none" if found is None else found.size or "several sizes"
-                raise ValueError(
+                raise UserError(
                     f"Expected networks with {neuron.size} neurons of type '{neuron.name}', which "
                     f"the probes were made for (got {size}). Make a Probe for these networks."
                 )
@@ -149,13 +150,13 @@ class Probe(nn.Module):
         """As many points of a grid over the range of the inputs as there are probes."""
         count, axes = len(self), math.prod(self.input_shape)
         if axes > _MOST_GRID_AXES:
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of at most {_MOST_GRID_AXES} coordinates for probes on a grid "
                 f"(got inputs of shape {list(self.input_shape)}). Use learned probes."
             )
         side = round(count ** (1 / axes))
         if side**axes != count:
-            raise ValueError(
+            raise UserError(
                 f"Expected a number of probes that fills a grid of {axes} axes, such as "
                 f"{max(side, 2) ** axes} (got {count})"
             )
@@ -348,7 +349,7 @@ def _size_of(spec: NetworkSpec, role: Literal["input", "output"], option: str) -
     """The size of the only input or output type."""
     found = _of_role(spec, role)
     if len(found) != 1 or found[0].size is None:
-        raise ValueError(
+        raise UserError(
             f"Expected networks with one {role} type of one size (got "
             f"{[(neuron.name, neuron.size) for neuron in found]}). Give {option}."
         )

@@ -16,6 +16,7 @@ from nfn_graph import (
     Standardize,
     WeightGraph,
 )
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
@@ -73,7 +74,7 @@ def build_model(
         return PlainGraphModel(
             name, spec, out_features, settings.channels, settings.head, settings.head_dropout
         )
-    raise ValueError(
+    raise UserError(
         f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
     )
 
