@@ -7,7 +7,7 @@ import re
 from nfn_graph.messages import UserError
 
 # How messages of Python functions name options.
-_VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*\])")
+_VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals|heads)=('[^']*'|\[[^]]*\])")
 # Not as a part of a path or of another name.
 _ARCH = re.compile(
     r"(?<![\w./'-])arch(=\.\.\.)?(, on the meta device if it is large)?(?![\w/'-]|\.\w)"

@@ -80,8 +80,8 @@ class ZooWriter:
     def _graph(self, parameters: Mapping[str, Tensor], group: str) -> WeightGraph:
         """The graph of a network; the masks of a winning ticket are a second channel."""
         if self._network_of is not None:
-            network, example = self._network_of(group)
-            return from_state_dict(parameters, arch=network, example_input=example)
+            network, inputs = self._network_of(group)
+            return from_state_dict(parameters, arch=network, example_input=inputs)
         own = {key: x for key, x in parameters.items() if not key.endswith(MASK)}
         channels = None
         if len(own) < len(parameters):
