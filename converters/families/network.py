@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ class _Transformer(nn.Module):
         self._found, self._heads = found, heads
         for key, tensor in tensors.items():
             self._register(key, tensor)
-        self._check_heads()
+        self._size, self._is_grouped = self._check_heads()
+        angles = torch.empty(_TOKENS, self._size, device="meta")
+        self.register_buffer("angles", angles, persistent=False)
 
     def example(self) -> tuple[Tensor, ...]:
         """Inputs on the meta device: words or patches."""
@@ -58,10 +60,10 @@ class _Transformer(nn.Module):
         _, channels, height, width = weight.shape
         return (self._like(1, channels, count * height, width),)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """The stream, and whatever follows it."""
+    def forward(self, a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Any:
+        """The stream, or whatever follows it, of one input or of one for each table."""
         family, first = self._found.family, self._found.prefix
-        x = self._stream(inputs)
+        x = self._stream([x for x in (a, b, c) if x is not None])
         for name in family.final:
             x = self._norm(first + name, x)
         for block in self._found.blocks:
@@ -72,9 +74,9 @@ class _Transformer(nn.Module):
             if family.gate:
                 h = h * self._linear(f"{block}.{family.gate}", x)
             x = x + self._linear(f"{block}.{family.down}", h)
-        return [x, *self._outputs(x)]
+        return self._outputs(x)
 
-    def _stream(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _stream(self, inputs: Sequence[Tensor]) -> Tensor:
         family, first = self._found.family, self._found.prefix
         if family.tables:
             tables = [n for n in (first + t for t in family.tables) if n in self._found.names]
@@ -102,36 +104,37 @@ class _Transformer(nn.Module):
         else:
             names = (family.query, family.key, family.value)
             q, k, v = (self._linear(f"{block}.{name}", x) for name in names)
-        size = q.shape[-1] // self._heads.queries
-        q, k, v = (
-            y.view(y.shape[0], y.shape[1], y.shape[2] // size, size).transpose(1, 2)
-            for y in (q, k, v)
-        )
+        q, k, v = (y.unflatten(-1, (-1, self._size)).transpose(1, 2) for y in (q, k, v))
         if family.rotary:
-            q, k = (_rotated(y) for y in (q, k))
-        grouped = k.shape[1] != q.shape[1]
-        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+            q, k = (self._rotated(y) for y in (q, k))
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=self._is_grouped)
         return self._linear(f"{block}.{family.out}", y.transpose(1, 2).flatten(2))
 
+    def _rotated(self, x: Tensor) -> Tensor:
+        """Rotary positions; which dimensions are rotated together does not matter here."""
+        half = self._size // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+        return x * self.angles + turned * self.angles
+
     def _outputs(self, x: Tensor) -> list[Tensor]:
+        """What the network returns."""
+        names, prefix = self._found.names, self._found.prefix
+        pooler = prefix + self._found.family.pooler
+        pooled = self._linear(pooler, x).tanh() if pooler in names else x
         results = []
-        used: set[str] = set()
         for chain in self._found.family.outputs:
-            y, count = x, 0
-            for name in chain:
-                full = name[1:] if name.startswith("^") else self._found.prefix + name
-                if full in self._found.names and (full not in used):
-                    y, count = self._linear(full, y.tanh() if count else y), count + 1
-                    used.add(full)
-            if count:
+            full = [n[1:] if n.startswith("^") else prefix + n for n in chain]
+            if all(name in names for name in full):
+                y = pooled
+                for name in full:
+                    y = self._linear(name, y).tanh()
                 results.append(y)
-        return results
+        return results or ([x] if pooled is x else [x, pooled])
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         if name not in self._found.names:
             return x
-        x = F.layer_norm(x, (x.shape[-1],), self._weight(name), self._bias(name))
-        return x
+        return F.layer_norm(x, (x.shape[-1],), self._weight(name), self._bias(name))
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         weight, bias = self._weight(name), self._bias(name)
@@ -170,31 +173,26 @@ class _Transformer(nn.Module):
         else:
             parent.register_buffer(name, like)
 
-    def _check_heads(self) -> None:
+    def _check_heads(self) -> tuple[int, bool]:
+        """The dimensions of a head, and whether heads share keys and values."""
         family, (queries, keys) = self._found.family, self._heads
-        axis = 1 if family.in_out else 0
+        axis, size, is_grouped = int(family.in_out), 0, False
         for block in self._found.blocks:
             total = self._weight(f"{block}.{family.query}").shape[axis]
-            width = total // 3 if family.fused else total
-            if width % queries or (family.fused and total % 3):
+            width, rest = divmod(total, 3) if family.fused else (total, 0)
+            if rest or width % queries or size not in (0, width // queries):
                 raise ConversionError(
-                    f"Expected a number of heads that divides {width} (got {queries} for "
+                    f"Expected {queries} heads of equally many dimensions (got {total} outputs of "
                     f"'{block}.{family.query}')"
                 )
-            if family.key and not family.fused:
-                size = width // queries
+            size = width // queries
+            if family.key:
                 other = self._weight(f"{block}.{family.key}").shape[axis]
-                count = other // size
-                if other % size or queries % max(count, 1) or keys not in (None, count):
+                count = max(other // size, 1)
+                if other % size or queries % count or keys not in (None, count):
                     raise ConversionError(
-                        f"Expected {keys or queries} heads of {size} dimensions each, or a number "
-                        f"that divides {queries} (got {other} outputs of '{block}.{family.key}')"
+                        f"Expected {keys or queries} heads of {size} dimensions each (got {other} "
+                        f"outputs of '{block}.{family.key}')"
                     )
-
-
-def _rotated(x: Tensor) -> Tensor:
-    """Rotary positions; which dimensions are rotated together does not matter here."""
-    size, count = x.shape[-1], x.shape[-2]
-    angles = torch.arange(count)[:, None] * (torch.arange(size)[None] + 1.0)
-    half = torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1)
-    return x * angles.cos() + half * angles.sin()
+                is_grouped |= count != queries
+        return size, is_grouped

@@ -132,6 +132,7 @@ def _inside(family: Family) -> list[str]:
 def _outside(family: Family) -> list[str]:
     outputs = [name for chain in family.outputs for name in chain]
     tables = (*family.tables, *family.added, family.token, family.patches, *family.final)
+    outputs.append(family.pooler)
     return [name for name in (*tables, *outputs) if name]
 
 

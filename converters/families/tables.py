@@ -28,7 +28,10 @@ class Family:
         token: A tensor that stands before all others in the sequence.
         patches: The convolution or linear layer that makes the stream out of an input.
         final: Norms of the stream outside of blocks.
-        outputs: What may follow the stream: layers one after another.
+        pooler: A dense layer whose results the network returns beside the stream.
+        outputs: Layers, one after another, that read the pooler or the stream. If a file has them,
+            the network returns their results alone; otherwise the stream is an output and keeps
+            its order. A `^` stands before names that never have the prefix.
         fused: Whether one tensor holds queries, keys and values, one after another.
         in_out: Whether weights are stored as `[in, out]`.
         rotary: Whether positions rotate queries and keys, whose dimensions then keep their order.
@@ -51,6 +54,7 @@ class Family:
     token: str = ""
     patches: str = ""
     final: tuple[str, ...] = ()
+    pooler: str = ""
     outputs: tuple[tuple[str, ...], ...] = ()
     fused: bool = False
     in_out: bool = False
@@ -76,7 +80,8 @@ FAMILIES = (
             "embeddings.token_type_embeddings",
         ),
         final=("embeddings.LayerNorm",),
-        outputs=(("pooler.dense", "^classifier"), ("^qa_outputs",), ("^classifier",)),
+        pooler="pooler.dense",
+        outputs=(("^classifier",), ("^qa_outputs",)),
         prefixes=("", "bert.", "roberta.", "0.auto_model."),
     ),
     Family(
@@ -127,7 +132,8 @@ FAMILIES = (
         token="embeddings.cls_token",
         patches="embeddings.patch_embeddings.projection",
         final=("layernorm",),
-        outputs=(("pooler.dense",), ("^classifier",)),
+        pooler="pooler.dense",
+        outputs=(("^classifier",),),
         prefixes=("", "vit."),
     ),
     Family(
