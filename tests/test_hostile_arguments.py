@@ -30,6 +30,7 @@ WORKING = {
     "zoo info": ["cnn"],
     "edit": ["siren.pt", "--w0", "30", "--run", "edits", "--out", "out.pt"],
     "prune": ["initial.pt", "--run", "masks", "--out", "out.pt"],
+    "predict": ["labels", "net.pt", "--out", "out.csv"],
     "compare": ["edits"],
 }
 WAITING = {
@@ -68,7 +69,8 @@ GOOD = {
     "zoo info": {"store", "cnn", "inr", "tickets"},
     "edit": {"siren.pt", "edits"},
     "prune": {"net.pt", "siren.pt", "initial.pt", "masks"},
-    "compare": {"edits", "masks"},
+    "predict": {"labels", "net.pt", "store"},
+    "compare": {"edits", "masks", "labels"},
     # Without a label there is nothing to predict.
     "train regress": set(),
     "train classify": set(),
@@ -81,7 +83,7 @@ GOOD = {
 }
 # How an error calls an option, where it does not call it by its name.
 CALLED = {"--workers": "processes", "--shard-size": "per shard"}
-THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "masks")
+THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "masks", "labels")
 
 
 @pytest.fixture
@@ -197,7 +199,7 @@ def test_paths(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         for path in NO_INPUTS:
             is_nothing = path == "folder" or "\0" in path or len(path) > 1000
             refused(replaced(name, option, path), capsys, 2 if is_nothing else code)
-        for path in sorted(set(THINGS) - GOOD.get(name, set()) - {"edits", "masks"}):
+        for path in sorted(set(THINGS) - GOOD.get(name, set()) - {"edits", "masks", "labels"}):
             is_store = path in ("store", "cnn", "inr", "tickets")
             refused(replaced(name, option, path), capsys, 2 if is_store else code)
 
@@ -214,11 +216,12 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
             code = cli.main(arguments)
             if code != 0:
                 refused(arguments, capsys, code)
-                # `convert` counts files for which a name leads nowhere, and says so with 1.
-                named = option.name in ("--key", "--safe-globals")
-                assert code == 2 or (name == "convert" and named), text
+                # These count files for which a name leads nowhere, and say so with 1.
+                named = option.name in ("--key", "--safe-globals", "--activation")
+                assert code == 2 or (name in ("convert", "predict") and named), text
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
+            (folder / "out.csv").unlink(missing_ok=True)
             assert not (folder.parent / "x").exists()
 
 
