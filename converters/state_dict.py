@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -23,11 +23,13 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
+from nfn_graph.converters.left_out import leave_out
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.orientation import Orientation, turned, turned_back
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
@@ -42,6 +44,8 @@ def from_state_dict(
     activation: str | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     """The weight graph of a checkpoint without its module.
 
@@ -92,6 +96,9 @@ def from_state_dict(
             moments, other networks of the same shapes. They become channels of the features
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Example:
         >>> from torch import nn
@@ -101,13 +108,13 @@ def from_state_dict(
         torch.Size([4, 1, 1])
     """
     if flatten not in (None, *get_args(FlattenOrder)):
-        raise ValueError(
+        raise UserError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
     if orientation not in (None, *get_args(Orientation)):
-        raise ValueError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
+        raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
     if activation is not None and activation not in ENTRYWISE:
-        raise ValueError(
+        raise UserError(
             f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
         )
     if arch is not None:
@@ -123,7 +130,7 @@ def from_state_dict(
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
     else:
         layout = find_layout(found, arch, hints, example_input)
-    return build_graph(layout, found, channels)
+    return build_graph(leave_out(layout, list(found), only, exclude), found, channels)
 
 
 def _input_shape(example_input: Any) -> tuple[int, ...] | None:
@@ -154,6 +161,20 @@ def build_graph(
     if channels:
         add_channels(graph, channels)
     return graph
+
+
+def without(graph: WeightGraph, only: Sequence[str], exclude: Sequence[str]) -> WeightGraph:
+    """A graph without some of its tensors, which it carries along instead."""
+    if not only and not exclude:
+        return graph
+    layout = layout_of(graph)
+    if layout.channels or layout.before is not None or layout.aside:
+        raise ConversionError(
+            "Expected only= and exclude= for a graph as it was converted (got one with further "
+            "channels, after a transform, or without some of its tensors already)"
+        )
+    tensors = to_state_dict(graph)
+    return build_graph(leave_out(layout, list(tensors), only, exclude), tensors)
 
 
 def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from nfn_graph.data import Batch, DataLoader, EdgeBatchSampler, WeightGraph
     from nfn_graph.features import WeightFeatures
     from nfn_graph.memory import keep_memory
+    from nfn_graph.messages import UserError
     from nfn_graph.nn import (
         NFN,
         Activation,
@@ -75,6 +76,7 @@ __all__ = [
     "ProbeNet",
     "Residual",
     "Standardize",
+    "UserError",
     "WeightFeatures",
     "WeightGraph",
     "WeightType",
@@ -90,6 +92,7 @@ _NAMES = {
     "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),
     "features": ("WeightFeatures",),
     "memory": ("keep_memory",),
+    "messages": ("UserError",),
     "ops": ("use_backend",),
     "spec": ("FoldedSpec", "NetworkSpec", "NeuronType", "WeightType"),
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
@@ -88,7 +89,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
             return graph
         w0 = graph.w0 if "w0" in graph else facts["w0"]
         if w0 is None:
-            raise ValueError(
+            raise UserError(
                 "Expected networks with their frequency factors w0, in which the training networks "
                 "differ (got files without). Put them into a store with a column w0."
             )
@@ -118,7 +119,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 def _w0(zoo: WeightDataset) -> Tensor:
     """The frequency factor of every network."""
     if "w0" not in zoo.store.table.column_names:
-        raise ValueError(
+        raise UserError(
             f"Expected the frequency factors of SIRENs in a column 'w0' of '{zoo.folder}' (got no "
             f"such column). Add it to the labels, use --no-canonical, or the task classify."
         )

@@ -11,9 +11,9 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, 
 
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion import Options as ReadingOptions
-from nfn_graph.converters.errors import located
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.orientation import Orientation
+from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify, ClassifyOptions
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
@@ -122,6 +122,8 @@ class PredictOptions:
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        only: Patterns of the keys to read, such as encoder.*; all if not given.
+        exclude: Patterns of the keys to leave out.
     """
 
     run: Positional[Path]
@@ -135,13 +137,15 @@ class PredictOptions:
     input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
     key: str | None = None
     safe_globals: Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")] = None
+    only: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
+    exclude: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
 
 
 def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
     """Apply a trained model to checkpoints, and write what it says of each into a table.
 
     Files that cannot be read, or whose network the model does not take, are listed; the others are
-    written, and the exit code is 1.
+    written, and the exit code is 1, or 2 if all of them failed.
 
     Examples:
       nfn-graph predict runs/loss new/ --out predictions.csv
@@ -152,7 +156,7 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
         options: What to apply to what.
     """
     if options.out.is_dir() or (options.out.exists() and not options.overwrite):
-        raise FileExistsError(
+        raise UserError(
             f"Expected a new file as --out (got '{options.out}', which exists). Choose another, or "
             f"replace it with --overwrite."
         )
@@ -164,6 +168,8 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
         options.key,
         options.safe_globals,
         options.activation,
+        options.only,
+        options.exclude,
     )
     with counting("Predicting", len(options.files)) as count_on:
         found = predict_files(options.run, options.files, reading, on_done=count_on)
@@ -174,7 +180,7 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
         found.write(options.out)
         written = str(options.out)
     print(f"{len(found.rows)} predicted, {len(found.failed)} failed ({written})")
-    return 1 if found.failed else 0
+    return exit_code(len(found.rows), len(found.failed))
 
 
 @dataclass(frozen=True)

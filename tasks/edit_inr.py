@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
@@ -101,7 +102,7 @@ class EditInr(Task[EditInrOptions]):
         zoo = zoos["train"]
         description = zoo.description
         if description["signal"] != "image":
-            raise ValueError(
+            raise UserError(
                 f"Expected a zoo of INRs of images (got '{zoo.folder}', which holds the "
                 f"{description['signal']} of shapes). Build one with: nfn-graph zoo inr --out ..."
             )

@@ -15,9 +15,9 @@ from torch import nn
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.converters.conversion import Options, find_files, load_file
-from nfn_graph.converters.errors import reason_of
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store.description import is_store
+from nfn_graph.messages import UserError, reason_of
 from nfn_graph.tasks.supervised import SupervisedTask
 from nfn_graph.tasks.training.checkpoint import load_model
 from nfn_graph.tasks.training.data import PreparedGraphs
@@ -75,7 +75,7 @@ def predict_files(
     """
     task, model, facts = load_model(run)
     if not isinstance(task, SupervisedTask):
-        raise ValueError(
+        raise UserError(
             f"Expected a run of a task that predicts a label, such as regress or classify (got "
             f"'{run}', a run of {task.name})"
         )

@@ -14,6 +14,7 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.shards import PLACE
 from nfn_graph.converters.store.splits import COLUMN
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import build_model
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
@@ -70,7 +71,7 @@ class SupervisedTask(Task[Options]):
         """A model that runs networks takes those that read images of one shape."""
         known, found = facts.get("input_shape"), zoo.description.get("image_shape")
         if self.options.model == "probe" and found != known:
-            raise ValueError(
+            raise UserError(
                 f"Expected networks that read images of shape {known}, as the run's own (got "
                 f"'{zoo.folder}' with {found})"
             )
@@ -87,7 +88,7 @@ class SupervisedTask(Task[Options]):
         if name in columns:
             return str(name)
         labels = ", ".join(c for c in columns if c not in _NO_LABELS) or "none"
-        raise ValueError(
+        raise UserError(
             f"Expected --label to name a column of '{zoo.folder}' to predict: {labels} (got "
             f"{'none' if name is None else repr(name)}). Labels are added to checkpoints with: "
             f"nfn-graph convert --labels"
@@ -123,7 +124,7 @@ def known_labels(zoo: WeightDataset, column: str) -> Any:
     count = compute().sum(missing).as_py() or 0
     if count:
         first = compute().index(missing, True).as_py()
-        raise ValueError(
+        raise UserError(
             f"Expected a label for every network in column '{column}' of '{zoo.folder}' (got none "
             f"for {count} of {len(zoo)} networks, such as "
             f"'{network_names(zoo[first : first + 1])[1][0]}'). Leave them out with --where, or "

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import NetworkSpec
 
@@ -67,7 +68,7 @@ class Probe(nn.Module):
     ) -> None:
         super().__init__()
         if probes < 1:
-            raise ValueError(f"Expected at least one probe (got {probes})")
+            raise UserError(f"Expected at least one probe (got {probes})")
         self.spec = spec
         self.start, self.low, self.high = start, low, high
         self.input_shape = tuple(input_shape or (_size_of(spec, "input", "input_shape"),))
@@ -86,7 +87,7 @@ class Probe(nn.Module):
         """Takes the inputs from data: the first ones of `[inputs, *input_shape]`."""
         count = self.inputs.shape[0]
         if inputs.shape[0] < count or tuple(inputs.shape[1:]) != self.input_shape:
-            raise ValueError(
+            raise UserError(
                 f"Expected at least {count} inputs of shape {list(self.input_shape)} (got "
                 f"{list(inputs.shape)})"
             )
@@ -98,7 +99,7 @@ class Probe(nn.Module):
         """The outputs of every network at the inputs."""
         outputs = graph.run(self.inputs)
         if not isinstance(outputs, Tensor):
-            raise ValueError(f"Expected networks with one output (got {len(outputs)})")
+            raise UserError(f"Expected networks with one output (got {len(outputs)})")
         return outputs.unsqueeze(0) if isinstance(graph.layout, Layout) else outputs
 
     def activations(self, graph: WeightGraph) -> dict[str, Tensor]:
@@ -115,13 +116,13 @@ class Probe(nn.Module):
         """As many points of a grid over the range of the inputs as there are probes."""
         count, axes = self.inputs.shape[0], math.prod(self.input_shape)
         if axes > _MOST_GRID_AXES:
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of at most {_MOST_GRID_AXES} coordinates for probes on a grid "
                 f"(got inputs of shape {list(self.input_shape)}). Use learned probes."
             )
         side = round(count ** (1 / axes))
         if side**axes != count:
-            raise ValueError(
+            raise UserError(
                 f"Expected a number of probes that fills a grid of {axes} axes, such as "
                 f"{max(side, 2) ** axes} (got {count})"
             )
@@ -191,7 +192,7 @@ def _size_of(spec: NetworkSpec, role: str, option: str) -> int:
     """The size of the only fixed type whose name begins like this: the inputs or the outputs."""
     found = [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
     if len(found) != 1 or found[0].size is None:
-        raise ValueError(
+        raise UserError(
             f"Expected networks with one {role} type of one size (got "
             f"{[(neuron.name, neuron.size) for neuron in found]}). Give {option}."
         )

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from torch import nn
 
 from nfn_graph import NFN, NetworkSpec, Probe, ProbeNet, Standardize, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
@@ -64,7 +65,7 @@ def build_model(
         return PlainGraphModel(
             name, spec, out_features, settings.channels, settings.head, settings.head_dropout
         )
-    raise ValueError(
+    raise UserError(
         f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nfn_graph import NFN, EquivariantNFN, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 from nfn_graph.tasks.models.build import nfn_options
 from nfn_graph.tasks.models.flat import FlatMLP, num_places
@@ -96,7 +97,7 @@ def build_editor(
         per_tensor: See :class:`Editor`.
     """
     if name not in get_args(EditorName):
-        raise ValueError(
+        raise UserError(
             f"Expected a model that returns weights: {', '.join(get_args(EditorName))} "
             f"(got '{name}')"
         )

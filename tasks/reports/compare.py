@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.figures import bars
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.runs import (
@@ -75,11 +76,11 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
                 names.clear()
                 below.append(Path(parent))
         if not below:
-            raise ValueError(f"Expected at least one run in '{folder}' (got no config.json)")
+            raise UserError(f"Expected at least one run in '{folder}' (got no config.json)")
         for path in below:
             found.setdefault(path.resolve(), path)
     if not found:
-        raise ValueError("Expected at least one run to compare (got none)")
+        raise UserError("Expected at least one run to compare (got none)")
     return list(found.values())
 
 
@@ -95,7 +96,7 @@ def print_table(rows: Sequence[Row]) -> None:
 def _check_one_task(runs: Sequence[Run]) -> None:
     for run in runs[1:]:
         if run.task != runs[0].task:
-            raise ValueError(
+            raise UserError(
                 f"Expected runs of one task (got '{runs[0].task}' in '{runs[0].folder}' and "
                 f"'{run.task}' in '{run.folder}')"
             )
@@ -160,9 +161,9 @@ def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
     for run in runs:
         seed = run.options.get("seed")
         if not isinstance(seed, int):
-            raise ValueError(f"Expected a seed in the options of '{run.folder}' (got {seed!r})")
+            raise UserError(f"Expected a seed in the options of '{run.folder}' (got {seed!r})")
         if seed in found:
-            raise ValueError(
+            raise UserError(
                 f"Expected every seed once among runs with the same options (got seed {seed} in "
                 f"'{found[seed].folder}' and in '{run.folder}')"
             )

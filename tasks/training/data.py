@@ -18,6 +18,7 @@ from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import fit_inputs, sizes_of
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.task import Options, Task
@@ -160,7 +161,7 @@ def load_data(task: Task[Options]) -> TaskData:
         zoos["train"] = zoos["train"][: options.train_networks]
     for split, part in zoos.items():
         if not len(part):
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of split '{split}' in '{whole.folder}' (got none). Use a "
                 f"larger zoo, other values of --where, or --split to draw the splits at random."
             )
@@ -184,7 +185,7 @@ def open_for(task: Task[Options], path: Path) -> WeightDataset:
     kind = zoo.description.get("kind")
     if task.kind not in (None, kind):
         got = "a store of converted files" if kind is None else f"a zoo of kind '{kind}'"
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo of kind '{task.kind}' for {task.name} (got '{path}', {got}). Build "
             f"one with: nfn-graph zoo {task.kind} --out ..."
         )

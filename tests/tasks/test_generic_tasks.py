@@ -294,7 +294,7 @@ def test_predict_what_fails(runs: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "--overwrite" in capsys.readouterr().err
     nothing = tmp_path / "nothing.csv"
     command = ["predict", str(runs / "regress"), str(tmp_path / "broken.pt"), "--out"]
-    assert main([*command, str(nothing)]) == 1
+    assert main([*command, str(nothing)]) == 2
     assert not nothing.exists()
 
 
