@@ -25,7 +25,7 @@ from nfn_graph.tasks.predict_generalization import (
 from nfn_graph.tasks.registry import TASKS
 from nfn_graph.tasks.regress import Regress, RegressOptions
 from nfn_graph.tasks.reports.compare import compare as compare_runs
-from nfn_graph.tasks.reports.compare import print_table
+from nfn_graph.tasks.reports.compare import failed_runs, print_table
 from nfn_graph.tasks.reports.runs import format_value
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
@@ -199,13 +199,15 @@ class CompareOptions:
 def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
     """Compare runs over models and seeds: mean and standard error.
 
+    Runs that failed or are not finished are listed, and do not count.
+
     Examples:
       nfn-graph compare runs/ --out comparison/
 
     Args:
         options: What to compare.
     """
-    print_table(compare_runs(options.runs, options.out))
+    print_table(compare_runs(options.runs, options.out), failed_runs(options.runs))
     return 0
 
 

@@ -130,10 +130,12 @@ def build_store(
         converted.
 
     Example:
+        >>> import tempfile
+        >>> from pathlib import Path
         >>> import torch
         >>> from nfn_graph import WeightGraph
         >>> from nfn_graph.converters import WeightDataset, build_store
-        >>> folder = getfixture("tmp_path")
+        >>> folder = Path(tempfile.mkdtemp())
         >>> graphs = [WeightGraph.from_tensors([torch.randn(1, n)]) for n in (2, 3, 2, 3)]
         >>> rows = [{"inputs": 2 + i % 2, "kind": "odd" if i % 2 else "even"} for i in range(4)]
         >>> build_store(zip(graphs, rows), folder / "store").converted
