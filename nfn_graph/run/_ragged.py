@@ -6,7 +6,8 @@ neuron alone acts on the rows; a linear map or a convolution is a product over t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -84,13 +85,22 @@ class Stored:
         """The number of axes in a network."""
         return len(self.shapes[0])
 
+    def split(self, networks: int) -> list[Stored]:
+        """Those of so many networks at a time."""
+        if networks >= len(self.shapes):
+            return [self]
+        starts = range(0, len(self.shapes), networks)
+        shapes = [self.shapes[i : i + networks] for i in starts]
+        sizes = [sum(map(math.prod, own)) for own in shapes]
+        return [Stored(*own) for own in zip(self.data.split(sizes), shapes, strict=True)]
+
 
 Value = Same | Rows | Stored
 
 
 def evaluate_ragged(
     computation: Computation,
-    tensors: Callable[[int], Stored],
+    tensors: Mapping[int, Stored],
     inputs: Sequence[Tensor],
     num_networks: int,
     wanted: Sequence[Ref],
@@ -110,7 +120,7 @@ def evaluate_ragged(
         if step.operation == "input":
             results.append(Same(inputs[number_in(step.args)]))
         elif step.operation == "parameter":
-            results.append(tensors(number_in(step.args)))
+            results.append(tensors[number_in(step.args)])
         elif step.operation == "constant":
             like = inputs[0]
             results.append(Same(like.new_tensor(step.args[0]).unsqueeze(0)))
@@ -123,14 +133,6 @@ def evaluate_ragged(
             if done not in kept:
                 results[done] = None
     return results
-
-
-def is_ragged(computation: Computation) -> bool:
-    """Whether every operation is one that works on rows."""
-    return all(
-        step.operation in ENTRYWISE or step.operation in _HANDLERS or step.operation in _OTHERS
-        for step in computation.steps
-    )
 
 
 def as_same(value: Any, num_networks: int) -> Any:
@@ -435,6 +437,33 @@ def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
     return _equal_sizes("reshape", [x, *sizes], named, num_networks)
 
 
+def _reduced(name: str, x: Rows, axes: set[int], keepdim: bool) -> Rows:
+    """A reduction along axes that are not the neurons'."""
+    own = {axis + (axis < x.at) for axis in axes}
+    # In the order of the memory, so that its derivative has the layout of the values.
+    order = sorted(range(x.rank), key=lambda axis: -x.data.stride(axis))
+    places = [place for place, axis in enumerate(order) if axis in own]
+    data = OPERATIONS[name](x.data.permute(order), places, True)
+    data = data.permute(sorted(range(x.rank), key=order.__getitem__))
+    if keepdim:
+        return replace(x, data=data)
+    return Rows(data.squeeze(tuple(own)), x.at - sum(axis < x.at for axis in axes), x.counts)
+
+
+def _average_pool(spatial: int) -> Callable[..., Value]:
+    """An average pooling to a given number of positions, most often one."""
+    elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
+
+    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
+        size = args[0] if args else kwargs["output_size"]
+        is_one = size is not None and set(_each(size, spatial)) == {1}
+        if isinstance(x, Rows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
+            return _reduced("mean", x, set(range(2, spatial + 2)), True)
+        return elsewhere(num_networks, x, *args, **kwargs)
+
+    return apply
+
+
 def _reduction(name: str) -> Callable[..., Value]:
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
         dims = args[0] if args else kwargs.get("dim")
@@ -453,10 +482,7 @@ def _reduction(name: str) -> Callable[..., Value]:
         axes = {d % x.rank for d in ((dims,) if isinstance(dims, int) else dims)}
         if x.at in axes:
             return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        own = [axis + (axis < x.at) for axis in axes]
-        data = OPERATIONS[name](x.data, own, keepdim)
-        gone = 0 if keepdim else sum(axis < x.at for axis in axes)
-        return Rows(data, x.at - gone, x.counts)
+        return _reduced(name, x, axes, keepdim)
 
     return apply
 
@@ -497,9 +523,7 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
     return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
 
 
-#: Operations that take part without a handler.
-_OTHERS = frozenset({"input", "parameter", "constant", "shape", "size", "dim"})
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "batch_norm": _batch_norm,
@@ -511,5 +535,6 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }
