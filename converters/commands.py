@@ -36,6 +36,7 @@ from nfn_graph.converters.summary import COLUMNS, Summary, summary
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
+Patterns = Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")]
 Globals = Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
 _MOST_PRINTED = 1000
@@ -51,6 +52,8 @@ def inspect(
     input_shape: InputShape = None,
     key: str | None = None,
     safe_globals: Globals = None,
+    only: Patterns = None,
+    exclude: Patterns = None,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -65,6 +68,7 @@ def inspect(
       nfn-graph inspect mnist.pt --input-shape 1 1 28 28 --flatten channels_first
       nfn-graph inspect agent.pth --key actor
       nfn-graph inspect arrays.npz --orientation in_out
+      nfn-graph inspect language_model.pt --arch my_package.models:make_lm --exclude "*embed*"
       nfn-graph inspect runs/ --json
 
     Args:
@@ -75,9 +79,13 @@ def inspect(
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
+        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
         json: Print one JSON object per line instead of tables.
     """
-    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
+    options = Options(
+        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+    )
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     failed = False
@@ -111,6 +119,8 @@ def convert(
     input_shape: InputShape = None,
     key: str | None = None,
     safe_globals: Globals = None,
+    only: Patterns = None,
+    exclude: Patterns = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -140,6 +150,8 @@ def convert(
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
+        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
@@ -152,7 +164,9 @@ def convert(
             f"Expected neither --shard nor --workers with --engine {engine}, which divides the "
             f"files itself (got --shard {shard} --workers {workers})"
         )
-    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
+    options = Options(
+        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+    )
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
         if engine == "local":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.left_out import leave_out
 from nfn_graph.converters.one_network import check_module
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts
@@ -29,6 +30,8 @@ def from_module(
     verify: bool = False,
     *,
     channels: Mapping[str, Mapping[str, Tensor]] | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     r"""The weight graph of a network, by following its computation in eval mode.
 
@@ -59,6 +62,9 @@ def from_module(
             parameter that is not in the graph changes the outputs. Needs an `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Example:
         >>> import torch
@@ -75,7 +81,7 @@ def from_module(
         key: value.detach().clone() if isinstance(value, Tensor) else value
         for key, value in module.state_dict().items()
     }
-    graph = build_graph(layout, tensors, channels)
+    graph = build_graph(leave_out(layout, list(tensors), only, exclude), tensors, channels)
     if verify:
         if example_input is None:
             raise ValueError("Expected an example_input to verify with (got None)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
+from nfn_graph.converters.left_out import leave_out
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.orientation import Orientation, turned, turned_back
 from nfn_graph.converters.prefixes import Keys
@@ -42,6 +43,8 @@ def from_state_dict(
     activation: str | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     """The weight graph of a checkpoint without its module.
 
@@ -92,6 +95,9 @@ def from_state_dict(
             moments, other networks of the same shapes. They become channels of the features
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Example:
         >>> from torch import nn
@@ -123,7 +129,7 @@ def from_state_dict(
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
     else:
         layout = find_layout(found, arch, hints, example_input)
-    return build_graph(layout, found, channels)
+    return build_graph(leave_out(layout, list(found), only, exclude), found, channels)
 
 
 def _input_shape(example_input: Any) -> tuple[int, ...] | None:
@@ -154,6 +160,20 @@ def build_graph(
     if channels:
         add_channels(graph, channels)
     return graph
+
+
+def without(graph: WeightGraph, only: Sequence[str], exclude: Sequence[str]) -> WeightGraph:
+    """A graph without some of its tensors, which it carries along instead."""
+    if not only and not exclude:
+        return graph
+    layout = layout_of(graph)
+    if layout.channels or layout.before is not None or layout.aside:
+        raise ConversionError(
+            "Expected only= and exclude= for a graph as it was converted (got one with further "
+            "channels, after a transform, or without some of its tensors already)"
+        )
+    tensors = to_state_dict(graph)
+    return build_graph(leave_out(layout, list(tensors), only, exclude), tensors)
 
 
 def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, Any]:

@@ -57,7 +57,14 @@ COMMANDS = {
     "train": Command(
         "nfn_graph.tasks.commands:train",
         "Train a model on the networks of a zoo.",
-        ("predict-generalization", "classify-inr", "edit-inr", "winning-tickets"),
+        (
+            "regress",
+            "classify",
+            "predict-generalization",
+            "classify-inr",
+            "edit-inr",
+            "winning-tickets",
+        ),
     ),
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."

@@ -27,11 +27,11 @@ class CanonicalPhases(BaseTransform):
     Works on single graphs and on batches, whatever the widths and depths.
 
     Args:
-        w0: The frequency factor of all hidden layers.
+        w0: The frequency factor of all hidden layers; or a tensor with that of every network.
     """
 
-    def __init__(self, w0: float = 30.0) -> None:
-        if not w0 > 0:
+    def __init__(self, w0: float | Tensor = 30.0) -> None:
+        if not (w0 > 0 if isinstance(w0, float | int) else bool((w0 > 0).all())):
             raise ValueError(f"Expected w0 above 0 (got {w0})")
         self.w0 = w0
 
@@ -43,8 +43,11 @@ class CanonicalPhases(BaseTransform):
         weights, neurons = dict(raw.weights), dict(raw.neurons)
         for name in hidden_chain(data.spec):
             biases = neurons[name]
-            new, flip, negate = canonical_phases(biases * self.w0)
-            neurons[name] = new / self.w0
+            w0 = self.w0
+            if isinstance(w0, Tensor):
+                w0 = w0.to(biases)[raw.incidence.neurons[name].graph.long()].view(-1, 1, 1)
+            new, flip, negate = canonical_phases(biases * w0)
+            neurons[name] = new / w0
             for key, x in weights.items():
                 edges = raw.incidence.weights[key]
                 if key[2] == name:

@@ -8,16 +8,17 @@ zoo is all that a run needs, and a user's network has a target like any other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
+from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
@@ -25,8 +26,6 @@ from nfn_graph.tasks.models.editors import EditorName, build_editor
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.folder import ZooFolder
-from nfn_graph.tasks.zoo.store import Row
 
 _SHOWN = 10
 
@@ -93,12 +92,13 @@ class EditInr(Task[EditInrOptions]):
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
-    def usable(self, row: Row) -> bool:
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
         """Networks whose fit diverged show nothing."""
-        return math.isfinite(row["mse"])
+        return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
 
-    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """How the networks are to be drawn."""
+        zoo = zoos["train"]
         description = zoo.description
         if description["signal"] != "image":
             raise ValueError(
@@ -108,26 +108,32 @@ class EditInr(Task[EditInrOptions]):
         names = ("image_shape", "output_offset")
         return {"w0": description["options"]["w0"], **{n: description[n] for n in names}}
 
-    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+    def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
         """They must hold images."""
-        self.facts(zoo)
+        self.facts({"train": zoo})
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds the image that the edited network is to show, and the errors to compare with."""
-        graph = self.placed(graph, row["w0"], row["output_offset"], facts)
-        graph.mse_fit = torch.tensor([row["mse"]])
-        return graph
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """How every network is drawn, and the error of its own fit."""
+        columns = {"w0": "w0", "offset": "output_offset", "mse_fit": "mse"}
+        return {
+            name: torch.from_numpy(zoo.column(column).to_numpy().astype(np.float32))
+            for name, column in columns.items()
+        }
 
     def placed(
         self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
     ) -> WeightGraph:
-        """The network with what it shows and is to show: `original` and `y`."""
+        """A network that is not of a zoo, prepared."""
         graph.w0, graph.offset = torch.tensor([w0]), torch.tensor([offset])
+        return self.prepare(graph, facts)
+
+    def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds the image that an edited network is to show, and the error of doing nothing."""
         height, width = facts["image_shape"][1:]
         original = render_graphs(graph, (height, width), graph.w0, graph.offset)
         graph.y = edit_images(original, self.options.operation, self.options.amount)
         graph.mse_unedited = _errors(original, graph.y)
-        return CanonicalPhases(w0)(graph) if self.options.canonical else graph
+        return CanonicalPhases(graph.w0)(graph) if self.options.canonical else graph
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.converters import WeightDataset
 from nfn_graph.data import Layout
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
@@ -24,8 +25,6 @@ from nfn_graph.tasks.models.rates import slow_aggregates
 from nfn_graph.tasks.models.tickets import Ticket, TicketAutoencoder
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.folder import ZooFolder
-from nfn_graph.tasks.zoo.store import Row
 
 _SHOWN = 4
 # Learned channels of every input and output.
@@ -93,18 +92,18 @@ class WinningTickets(Task[WinningTicketsOptions]):
     columns = ("overlap", "overlap_magnitude", "loss")
     OPTIONS = WinningTicketsOptions
 
-    def usable(self, row: Row) -> bool:
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
         """The mask of a network that diverged says nothing."""
-        return bool(row["is_finite"])
+        return zoo.where(is_finite=True)
 
-    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """How the masks were made."""
-        return {name: zoo.description["options"][name] for name in ("sparsity", "scope")}
+        options = zoos["train"].description["options"]
+        return {name: options[name] for name in ("sparsity", "scope")}
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds how the mask was made, as the metrics need it."""
-        graph.is_global = torch.tensor([row["scope"] == "global"])
-        return graph
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """How each mask was made, as the metrics need it."""
+        return {"is_global": torch.tensor([s == "global" for s in zoo.column("scope").to_pylist()])}
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]

@@ -35,6 +35,8 @@ class Options:
     key: str | None = None
     safe_globals: tuple[str, ...] | None = None
     activation: str | None = None
+    only: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
@@ -104,6 +106,8 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 activation=options.activation,
                 example_input=None if shape is None else torch.empty(shape, device="meta"),
                 safe_globals=options.safe_globals or (),
+                only=options.only or (),
+                exclude=options.exclude or (),
             )
     except ConversionError as error:
         raise ConversionError(in_command_line(str(error))) from error

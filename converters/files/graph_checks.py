@@ -51,6 +51,15 @@ def _check_layout(layout: Layout) -> None:
     _check_unique("tensors", [key for parts in tensors.values() for key in parts[0].keys])
     for key, parts in tensors.items():
         _check_parts(key, parts)
+    for key, parts in layout.aside.items():
+        carried = layout.carried.get(key)
+        if not isinstance(carried, Tensor):
+            raise ValueError(f"Expected '{key}' to be carried along (got no such tensor)")
+        for placement in parts:
+            _check_placement(placement)
+            ends = [placement.store] if isinstance(placement.store, str) else placement.store[::2]
+            if placement.keys[0] != key or any(name not in layout.spec.neuron for name in ends):
+                raise ValueError(f"Expected a place of '{key}' in the graph (got {placement})")
     known = {*layout.placed, *layout.carried}
     _check_unique("tensors", [*layout.placed, *layout.carried])
     _check_unique("keys", layout.keys)

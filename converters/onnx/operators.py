@@ -7,6 +7,7 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.axes import AXIS_OPERATORS
 from nfn_graph.converters.onnx.node import Node, Operator, by_name, is_number
+from nfn_graph.converters.onnx.recurrence import recurrent
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 from nfn_graph.converters.wiring.assembly import Use
 
@@ -118,6 +119,7 @@ OPERATORS: dict[str, Operator] = AXIS_OPERATORS | by_name(
             "Round Sin Cos Tan Sinh Cosh Asin Acos Atan Clip Identity Dropout Cast CastLike Not "
             "IsNaN IsInf Shrink",
         ),
+        (recurrent, "LSTM GRU RNN"),
         (_shape, "Shape Size"),
         (_sizes, "Range"),
         (_filled, "ConstantOfShape"),

@@ -8,12 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-_TIME = "a recurrence over time has no graph of weights"
 _ATTENTION = "attention multiplies activations with each other"
 _CONTROL = "control flow that depends on values has no fixed wiring"
 _QUANTISED = "quantised weights are whole numbers; export the network in floating point"
 _REASONS = {
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _TIME),
     **dict.fromkeys(("Loop", "Scan", "If"), _CONTROL),
     **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _ATTENTION),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), _QUANTISED),
@@ -21,7 +19,7 @@ _REASONS = {
     "LRN": "it mixes neighbouring channels, so their order matters",
 }
 #: What no part of a network can be followed past, wherever it stands.
-_CAUSES = frozenset({"LSTM", "GRU", "RNN", "Loop", "Scan", *("Attention", "MultiHeadAttention")})
+_CAUSES = frozenset({"Loop", "Scan", "Attention", "MultiHeadAttention"})
 #: What may stand between the softmax of an attention and its product with the values.
 _BETWEEN = frozenset({"Dropout", "Cast", "Identity", "Where", "Mul", "Reshape", "Transpose"})
 
@@ -46,8 +44,7 @@ def why_refused(proto: Any) -> str:
 def find_cause(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> str | None:
     """The node for which a model that could not be followed has no graph in any case.
 
-    What prepares it, such as the reshapes and first states around an LSTM or the heads of an
-    attention, may be refused before it is reached.
+    What prepares it, such as the heads of an attention, may be refused before it is reached.
     """
     weights_of_attention: set[str] = set()
     for position, proto in enumerate(model.graph.node):

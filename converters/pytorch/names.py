@@ -52,11 +52,6 @@ REFUSED = {
     "_native_multi_head_attention": "attention multiplies activations with each other",
     "bmm": "a product of two activations, as in attention, has no graph of weights",
     "baddbmm": "a product of two activations, as in attention, has no graph of weights",
-    **{
-        f"{kind}{cell}": "a recurrence over time has no graph of weights"
-        for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-        for cell in ("", "_cell")
-    },
     "bilinear": "a bilinear map has neurons on three axes of its weight",
     "local_response_norm": "it mixes neighbouring channels, so their order matters",
     "channel_shuffle": "it needs groups of channels, whose symmetry is smaller",

@@ -192,6 +192,7 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     # All that the document depends on; a transform's former layout is not compared, but written.
     signature = (
         *(layout, layout.computation, layout.keys, str(layout.channels), tuple(layout.carried)),
+        tuple(layout.aside.items()),
         tuple(tensors),
     )
     found = known.get(signature) if layout.before is None else None

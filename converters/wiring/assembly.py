@@ -24,16 +24,26 @@ SCALARS = "scalars"
 
 @dataclass
 class Use:
-    """What the axes of one stored tensor are: neurons in a role, or taps."""
+    """What the axes of one stored tensor are: neurons in a role, or taps.
+
+    Args:
+        key: The tensor.
+        shape: Its shape.
+        dtype: Its dtype.
+        roles: What every axis is.
+        neurons: The layers along every axis of neurons.
+        entry: The entry along the first axis, if each is used on its own.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     roles: list[PlacementAxis | None] = field(default_factory=list)
     neurons: list[Segments | None] = field(default_factory=list)
+    entry: int | None = None
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor) -> Use:
+    def of(cls, key: str, tensor: Tensor, entry: int | None = None) -> Use:
         """A tensor of whose axes nothing is known yet."""
         if not tensor.is_floating_point():
             raise ConversionError(
@@ -41,7 +51,7 @@ class Use:
                 f"quantised or complex networks to real floating-point ones first"
             )
         rank = tensor.dim()
-        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank)
+        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank, entry)
 
     def set_taps(self, axis: int) -> None:
         """Says that an axis holds taps."""
@@ -106,7 +116,8 @@ def build_layout(
         stores: dict[tuple[str, str], WeightKey] = {}
         for part in pieces[key]:
             store = _store(use, part, names, parallel, stores)
-            placement = _placement(use, part, store, taps.get(store, 0), tied.get(key, ()))
+            others = tied.get(use.key, ())
+            placement = _placement(use, part, store, taps.get(store, 0), others)
             taps[store] = placement.tap + placement.taps
             placements.append(placement)
     neurons = [NeuronType(names[n], taps[names[n]], n.size if n.fixed else None) for n in ordered]
@@ -122,13 +133,14 @@ def build_layout(
     if not weights:
         raise ConversionError("Expected a network with a weight between two layers (got none)")
     used = {name for p in placements for name in p.keys}
+    stored = dict.fromkeys(use.key for use in uses.values())
     return Layout(
         NetworkSpec(tuple(neurons), tuple(weights)),
         Shape(tuple(sizes), (((0, 0),),) * len(weights)),
         tuple(placements),
         carried={key: tensor for key, tensor in tensors.items() if key not in used},
         keys=tuple(tensors),
-        computation=tape.computation({key: i for i, key in enumerate(uses)}, names),
+        computation=tape.computation({key: i for i, key in enumerate(stored)}, names),
     )
 
 
@@ -147,9 +159,12 @@ def _names(layers: Sequence[Layer]) -> dict[Layer, str]:
 
 def _pieces(use: Use) -> Iterator[tuple[Leaf, ...]]:
     """The parts of a tensor, each within one layer or pair of layers."""
-    axes = []
+    axes: list[list[Leaf]] = []
     for size, segments in zip(use.shape, use.neurons, strict=True):
-        if segments is None:
+        if not axes and use.entry is not None:
+            cut = (use.entry, use.entry + 1)
+            axes.append([Leaf(None, cut, (1,), ("tap",), (0,), (1,))])
+        elif segments is None:
             axes.append([Leaf(None, (0, size), (size,), ("tap",), (0,), (size,))])
         else:
             role = use.roles[len(axes)]

@@ -19,6 +19,7 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Signal,
     Sizes,
+    Split,
     Value,
     Weight,
     position_of,
@@ -51,7 +52,12 @@ class AxisOperations(ValueSource):
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenation along one axis."""
         if all(isinstance(v, Opaque) for v in values):
-            return self.opaque(values)
+            same = len({v.origin for v in values if isinstance(v, Opaque)}) == 1
+            return self._moved(values[0]) if same else self.opaque(values)
+        first = values[0]
+        is_number = isinstance(first, Weight) and max(first.shape, default=1) == 1
+        if is_number and all(value == first for value in values):
+            return first  # One number is repeated wherever it is used.
         like = next((v for v in values if isinstance(v, Signal)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
@@ -92,6 +98,11 @@ class AxisOperations(ValueSource):
             size = found.size
             new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
             return replace(x, stored=with_axis(x.stored, at, Positions(new)))
+        if isinstance(found, Part):
+            first, last, _ = slice(start, stop, step).indices(found.size or 0)
+            blocks = self._blocks(x, at, first, last) if step == 1 and first < last else None
+            if blocks is not None:
+                return blocks
         segments = self.neurons(x, at)
         size = axis_size(segments)
         if size is None:
@@ -123,6 +134,21 @@ class AxisOperations(ValueSource):
             at -= x.rank
             return self.squeeze(self.slice(x, at, index, stop), at)
         return replace(x, stored=(*x.stored[:at], *x.stored[at + 1 :]))
+
+    def _blocks(self, x: Signal, at: int, first: int, last: int) -> Signal | None:
+        """Some of the blocks of neighbouring neurons that a reshape has made of an axis.
+
+        None if the axis at `at` does not count such blocks.
+        """
+        part = x.axes[at]
+        inner = [i for i, axis in enumerate(x.axes) if isinstance(axis, Part) and i != at]
+        if not isinstance(part, Part) or part.index != 0 or len(inner) != 1:
+            return None
+        size = part.split.sizes[1]
+        split = Split(take(part.split.segments, first * size, last * size), (last - first, size))
+        outer: Axis = Part(split, 0) if last - first > 1 else Positions(1)
+        block: Axis = Part(split, 1) if last - first > 1 else Neurons(split.segments)
+        return replace(x, stored=with_axis(with_axis(x.stored, at, outer), inner[0], block))
 
     def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
         """The axes from `start` to `stop`, both included, as one."""
@@ -178,7 +204,7 @@ class AxisOperations(ValueSource):
             if x.shape is None:
                 return self._unneeded(x)
             at = position_of(axis, len(x.shape) + 1)
-            return self.opaque([x], (*x.shape[:at], 1, *x.shape[at:]))
+            return self._moved(x, (*x.shape[:at], 1, *x.shape[at:]))
         at = position_of(axis, x.rank + 1)
         if isinstance(x, Weight):
             return x.view([*range(at), None, *range(at, x.rank)])
@@ -221,7 +247,12 @@ class AxisOperations(ValueSource):
         """The result of an operation without weights on a value without neurons."""
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a part of a tensor of the checkpoint)")
-        return self.opaque([x])
+        return self._moved(x)
+
+    def _moved(self, x: Value, shape: Sizes | None = None) -> Opaque:
+        """A value without neurons whose entries were repeated, or moved to other axes."""
+        is_uniform = isinstance(x, Opaque) and x.is_uniform
+        return replace(self.opaque([x], shape), is_uniform=is_uniform)
 
     def _beside(self, x: Value, like: Signal, axis: int) -> Signal:
         """An operand of a concatenation, as an activation."""

@@ -149,6 +149,8 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
     shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
     _choose(wiring, x, [size != 1 for size in shape])
     at = x.neuron_axis
+    if at is not None and other.is_uniform and shape[at] == x.shape[at]:
+        shape = (*shape[:at], 1, *shape[at + 1 :])
     if at is not None and shape[at] != 1:
         size = shape[at]
         if size is None:

@@ -57,6 +57,7 @@ class ValueSource:
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
         self._shown: list[Weight] = []
+        self._entries: dict[str, tuple[str, int]] = {}
         self._has_output = False
         self._output_axes: list[Segments] = []
 
@@ -76,9 +77,10 @@ class ValueSource:
         """An input of the network."""
         return Opaque(None if shape is None else tuple(shape), next(self._origins), True)
 
-    def constant(self, shape: Sizes | None = ()) -> Opaque:
+    def constant(self, shape: Sizes | None = (), *, is_uniform: bool = False) -> Opaque:
         """A tensor that is no part of the checkpoint."""
-        return Opaque(None if shape is None else tuple(shape), next(self._origins))
+        known = None if shape is None else tuple(shape)
+        return Opaque(known, next(self._origins), is_uniform=is_uniform or known == ())
 
     def parameter(self, key: str) -> Weight:
         """A tensor of the checkpoint."""
@@ -86,6 +88,23 @@ class ValueSource:
             raise ConversionError(f"Expected a tensor '{key}' in the checkpoint (got none)")
         shape = tuple(self.tensors[key].shape)
         return Weight(shape, ((key, tuple(range(len(shape)))),))
+
+    def entry(self, weight: Weight, index: int) -> Weight:
+        """One entry of a stored tensor along its first axis, which belongs to a layer of its own.
+
+        Such are the directions of a recurrent network that are stored in one tensor.
+        """
+        parts = []
+        for key, own in weight.parts:
+            if own[0] != 0 or key in self._entries:
+                self.refuse(
+                    f"Expected a stored tensor as it is (got a view of '{key}' whose first axis "
+                    f"is taken apart)"
+                )
+            name = f"{key}[{index}]"
+            self._entries[name] = (key, index)
+            parts.append((name, own[1:]))
+        return Weight(weight.shape[1:], tuple(parts))
 
     def opaque(self, values: Sequence[Value], shape: Sizes | None = None) -> Opaque:
         """Any parameter-free function of opaque values."""
@@ -115,9 +134,10 @@ class ValueSource:
         if shape[at] not in (None, size):
             self.refuse(f"Expected {size} input channels (got inputs of shape {list(shape)})")
         name = (x.origin, len(shape) - at, size)
-        if name not in self._claims:
+        # Equal numbers are the same to every reader, in any order.
+        if name not in self._claims or x.is_uniform:
             layer = self.layer(size)
-            layer.is_input, layer.is_fixed = x.is_input, True
+            layer.is_input, layer.is_fixed = x.is_input, not x.is_uniform
             self._claims[name] = layer
         stored: list[Axis] = [Positions(n) for n in shape]
         stored[at] = Neurons(plain(self._claims[name]))
@@ -140,6 +160,7 @@ class ValueSource:
         One number is a tap of the network. Of more, nothing would say which neurons they meet.
         """
         going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
+        going_on.update(key for key, _ in self._entries.values())
         for operand in operands:
             for key in _keys_of(operand):
                 if key in going_on or key in self.uses:
@@ -240,7 +261,8 @@ class ValueSource:
     def use_of(self, key: str) -> Use:
         """What is known of a tensor's axes."""
         if key not in self.uses:
-            self.uses[key] = Use.of(key, self.tensors[key])
+            stored, entry = self._entries.get(key, (key, None))
+            self.uses[key] = Use.of(stored, self.tensors[stored], entry)
         return self.uses[key]
 
     def fresh(self, size: int) -> Neurons:

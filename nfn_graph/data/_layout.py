@@ -165,6 +165,8 @@ class Layout:
         within: The spec of the batch that it was collated into, if any.
         carried: Tensors of the checkpoint that are no features (counters and other
             integers), by key, kept as they are.
+        aside: Tensors that were left out on purpose, by key, which are carried, too; and which of
+            their axes lie along neurons of the graph, so that they can be permuted with them.
         keys: All keys of the checkpoint in its order.
         channels: Further channels of the features, after the weights themselves: by name,
             the keys that they hold values for and their dtypes.
@@ -178,6 +180,7 @@ class Layout:
     placements: tuple[Placement, ...] = ()
     within: NetworkSpec | None = None
     carried: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    aside: Mapping[str, tuple[Placement, ...]] = field(default_factory=dict, compare=False)
     keys: tuple[str, ...] = field(default=(), compare=False)
     channels: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict, compare=False)
     before: tuple[str, Layout] | None = field(default=None, compare=False)

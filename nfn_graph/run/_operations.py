@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nfn_graph.run._recurrence import RECURRENT
+
 Operation = Callable[..., Any]
 
 #: Functions of single entries.
@@ -162,6 +164,7 @@ OPERATIONS: dict[str, Operation] = {
     "im2col": F.unfold,
     "_weight_norm": _weight_norm,
     "scaled_dot_product_attention": _attention,
+    **RECURRENT,
 }
 
 

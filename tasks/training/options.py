@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import arg
 
+from nfn_graph.converters.store.splits import check_shares
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
 from nfn_graph.tasks.option_checks import (
     check_above,
@@ -22,11 +23,12 @@ from nfn_graph.tasks.option_checks import (
 Options = TypeVar("Options", bound="TrainOptions")
 Schedule = Literal["constant", "cosine"]
 # Options that say how to run, not what is computed.
-NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "zoo")
+NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "in_memory", "zoo")
 _PRESET = "(default: that of the preset)"
 _INTEGER = arg(metavar="INT", help_behavior_hint=_PRESET)
 _INTEGERS = arg(metavar="[INT [INT ...]]", help_behavior_hint=_PRESET)
 _NUMBER = arg(metavar="FLOAT", help_behavior_hint=_PRESET)
+_SHARES = arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="(default: the zoo's own)")
 _CHOICE = arg(metavar="{constant,cosine}", help_behavior_hint=_PRESET)
 
 
@@ -60,6 +62,9 @@ class TrainOptions:
             probe-grid evaluate the networks, at learned inputs or on a fixed grid.
         seed: Decides the initial weights, the order of the networks and all else that is drawn.
         where: Which networks of the zoo to use, such as width=16 or width=8,16.
+        split: The shares of training, validation and test networks, drawn at random. By default
+            the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
+        split_seed: Seed of the random split.
         train_networks: How many networks to train on, the first ones; 0 for all.
         channels: Channels of each NF-Layer; gine, pna and transformer have as many layers, all with
             the first number of channels.
@@ -86,16 +91,20 @@ class TrainOptions:
         nodes: How many machines; the command is started on each, as Lightning or the scheduler
             says (NODE_RANK, MASTER_ADDR, MASTER_PORT).
         workers: Processes that load data; 0 to load in the main process.
+        in_memory: Whether to read and prepare all networks before training and keep them in
+            memory, or to read every batch from the store; auto keeps small zoos in memory.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {}
 
     zoo: Path
     out: Path
-    model: ModelName = "nfn-hnp"
-    preset: str = "paper"
+    model: ModelName = "nfn-np"
+    preset: str = "small"
     seed: int = 0
     where: tuple[str, ...] = ()
+    split: Annotated[tuple[float, float, float] | None, _SHARES] = None
+    split_seed: int = 0
     train_networks: int = 0
     channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
@@ -118,6 +127,7 @@ class TrainOptions:
     devices: int = 1
     nodes: int = 1
     workers: int = 0
+    in_memory: Literal["auto", "yes", "no"] = "auto"
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -126,7 +136,15 @@ class TrainOptions:
         for name in ("epochs", "batch_size", "devices", "nodes", "probes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
-        at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
+        at_least_0 = (
+            "split_seed",
+            "train_networks",
+            "max_edges",
+            "patience",
+            "minutes",
+            "noise",
+            "workers",
+        )
         for name in (*at_least_0, "weight_decay", "fourier_features"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
@@ -139,6 +157,8 @@ class TrainOptions:
                 check_part(name, getattr(self, name))
         if self.learning_rate is not None:
             check_above("learning_rate", self.learning_rate, 0)
+        if self.split is not None:
+            check_shares(self.split)
         self._check_batches()
         self._check_parts()
 

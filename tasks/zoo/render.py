@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.optional import require
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
 
@@ -22,7 +22,7 @@ _GAP = 2
 
 @torch.no_grad()
 def render_networks(
-    zoo: ZooFolder, indices: Sequence[int], size: tuple[int, int] | None = None
+    zoo: WeightDataset, indices: Sequence[int], size: tuple[int, int] | None = None
 ) -> Tensor:
     """The pictures `[networks, channels, height, width]` that networks of an INR zoo hold.
 
@@ -76,7 +76,7 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
         image.save(temporary, format="PNG")
 
 
-def render_zoo(zoo: ZooFolder, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
+def render_zoo(zoo: WeightDataset, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
     """Draws the first networks of a zoo as one PNG."""
     check_at_least("count", count, 1)
     check_at_least("zoom", zoom, 1)

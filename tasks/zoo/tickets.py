@@ -40,7 +40,7 @@ def build_ticket_zoo(
 ) -> Path:
     """Trains and prunes the networks of a zoo, or those that are missing of it.
 
-    The checkpoints of the zoo are the initial weights; `zoo.masks(i)` are the masks.
+    The checkpoints of the zoo are the initial weights; `zoo.state_dict(i, "mask")` are the masks.
 
     Args:
         options: What to build, and where.

@@ -333,8 +333,9 @@ def test_depthwise_results_of_every_channel(tmp_path: Path) -> None:
 
 REFUSED = {
     "attention": (layer("a", "MultiHeadAttention"), "'a' .MultiHeadAttention.*attention"),
-    "recurrence": (layer("memory", "LSTM"), "'memory' .LSTM.*a recurrence over time"),
-    "both ways": (layer("memory", "Bidirectional"), "'memory' .Bidirectional.*recurrence"),
+    "recurrence": (layer("memory", "ConvLSTM2D"), "'memory' .ConvLSTM2D.*a recurrence over time"),
+    "without tensors": (layer("memory", "LSTM"), "'memory' .LSTM.*a tensor 'kernel'"),
+    "both ways": (layer("memory", "Bidirectional"), "'memory' .Bidirectional.*a recurrent layer"),
     "code": (layer("code", "Lambda"), "'code' .Lambda.*never run"),
     "unknown": (layer("new", "Newest"), "'new' .Newest.*not known.*arch="),
     "registered": (

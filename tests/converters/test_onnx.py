@@ -274,7 +274,7 @@ def test_all_free_layers_are_free(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = (
-    *("LSTM", "MatMul", "Conv", "Gather", "CumSum", "Pad", "Gemm", "MaxPool", "Concat"),
+    *("MatMul", "Conv", "Gather", "CumSum", "Pad", "Gemm", "MaxPool", "Concat"),
     *("Softmax", "LogSoftmax", "Hardmax", "LpNormalization"),
     *("LayerNormalization", "GroupNormalization"),
 )
@@ -309,12 +309,6 @@ def refused(kind: str) -> Case:
             "y",
         ),
         "Concat": ([hidden, node("Concat", "h h", "y")], square, (4, 4), "y"),
-        "LSTM": (
-            [hidden, node("LSTM", "h r r", "y", hidden_size=4)],
-            weights(w=(4, 4), r=(1, 16, 4)),
-            (2, 3, 4),
-            "y",
-        ),
         "MatMul": (
             [hidden, node("Transpose", "h", "t"), node("MatMul", "h t", "y")],
             square,

@@ -216,25 +216,6 @@ def test_an_example_says_what_the_file_leaves_open(tmp_path: Path) -> None:
         load(path, example_input=(torch.zeros(1, 2, 3, 5), 3))
 
 
-def recurrent() -> Case:
-    """A model of an LSTM whose first state is made of sizes, as others export it."""
-    nodes = [
-        node("Shape", "x", "s"),
-        node("Gather", "s zero", "n"),
-        node("Concat", "n size", "t", axis=0),
-        node("Expand", "none t", "e"),
-        node("Unsqueeze", "e zero", "state"),
-        node("Concat", "state state", "states", axis=0),
-        node("LSTM", "x w r b  states states", "h", hidden_size=4),
-        node("MatMul", "h c", "y"),
-    ]
-    tensors = {
-        **weights(w=(2, 16, 3), r=(2, 16, 4), b=(2, 32), c=(4, 2)), "zero": ROW,
-        "size": torch.tensor([4]), "none": torch.tensor(0.0),
-    }  # fmt: skip
-    return nodes, tensors, (5, 2, 3), [5, FREE, 3]
-
-
 def attention() -> Case:
     """A model of an attention with two heads."""
     nodes = [
@@ -251,16 +232,12 @@ def attention() -> Case:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_the_reason_is_the_recurrence_or_the_attention(is_open: bool, tmp_path: Path) -> None:
-    for case, reason in (
-        (recurrent(), r"node 'LSTM_1' \(LSTM\) of .*x\.onnx'.*recurrence over time"),
-        (attention(), r"\(MatMul\) of .*x\.onnx'.*attention"),
-    ):
-        nodes, tensors, shape, open_shape = case
-        path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape)
-        with pytest.raises(ConversionError, match=reason) as caught:
-            load(path)
-        assert "example_input" not in str(caught.value)
+def test_the_reason_is_the_attention(is_open: bool, tmp_path: Path) -> None:
+    nodes, tensors, shape, open_shape = attention()
+    path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape)
+    with pytest.raises(ConversionError, match=r"\(MatMul\) of .*x\.onnx'.*attention") as caught:
+        load(path)
+    assert "example_input" not in str(caught.value)
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:

@@ -14,20 +14,6 @@ from nfn_graph.converters import ConversionError, from_module
 from nfn_graph.converters.pytorch.registry import HANDLERS
 
 
-def recurrent(m: nn.Module, x: Any) -> Any:
-    """A state of zeros for every entry of the batch, then an LSTM."""
-    state = torch.zeros(1, len(x), 4)
-    return m.b(m.rnn(x, (state, state))[0][:, -1])
-
-
-def stepwise(m: nn.Module, x: Any) -> Any:
-    """A cell that runs over time."""
-    state = None
-    for time in range(x.shape[1]):
-        state = m.rnn(x[:, time], state)
-    return m.b(state)
-
-
 def attended(m: nn.Module, x: Any) -> Any:
     """An attention module behind a class token."""
     tokens = torch.cat([m.token.expand(x.shape[0], -1, -1), m.a(x)], 1)
@@ -42,10 +28,8 @@ def by_hand(m: nn.Module, x: Any) -> Any:
     return m.b((weights @ heads).transpose(1, 2).reshape(size, tokens, 4))
 
 
-TIME, ATTENTION = "recurrence over time", "attention"
+ATTENTION = "attention"
 REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]] = {
-    "LSTM": (recurrent, {"rnn": nn.LSTM(3, 4, batch_first=True)}, rf"rnn.*{TIME}"),
-    "GRU cell": (stepwise, {"rnn": nn.GRUCell(3, 4)}, rf"rnn \(GRUCell\).*{TIME}"),
     "attention": (
         attended,
         {
@@ -60,7 +44,7 @@ REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]
 
 @pytest.mark.parametrize("name", REASONS)
 @pytest.mark.parametrize("with_example", [False, True])
-def test_the_reason_is_the_recurrence_or_the_attention(name: str, with_example: bool) -> None:
+def test_the_reason_is_the_attention(name: str, with_example: bool) -> None:
     run, parts, reason = REASONS[name]
     module = One(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2), **parts)
     with pytest.raises(ConversionError, match=reason) as caught:
@@ -70,7 +54,9 @@ def test_the_reason_is_the_recurrence_or_the_attention(name: str, with_example: 
 
 
 def test_a_module_that_is_not_called_is_no_reason() -> None:
-    module = One(lambda m, x: m.a(x).cumsum(1), a=nn.Linear(3, 4), rnn=nn.LSTM(3, 4))
+    module = One(
+        lambda m, x: m.a(x).cumsum(1), a=nn.Linear(3, 4), other=nn.MultiheadAttention(4, 2)
+    )
     with pytest.raises(ConversionError, match=r"cumsum.*along the neurons"):
         from_module(module)
 
