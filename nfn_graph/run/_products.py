@@ -419,9 +419,9 @@ class Inner(_Bilinear):
         )
 
 
-for _function in (Product, Back, Inner):
+for _forward in (Product.forward, Back.forward, Inner.forward):
     # Torch asks for it at every call, and working it out takes longer than many a product.
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+    vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
 def _images(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> int:

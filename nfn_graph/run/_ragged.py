@@ -6,9 +6,11 @@ neuron alone acts on the rows; a linear map or a convolution is a product over t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -166,7 +168,7 @@ def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
 
 def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
     values = [v for v in (*args, *kwargs.values()) if isinstance(v, Value)]
-    if name in ("shape", "size", "dim") and isinstance(args[0], Rows):
+    if name in ("shape", "size", "dim") and isinstance(args[0], Rows | Same):
         return _sizes(name, *args)
     if any(isinstance(arg, OpenSize) for arg in leaves([args, kwargs])):
         raise NotRaggedError
@@ -269,11 +271,12 @@ def _repeated(value: Same, axis: int, counts: tuple[int, ...]) -> Tensor:
     return data.index_select(0, network.to(data.device))
 
 
-def _sizes(name: str, x: Rows, axis: int | None = None) -> Any:
+def _sizes(name: str, x: Rows | Same, axis: int | None = None) -> Any:
     if name == "dim":
         return x.rank
     sizes: list[Any] = list(x.data.shape[1:])
-    sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
+    if isinstance(x, Rows):
+        sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
     return tuple(sizes) if axis is None else sizes[axis]
 
 
@@ -420,13 +423,16 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
-    if x.at != first:
+    if x.at not in (first, last):
         return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
-    behind = range(first + 1, last + 1)
-    data = x.data.movedim(list(behind), list(range(1, last - first + 1)))
-    data = data.flatten(0, last - first)
+    joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
+    data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
-    return Rows(data, x.at, tuple(n * positions for n in x.counts))
+    if x.at != first:
+        # The positions of all neurons, not the neurons with all their positions.
+        index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
+        data = data.index_select(0, index.to(data.device))
+    return Rows(data, first, tuple(n * positions for n in x.counts))
 
 
 def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
@@ -441,7 +447,7 @@ def _reduced(name: str, x: Rows, axes: set[int], keepdim: bool) -> Rows:
     """A reduction along axes that are not the neurons'."""
     own = {axis + (axis < x.at) for axis in axes}
     # In the order of the memory, so that its derivative has the layout of the values.
-    order = sorted(range(x.rank), key=lambda axis: -x.data.stride(axis))
+    order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
     places = [place for place, axis in enumerate(order) if axis in own]
     data = OPERATIONS[name](x.data.permute(order), places, True)
     data = data.permute(sorted(range(x.rank), key=order.__getitem__))
@@ -498,6 +504,37 @@ def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
     return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
 
 
+def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
+    order = named.get("dims", dims[0] if dims and isinstance(dims[0], tuple) else dims)
+    if isinstance(x, Stored):
+        order = tuple(axis % x.rank for axis in order)
+        index = _turned(x.shapes, order).to(x.data.device)
+        shapes = tuple(tuple(shape[axis] for axis in order) for shape in x.shapes)
+        return Stored(x.data.index_select(0, index), shapes)
+    if not isinstance(x, Rows):
+        return _equal_sizes("permute", [x, *dims], named, num_networks)
+    order = [axis % x.rank for axis in order]
+    # The neurons come first wherever they are; the others keep the order that is asked for.
+    others = [axis + (axis < x.at) for axis in order if axis != x.at]
+    return replace(x, data=x.data.permute(0, *others), at=order.index(x.at))
+
+
+@lru_cache(maxsize=32)
+def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tensor:
+    """Where the entries of tensors with axes in another order come from."""
+    parts, begin = [], 0
+    for shape, same in itertools.groupby(shapes):
+        count, size = len(list(same)), math.prod(shape)
+        places = torch.arange(begin, begin + count * size).reshape(count, *shape)
+        parts.append(places.permute(0, *(axis + 1 for axis in order)).reshape(-1))
+        begin += count * size
+    return torch.cat(parts)
+
+
+def _transpose(num_networks: int, x: Value) -> Value:
+    return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
+
+
 def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
     axis = named.get("dim", axis)
     like = next((v for v in values if isinstance(v, Rows)), None)
@@ -531,6 +568,8 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "flatten": _flatten,
     "reshape": _reshape,
     "squeeze": _squeeze,
+    "permute": _permute,
+    "t": _transpose,
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
