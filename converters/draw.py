@@ -13,6 +13,7 @@ from nfn_graph import NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.optional import require
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,9 +46,9 @@ def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figu
     layout_of(graph)
     channels = graph[graph.spec.weights[0].key].edge_attr.shape[-1]
     if not 0 <= channel < channels:
-        raise ValueError(f"Expected a channel from 0 to {channels - 1} (got {channel})")
+        raise UserError(f"Expected a channel from 0 to {channels - 1} (got {channel})")
     if max_neurons < 2:
-        raise ValueError(f"Expected to show at least 2 neurons (got max_neurons={max_neurons})")
+        raise UserError(f"Expected to show at least 2 neurons (got max_neurons={max_neurons})")
     figures = require("matplotlib.figure", "to draw graphs")
     picture = _Picture(graph, max_neurons, channel)
     width = min(3.2 + 1.55 * len(graph.spec.neurons), 60)

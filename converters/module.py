@@ -19,6 +19,7 @@ from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrappe
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.data import WeightGraph
+from nfn_graph.messages import UserError
 
 # Of float64, relative to the largest output.
 _TOLERANCE = 1e-9
@@ -84,14 +85,14 @@ def from_module(
     graph = build_graph(leave_out(layout, list(tensors), only, exclude), tensors, channels)
     if verify:
         if example_input is None:
-            raise ValueError("Expected an example_input to verify with (got None)")
+            raise UserError("Expected an example_input to verify with (got None)")
         _verify(module, as_inputs(example_input))
     return graph
 
 
 def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
     if any(p.is_meta for p in _tensors_of(module)):
-        raise ValueError("Expected a module with values to verify (got one on the meta device)")
+        raise UserError("Expected a module with values to verify (got one on the meta device)")
     network = _copy(unwrapped_module(module)).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -29,6 +29,7 @@ from nfn_graph.converters.orientation import Orientation, turned, turned_back
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
@@ -107,13 +108,13 @@ def from_state_dict(
         torch.Size([4, 1, 1])
     """
     if flatten not in (None, *get_args(FlattenOrder)):
-        raise ValueError(
+        raise UserError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
     if orientation not in (None, *get_args(Orientation)):
-        raise ValueError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
+        raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
     if activation is not None and activation not in ENTRYWISE:
-        raise ValueError(
+        raise UserError(
             f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
         )
     if arch is not None:

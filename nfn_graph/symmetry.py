@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, Symmetry
 
 __all__ = ["Permutation", "sample"]
@@ -94,7 +95,7 @@ def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tenso
             ends = (p.store,) if isinstance(p.store, str) else (p.store[2], p.store[0])
             counts = [layout.num_rows(name) for name in ends]
             if math.prod(counts) != p.count:
-                raise ValueError(
+                raise UserError(
                     f"Expected neurons in the way of '{key}', which was left out of the graph (got "
                     f"{dict(zip(ends, counts, strict=True))}). Undo transforms first."
                 )
@@ -138,7 +139,7 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
     """For every index that a group permutes, the sizes of what it permutes by itself: the
     layers of a type, or the neurons inside each parent."""
     if symmetry not in ("np", "hnp"):
-        raise ValueError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
+        raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
     spec = graph.spec
     shapes = [
         dict(zip(spec.neuron, layout.shape_in(spec).sizes, strict=True)) for layout in graph.layouts

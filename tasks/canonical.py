@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, WeightKey
 
 
@@ -32,7 +33,7 @@ class CanonicalPhases(BaseTransform):
 
     def __init__(self, w0: float | Tensor = 30.0) -> None:
         if not (w0 > 0 if isinstance(w0, float | int) else bool((w0 > 0).all())):
-            raise ValueError(f"Expected w0 above 0 (got {w0})")
+            raise UserError(f"Expected w0 above 0 (got {w0})")
         self.w0 = w0
 
     def forward(self, data: WeightGraph) -> WeightGraph:
@@ -87,7 +88,7 @@ def hidden_chain(spec: NetworkSpec) -> list[str]:
     hidden = [n for n in spec.neurons if into[n.name] and out[n.name]]
     for neuron in hidden:
         if neuron.taps != 1 or neuron.role or neuron.fixed:
-            raise ValueError(
+            raise UserError(
                 f"Expected hidden layers with a bias and nothing else, each of its own type "
                 f"(got neuron type '{neuron}'). Canonical forms come before RoleTypes."
             )

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from nfn_graph import Batch
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.arrow import arrow
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.metrics import class_metrics
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.supervised import SupervisedOptions, SupervisedTask, known_labels
@@ -56,7 +57,7 @@ class ClassifyOptions(SupervisedOptions):
         ),
         "medium": _smaller(_layers(64), (500, 500), 0.5, epochs=60),
         "small": _smaller(_layers(32), (256, 256), 0.2, epochs=30),
-        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
+        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True, probes=9), 2, 8, 1e-3),
     }
 
     preset: Literal["paper", "medium", "small", "tiny"] = "small"
@@ -81,7 +82,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
                 key=_by_number,
             )
         if not 1 < len(found) <= _MOST_CLASSES:
-            raise ValueError(
+            raise UserError(
                 f"Expected 2 to {_MOST_CLASSES:,} classes in column '{facts['label']}' of "
                 f"'{zoo.folder}' (got {len(found)}: {', '.join(found[:3])})"
             )
@@ -92,7 +93,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
         super().check_facts(zoo, facts)
         found = class_names(zoo, self.label_column(zoo, facts["label"]))
         if not set(found) <= set(facts["classes"]):
-            raise ValueError(
+            raise UserError(
                 f"Expected a zoo with the classes {', '.join(facts['classes'])}, as the run's own "
                 f"(got '{zoo.folder}' with {', '.join(sorted(found, key=_by_number))})"
             )
@@ -182,7 +183,7 @@ def _texts(zoo: WeightDataset, column: str) -> list[str]:
     labels, types = known_labels(zoo, column), arrow().types
     kinds = (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
     if not any(is_kind(labels.type) for is_kind in kinds):
-        raise ValueError(
+        raise UserError(
             f"Expected names or whole numbers as classes in column '{column}' of '{zoo.folder}' "
             f"(got {labels.type}). Numbers are predicted by: nfn-graph train regress"
         )
@@ -190,7 +191,7 @@ def _texts(zoo: WeightDataset, column: str) -> list[str]:
     if _is_listed(zoo, column):
         classes = class_names(zoo, column)
         if not all(0 <= i < len(classes) for i in found):
-            raise ValueError(
+            raise UserError(
                 f"Expected numbers of {len(classes)} classes in column '{column}' of "
                 f"'{zoo.folder}' (got {min(found)} to {max(found)}). The zoo is damaged."
             )

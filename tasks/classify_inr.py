@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
@@ -78,16 +79,21 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         """The class of the image, by the name that the zoo has for it."""
         return super().label_column(zoo, known or "label")
 
-    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The label, and the frequency factor for the canonical form."""
-        found = super().attributes(zoo, facts)
-        return {**found, "w0": _w0(zoo)} if self.options.canonical else found
+    def inputs(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The frequency factor for the canonical form."""
+        return {"w0": _w0(zoo)} if self.options.canonical else {}
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
         """The canonical form, if asked for."""
         if not self.options.canonical:
             return graph
-        return CanonicalPhases(graph.w0 if "w0" in graph else facts["w0"])(graph)
+        w0 = graph.w0 if "w0" in graph else facts["w0"]
+        if w0 is None:
+            raise UserError(
+                "Expected networks with their frequency factors w0, in which the training networks "
+                "differ (got files without). Put them into a store with a column w0."
+            )
+        return CanonicalPhases(w0)(graph)
 
     def draw(
         self,
@@ -113,7 +119,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 def _w0(zoo: WeightDataset) -> Tensor:
     """The frequency factor of every network."""
     if "w0" not in zoo.store.table.column_names:
-        raise ValueError(
+        raise UserError(
             f"Expected the frequency factors of SIRENs in a column 'w0' of '{zoo.folder}' (got no "
             f"such column). Add it to the labels, use --no-canonical, or the task classify."
         )

@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from nfn_graph import Batch
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.arrow import arrow
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.metrics import regression_metrics
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.supervised import SupervisedOptions, SupervisedTask, known_labels
@@ -36,9 +37,13 @@ class RegressOptions(SupervisedOptions):
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
-        "paper": Preset(ModelSettings((16, 16, 5), (1000, 1000)), 50, 8, 1e-3),
-        "small": Preset(ModelSettings((16, 16, 5), (128, 128)), 30, 16, 1e-3),
-        "tiny": Preset(ModelSettings((4,), (8,)), 2, 8, 1e-3),
+        "paper": Preset(
+            ModelSettings((16, 16, 5), (1000, 1000), probes=96, statistics=True), 50, 8, 1e-3
+        ),
+        "small": Preset(
+            ModelSettings((16, 16, 5), (128, 128), probes=96, statistics=True), 30, 16, 1e-3
+        ),
+        "tiny": Preset(ModelSettings((4,), (8,), probes=8, statistics=True), 2, 8, 1e-3),
     }
 
     preset: Literal["paper", "small", "tiny"] = "small"
@@ -61,7 +66,7 @@ class RegressTask(SupervisedTask[Options], Generic[Options]):
             numbers = _numbers(zoos["train"], facts["label"])
             mean, std = float(numbers.mean()), float(numbers.std())
             if not std > 1e-12 * abs(mean):
-                raise ValueError(
+                raise UserError(
                     f"Expected training networks with different numbers in column "
                     f"'{facts['label']}' of '{zoos['train'].folder}' (got {mean:g} for all "
                     f"{len(numbers)})"
@@ -73,7 +78,7 @@ class RegressTask(SupervisedTask[Options], Generic[Options]):
         column = self.label_column(zoo, facts["label"])
         numbers = _numbers(zoo, column)
         if self.options.target == "share" and not ((numbers >= 0) & (numbers <= 1)).all():
-            raise ValueError(
+            raise UserError(
                 f"Expected shares between 0 and 1 in column '{column}' of '{zoo.folder}' (got "
                 f"{numbers.min():g} to {numbers.max():g}). Use --target number."
             )
@@ -148,14 +153,14 @@ def _numbers(zoo: WeightDataset, column: str) -> np.ndarray[Any, np.dtype[np.flo
     """A column of numbers, in double precision."""
     labels, types = known_labels(zoo, column), arrow().types
     if not (types.is_integer(labels.type) or types.is_floating(labels.type)):
-        raise ValueError(
+        raise UserError(
             f"Expected numbers in column '{column}' of '{zoo.folder}' (got {labels.type}). Classes "
             f"are predicted by: nfn-graph train classify"
         )
     found: np.ndarray[Any, np.dtype[np.float64]]
     found = labels.to_numpy().astype(np.float64)
     if not np.isfinite(found).all():
-        raise ValueError(
+        raise UserError(
             f"Expected finite numbers in column '{column}' of '{zoo.folder}' (got infinite ones)"
         )
     return found

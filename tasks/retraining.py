@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import ticket_from_scores
 from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.training.data import PreparedGraphs
@@ -75,7 +76,7 @@ def compare_masks(
     options = options_of(zoo)
     images = open_images(options.data) if images is None else images
     if images.fingerprint != zoo.description["fingerprint"]:
-        raise ValueError(
+        raise UserError(
             f"Expected the images that the zoo '{zoo.folder}' was made with (got others from "
             f"'{images.name}')"
         )
@@ -104,7 +105,7 @@ def compare_masks(
     for run in runs:
         task, model, facts = load_model(run)
         if not isinstance(task, WinningTickets):
-            raise ValueError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
+            raise UserError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
         model_name = task.options.model
         name = f"{model_name} ({run})" if model_name in kinds else model_name
         scores = _scores(PreparedGraphs(task, zoo, facts), model)
@@ -153,7 +154,7 @@ def retrain(
 def options_of(zoo: WeightDataset) -> TicketZooOptions:
     """The options that a zoo of tickets was made with."""
     if zoo.description["kind"] != "tickets":
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo of tickets (got '{zoo.folder}', a zoo of kind "
             f"'{zoo.description['kind']}'). Build one with: nfn-graph zoo tickets --out ..."
         )

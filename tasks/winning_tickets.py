@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.rates import slow_aggregates
@@ -71,13 +72,13 @@ class WinningTicketsOptions(TrainOptions):
         """Raises for values that make no sense, naming the option."""
         super().check()
         if self.latent < 1:
-            raise ValueError(f"Expected --latent of at least 1 (got {self.latent})")
+            raise UserError(f"Expected --latent of at least 1 (got {self.latent})")
         if not self.divergence_weight >= 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected --divergence-weight of at least 0 (got {self.divergence_weight})"
             )
         if self.noise or self.drop:
-            raise ValueError(
+            raise UserError(
                 "Expected no --noise and no --drop, which would change the masks too "
                 f"(got {self.noise} and {self.drop})"
             )
@@ -111,7 +112,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         """An untrained autoencoder for networks of these types."""
         options, settings = self.options, self.options.model_settings()
         if options.model not in ("nfn-np", "nfn-pointwise"):
-            raise ValueError(
+            raise UserError(
                 f"Expected a model of masks: nfn-np or nfn-pointwise (got '{options.model}')"
             )
         return TicketAutoencoder(

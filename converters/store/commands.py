@@ -9,11 +9,11 @@ from typing import Annotated
 import numpy as np
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.errors import one_line, printable
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import WeightDataset, choose
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.verification import find_damage
+from nfn_graph.messages import one_line, printable
 
 StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
 Where = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")]

@@ -19,6 +19,7 @@ from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.batches import StoredGraphs
 from nfn_graph.converters.store.bucketed import BucketedSampler
 from nfn_graph.converters.store.reader import Numbers, Store, rows_of
+from nfn_graph.messages import UserError
 
 Self = TypeVar("Self", bound="WeightDataset")
 
@@ -172,7 +173,7 @@ class WeightDataset(Dataset):
         for name, rows in values.items():
             _check_attribute(name)
             if len(rows) != len(self):
-                raise ValueError(
+                raise UserError(
                     f"Expected {len(self)} rows of '{name}', one per network (got {len(rows)})"
                 )
             found.attributes[name] = rows.new_zeros(len(self.store), *rows.shape[1:])
@@ -223,14 +224,14 @@ class WeightDataset(Dataset):
 
 def _column(table: Any, name: str) -> Any:
     if name not in table.column_names:
-        raise ValueError(f"Expected a column of the store: {table.column_names} (got '{name}')")
+        raise UserError(f"Expected a column of the store: {table.column_names} (got '{name}')")
     return table.column(name)
 
 
 def _parsed(condition: str) -> tuple[str, list[str]]:
     name, equals, values = condition.partition("=")
     if not equals:
-        raise ValueError(f"Expected a condition as NAME=VALUE, such as width=8 (got '{condition}')")
+        raise UserError(f"Expected a condition as NAME=VALUE, such as width=8 (got '{condition}')")
     return name, values.split(",")
 
 
@@ -242,7 +243,7 @@ def _is_in(column: Any, name: str, value: Any) -> np.ndarray[Any, np.dtype[np.bo
         options = arrow().array(wanted).cast(column.type)
     except (arrow().ArrowException, ValueError) as error:
         got = ",".join(map(str, wanted))
-        raise ValueError(
+        raise UserError(
             f"Expected values of column '{name}', which are {column.type} (got '{got}')"
         ) from error
     found: np.ndarray[Any, np.dtype[np.bool_]]
@@ -255,7 +256,7 @@ def choose(dataset: Self, conditions: Sequence[str]) -> Self:
     chosen = dataset.where(*conditions)
     if not len(chosen):
         found = f"with {' '.join(conditions)} " if conditions else ""
-        raise ValueError(f"Expected networks {found}in '{dataset.folder}' (got none)")
+        raise UserError(f"Expected networks {found}in '{dataset.folder}' (got none)")
     return chosen
 
 
@@ -265,7 +266,7 @@ def _numbers(table: Any, name: str, column: str) -> Tensor:
     types = arrow().types
     is_number = types.is_boolean(values.type) or types.is_integer(values.type)
     if (not is_number and not types.is_floating(values.type)) or values.null_count:
-        raise ValueError(
+        raise UserError(
             f"Expected numbers without gaps in column '{column}' for the attribute '{name}' "
             f"(got {values.type} with {values.null_count} gaps)"
         )
@@ -276,7 +277,7 @@ def _numbers(table: Any, name: str, column: str) -> Tensor:
 
 def _check_attribute(name: str) -> None:
     if "index" in name or "batch" in name or name in ("layout", "ptr"):
-        raise ValueError(
+        raise UserError(
             f"Expected another name of an attribute, which PyG does not treat as a pointer "
             f"(got '{name}')"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.store.architecture import (
     Architecture,
@@ -33,6 +33,7 @@ from nfn_graph.converters.store.shards import (
     seal_of,
 )
 from nfn_graph.converters.store.writer import record_key
+from nfn_graph.messages import UserError, one_line
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -61,7 +62,7 @@ class Store:
         self.description = read_description(self.folder)
         found = read_shards(self.folder)
         if not found:
-            raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
+            raise UserError(f"Expected at least one finished shard in '{self.folder}' (got none)")
         self.shards = [shard for shard, _ in found]
         self.table = _concatenated(self.folder, [table for _, table in found])
         key = self.description.get("key")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nfn_graph.messages import UserError
+
 #: The column of a table that names the split of every network.
 COLUMN = "split"
 SPLITS = ("train", "validation", "test")
@@ -40,7 +42,7 @@ def check_shares(shares: Sequence[float]) -> None:
     is_right = len(shares) == len(SPLITS) and min(shares) >= 0
     if not is_right or not math.isclose(sum(shares), 1, abs_tol=1e-6):
         got = " ".join(f"{share:g}" for share in shares)
-        raise ValueError(
+        raise UserError(
             f"Expected --split as the shares of {', '.join(SPLITS)}, which add up to 1, such as "
             f"0.8 0.1 0.1 (got {got})"
         )

@@ -16,6 +16,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from nfn_graph.data._graph import WeightGraph
 from nfn_graph.data._layout import Layout
 from nfn_graph.features import group_of_rows
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec
 
 
@@ -59,7 +60,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         """
         graphs = list(data_list)
         if not graphs:
-            raise ValueError("Expected at least one graph to batch (got none)")
+            raise UserError("Expected at least one graph to batch (got none)")
         for graph in graphs:
             if not isinstance(graph, WeightGraph) or isinstance(graph, PyGBatch):
                 raise TypeError(f"Expected WeightGraphs to batch (got {type(graph).__name__})")
@@ -88,7 +89,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
             attributes: Attributes of the graphs, such as labels, with one row per network.
         """
         if not layouts:
-            raise ValueError("Expected at least one layout to batch (got none)")
+            raise UserError("Expected at least one layout to batch (got none)")
         # Most networks of a batch share their layout.
         kinds = {id(layout): layout for layout in layouts}
         spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
@@ -256,7 +257,7 @@ def _check_channels(graphs: Sequence[WeightGraph]) -> None:
     channels = [next(iter(graph.edge_stores)).edge_attr.shape[-1] for graph in graphs]
     if len(set(channels)) > 1:
         first = next(i for i, c in enumerate(channels) if c != channels[0])
-        raise ValueError(
+        raise UserError(
             f"Expected {channels[0]} channels of every graph, as of graph 0 "
             f"(got {channels[first]} of graph {first})"
         )

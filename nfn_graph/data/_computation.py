@@ -8,6 +8,8 @@ from functools import cached_property
 from types import EllipsisType
 from typing import Any, Union
 
+from nfn_graph.messages import UserError
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -120,13 +122,13 @@ class Computation:
 
     def __post_init__(self) -> None:
         if self.reason is None and not (self.steps and self.outputs):
-            raise ValueError("Expected steps and outputs, or the reason why there are none")
+            raise UserError("Expected steps and outputs, or the reason why there are none")
         for number, step in enumerate(self.steps):
             if any(not 0 <= ref.step < number for ref in step.operands):
-                raise ValueError(f"Expected operands from earlier steps (got %{number} = {step})")
+                raise UserError(f"Expected operands from earlier steps (got %{number} = {step})")
         named = [*self.outputs, *(neurons.value for neurons in self.activations)]
         if any(not 0 <= ref.step < len(self.steps) for ref in named):
-            raise ValueError(f"Expected results of {len(self.steps)} steps (got {named})")
+            raise UserError(f"Expected results of {len(self.steps)} steps (got {named})")
 
     def __hash__(self) -> int:
         return self._hash

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfn_graph.data._computation import Computation
 from nfn_graph.data._layout_checks import check_placements, check_shape, shared_neurons
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, Shape
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
@@ -93,7 +94,7 @@ class Placement:
     def take(self, tensor: Tensor) -> Tensor:
         """The tensor's entries as rows `[count, taps]` of the store; a view if possible."""
         if tuple(tensor.shape) != self.shape:
-            raise ValueError(
+            raise UserError(
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
                 f"(got {tuple(tensor.shape)})"
             )

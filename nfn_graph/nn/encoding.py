@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import NeuronRows, WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features
 from nfn_graph.ops._precision import without_autocast
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
@@ -102,7 +103,7 @@ class IOEncoding(nn.Module):
         channels = self.in_channels
         for neuron in self.spec.neurons:
             if neuron.fixed and neuron.size is None:
-                raise ValueError(
+                raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for a learned "
                     f"encoding (got an open size). Use kind='sinusoidal'."
                 )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from nfn_graph.features import Incidence, WeightFeatures, is_lasting
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features, check_folded, check_parameters
 from nfn_graph.nn._fused import Plan, fused_message_passing
 from nfn_graph.nn._message_passing import message_passing
@@ -213,7 +214,7 @@ class NFLinear(nn.Module):
         total = sum(sizes.values())
         if total > limit:
             largest = max(sizes, key=sizes.__getitem__)
-            raise ValueError(
+            raise UserError(
                 f"Expected a layer of at most {limit:,} parameters (got {total:,}, of which "
                 f"{sizes[largest]:,} at {_called(largest)}). HNP grows with the square of fixed "
                 f"sizes: use 'np' with IOEncoding, fewer channels, or raise max_parameters."

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_features
 from nfn_graph.nn._chunked import ChunkedFeatures
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
@@ -115,7 +116,7 @@ class _Layers(nn.Module):
                 f"(got {type(spec).__name__})"
             )
         if not channels:
-            raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+            raise UserError("Expected the channels of at least one NF-Layer (got none)")
         if symmetry == "np" and io_encoding != "learned":
             spec = spec.unsized  # Then any number of inputs and outputs will do.
         Activation(act)  # Refuses an unknown name also where no layer uses it.
@@ -305,7 +306,7 @@ class EquivariantNFN(_Layers):
     ) -> None:
         super().__init__(spec, channels, symmetry, ends_active=False, **options)
         if edit_scale is not None and channels[-1] != self.in_channels:
-            raise ValueError(
+            raise UserError(
                 f"Expected {self.in_channels} output channels of a model that edits its input "
                 f"(got channels {tuple(channels)})"
             )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_features
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, module_name
 from nfn_graph.spec._checks import check_count
@@ -125,7 +126,7 @@ class Standardize(nn.Module):
                 spread[name] = spread.get(name, 0) + squares
                 count[name] = before + n
         if not count:
-            raise ValueError("Expected at least one graph to fit the statistics (got none)")
+            raise UserError("Expected at least one graph to fit the statistics (got none)")
         for name, n in count.items():
             std = (spread[name] / n).sqrt()
             getattr(self.mean, name).copy_(mean[name])

@@ -19,6 +19,8 @@ from typing import Literal, get_args
 import torch
 from torch.autograd import forward_ad
 
+from nfn_graph.messages import UserError
+
 Backend = Literal["fused", "plain", "torch-scatter"]
 
 _BACKEND: ContextVar[Backend] = ContextVar("nfn_graph_backend", default="fused")
@@ -39,7 +41,7 @@ def use_backend(name: Backend) -> Iterator[None]:
         'plain'
     """
     if name not in get_args(Backend):
-        raise ValueError(f"Expected a backend of {list(get_args(Backend))} (got {name!r})")
+        raise UserError(f"Expected a backend of {list(get_args(Backend))} (got {name!r})")
     if name == "torch-scatter" and importlib.util.find_spec("torch_scatter") is None:
         raise ModuleNotFoundError(
             "Expected the package torch-scatter (got none). Install it with "

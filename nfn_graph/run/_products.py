@@ -29,6 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nfn_graph.messages import UserError
+
 #: A product of fewer multiplications than this takes longer to start than to compute.
 _SHORT_RUN = 2**17
 #: The inner products of `embedding_bag` are several times slower than its sums.
@@ -118,7 +120,7 @@ class Window:
             )
         )
         if min(found) < 1:
-            raise ValueError(f"Expected positions for a kernel {self.kernel} (got {sizes})")
+            raise UserError(f"Expected positions for a kernel {self.kernel} (got {sizes})")
         return found
 
     def columns(self, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Computation, Ref
+from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
 from nfn_graph.run._products import Window, complete_layers, product
@@ -304,7 +305,7 @@ def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of target and source rows."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
-        raise ValueError(f"Expected inputs of sizes {sources} (got {x.counts})")
+        raise UserError(f"Expected inputs of sizes {sources} (got {x.counts})")
     return tuple(shape[0] for shape in weight.shapes), sources
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
 from nfn_graph.run._plan import Group, Plan, plan_of
@@ -96,7 +97,7 @@ def _check_known(plan: Plan) -> None:
     if plan.reason is not None:
         number, reason = plan.reason
         which = "the network" if len(plan.layouts) == 1 else f"network {number}"
-        raise ValueError(
+        raise UserError(
             f"Expected a graph that knows what its network computes (got none for {which}: "
             f"{reason}). Convert a module, or a checkpoint with arch=, that can be followed."
         )
@@ -105,10 +106,10 @@ def _check_known(plan: Plan) -> None:
 def _check_inputs(plan: Plan, inputs: Sequence[Tensor], per_network: bool) -> None:
     expected = {group.computation.num_inputs for group in plan.groups}
     if expected != {len(inputs)}:
-        raise ValueError(f"Expected {sorted(expected)} inputs (got {len(inputs)})")
+        raise UserError(f"Expected {sorted(expected)} inputs (got {len(inputs)})")
     for x in inputs:
         if per_network and (x.dim() < 1 or x.shape[0] != len(plan.layouts)):
-            raise ValueError(
+            raise UserError(
                 f"Expected inputs [{len(plan.layouts)}, ...], a set for each network (got "
                 f"{list(x.shape)})"
             )
@@ -119,7 +120,7 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"Expected inputs that the networks take (got {[list(x.shape) for x in inputs]}: "
             f"{str(error).splitlines()[0]})"
         ) from error
@@ -230,14 +231,14 @@ def _alike(outputs: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
     """The outputs of several groups one by one, which must have one shape."""
     numbers = [len(own) for own in outputs]
     if len(set(numbers)) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected networks with as many outputs (got {numbers}). Run batch[i] one by one."
         )
     found = list(zip(*outputs, strict=True))
     for parts in found:
         shapes = [list(x.shape[1:]) for x in parts]
         if any(shape != shapes[0] for shape in shapes):
-            raise ValueError(
+            raise UserError(
                 f"Expected outputs of one shape (got {shapes}). Run batch[i] one by one."
             )
     return found
@@ -247,7 +248,7 @@ def _cat_positions(name: str, parts: Sequence[Tensor]) -> Tensor:
     """The activations of a neuron type of several groups."""
     shapes = {x.shape[1:] for x in parts}
     if len(shapes) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected activations of '{name}' at equally many positions (got "
             f"{sorted(map(list, shapes))}). Run batch[i] one by one."
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from nfn_graph.data import Layout, Placement
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
 #: The values of every store, `[networks, rows, taps]`.
@@ -56,5 +57,5 @@ def read_entries(
             tensor = rows.new_zeros(rows.shape[0], *first.shape)
         placement.viewed(tensor)[(slice(None), *placement.slices)] = part
     if tensor is None:
-        raise ValueError("Expected placements of a tensor (got none)")
+        raise UserError("Expected placements of a tensor (got none)")
     return tensor

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import Batch, WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.spec import FoldedSpec, Symmetry
 from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 from nfn_graph.testing._random import random_graph
@@ -187,7 +188,7 @@ def matrices_of(
     flat = torch.cat([p.flatten() for p in parameters.values()])
     expected = torch.tensordot(flat, matrices, 1)
     if not torch.allclose(matrix(flat), expected, rtol=1e-9, atol=1e-9):
-        raise ValueError("Expected a layer that is linear in its parameters (got one that is not)")
+        raise UserError("Expected a layer that is linear in its parameters (got one that is not)")
     return matrices
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn import (
     Activation,
     ChannelNorm,
@@ -111,7 +112,7 @@ def _symmetry_of(function: object) -> Symmetry:
         return "hnp"
     if "np" in found:
         return "np"
-    raise ValueError(
+    raise UserError(
         "Expected a function that says which symmetry it keeps (got none with a folded spec). "
         "Use symmetry='np' or symmetry='hnp'."
     )
@@ -161,7 +162,7 @@ def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
         places[name] = torch.cat(layers)
     permutation = from_places(graph, places)
     if permutation.is_identity:
-        raise ValueError(
+        raise UserError(
             f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
             f"the law says something (got only the identity)"
         )

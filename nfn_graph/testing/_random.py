@@ -8,6 +8,7 @@ import torch
 
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.data._layout_checks import shared_neurons
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, Shape
 
 
@@ -38,7 +39,7 @@ def random_graph(
     """
     unknown = [name for name in sizes or {} if name not in spec.neuron]
     if unknown:
-        raise ValueError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
+        raise UserError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
     shape = _shape(spec, sizes or {})
     graph = WeightGraph()
     graph.layout = layout = Layout(spec, shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
@@ -37,7 +38,7 @@ class FillBiases(ReversibleTransform):
     def __init__(self, taps: int | Mapping[str, int] = 1) -> None:
         counts = list(taps.values()) if isinstance(taps, Mapping) else [taps]
         if any(not isinstance(count, int) or count < 1 for count in counts):
-            raise ValueError(f"Expected at least one bias (got {taps!r})")
+            raise UserError(f"Expected at least one bias (got {taps!r})")
         self.taps = taps
 
     def __repr__(self) -> str:
@@ -99,7 +100,7 @@ def _new_biases(
         if tap == 0 and weight is not None:
             key = _bias_key(weight.keys[0])
         if key in taken:
-            raise ValueError(f"Expected the name '{key}' to be free for a new bias (got a tensor)")
+            raise UserError(f"Expected the name '{key}' to be free for a new bias (got a tensor)")
         empty = rows.new_empty(rows.shape[0])
         found.append(Placement.whole(key, empty, neuron.name, ("neuron",), tap))
     return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, Range, View, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, WeightKey
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
@@ -59,7 +60,7 @@ class GrowKernels(ReversibleTransform):
                 if kernel := kernel_of(p):
                     known = sizes.setdefault(_weight(p), kernel)
                     if len(known) != len(kernel):
-                        raise ValueError(
+                        raise UserError(
                             f"Expected a kernel of {len(known)} axes at '{p.keys[0]}', as in "
                             f"other networks (got {kernel})"
                         )
@@ -117,7 +118,7 @@ class GrowKernels(ReversibleTransform):
         for key, stores in _stores(layout).items():
             found = {store: self.sizes.get(store) for store in stores}
             if len({None if size is None else tuple(size) for size in found.values()}) > 1:
-                raise ValueError(
+                raise UserError(
                     f"Expected one kernel size for all types that hold a part of '{key}' "
                     f"(got {found})"
                 )
@@ -144,7 +145,7 @@ def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) ->
                 taps = sum(math.prod(sizes[store]) if kernel_of(p) else p.taps for p in block)
                 before = known.setdefault(store, (taps, block[0].keys[0]))
                 if before[0] != taps:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected '{block[0].keys[0]}' and '{before[1]}' of two networks to have "
                         f"equally many taps as {store} (got {taps} and {before[0]}). Only the "
                         f"kernels of convolutions can grow; the taps of a linear layer are the "
@@ -176,7 +177,7 @@ def _weight(placement: Placement) -> WeightKey:
 
 def _check_fits(placement: Placement, kernel: Kernel, size: Kernel) -> None:
     if len(size) != len(kernel) or any(k > s for k, s in zip(kernel, size, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"Expected a kernel of {len(size)} axes, at most {size}, at '{placement.keys[0]}' "
             f"(got {kernel})"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import jinja2
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.runs import format_value
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -79,7 +80,7 @@ def _section(section: Section) -> dict[str, object]:
 def _table(table: Table) -> dict[str, object]:
     for row in table.rows:
         if len(row) != len(table.columns):
-            raise ValueError(
+            raise UserError(
                 f"Expected rows of {len(table.columns)} cells: {list(table.columns)} (got {row})"
             )
     cells = [
@@ -106,7 +107,7 @@ def is_number(value: object) -> bool:
 def _figure(shown: Shown) -> dict[str, object]:
     data = shown.png_path.read_bytes()
     if not data.startswith(_PNG) or len(data) < 24:
-        raise ValueError(f"Expected a PNG picture (got '{shown.png_path}')")
+        raise UserError(f"Expected a PNG picture (got '{shown.png_path}')")
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
     return {
         "data": base64.b64encode(data).decode("ascii"),

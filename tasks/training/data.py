@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from torch_geometric.transforms import Compose
 
@@ -18,6 +18,7 @@ from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import fit_inputs, sizes_of
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.task import Options, Task
@@ -41,6 +42,7 @@ class PreparedGraphs(Sequence[WeightGraph]):
         zoo: The networks.
         facts: What the task knows about its data.
         in_memory: Whether to read and prepare all networks now, and to keep them.
+        attributes: What graphs hold beside their weights; if None, what the task says.
     """
 
     def __init__(
@@ -49,12 +51,15 @@ class PreparedGraphs(Sequence[WeightGraph]):
         zoo: WeightDataset,
         facts: Mapping[str, Any],
         in_memory: bool = False,
+        attributes: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.task: Task[Any] = task
         self.facts = facts
-        labelled = zoo.with_attributes(**task.attributes(zoo, facts))
+        if attributes is None:
+            attributes = task.attributes(zoo, facts)
         transforms = [*_casts(zoo, task.options), task.transform(facts)]
         kept = [transform for transform in transforms if transform is not None]
+        labelled = zoo.with_attributes(**attributes)
         self.networks = labelled.with_transform(Compose(kept) if kept else None)
         self._kept: list[WeightGraph] | None = None
         if in_memory:
@@ -122,7 +127,10 @@ class PreparedLoader(DataLoader):
         self.graphs = graphs
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return map(self.graphs.ready, super().__iter__())
+        # Workers begin to read with the first batch that is asked for, not before: a run that goes
+        # on is told its epoch, which decides the order, after the iterator is made.
+        for batch in super().__iter__():
+            yield self.graphs.ready(batch)
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ def load_data(task: Task[Options]) -> TaskData:
         zoos["train"] = zoos["train"][: options.train_networks]
     for split, part in zoos.items():
         if not len(part):
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of split '{split}' in '{whole.folder}' (got none). Use a "
                 f"larger zoo, other values of --where, or --split to draw the splits at random."
             )
@@ -177,7 +185,7 @@ def open_for(task: Task[Options], path: Path) -> WeightDataset:
     kind = zoo.description.get("kind")
     if task.kind not in (None, kind):
         got = "a store of converted files" if kind is None else f"a zoo of kind '{kind}'"
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo of kind '{task.kind}' for {task.name} (got '{path}', {got}). Build "
             f"one with: nfn-graph zoo {task.kind} --out ..."
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from tyro.conf import arg
 
 from nfn_graph.converters.store.splits import check_shares
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
 from nfn_graph.tasks.option_checks import (
     check_above,
@@ -71,7 +72,8 @@ class TrainOptions:
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
         head_dropout: The probability of a hidden neuron of that MLP to be dropped.
         fourier_features: Number of Fourier features of the weights; 0 for none.
-        probes: How many inputs probe and probe-grid run the networks on.
+        probes: How many inputs the networks are run on: by probe and probe-grid, and by editors,
+            which then know what every neuron does; 0 for editors that read weights alone.
         epochs: How often the model sees every network.
         batch_size: Networks per step, over all devices.
         max_edges: The most weights of a batch on one device, instead of a number of networks: for
@@ -132,8 +134,8 @@ class TrainOptions:
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         if self.preset not in self.PRESETS:
-            raise ValueError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
-        for name in ("epochs", "batch_size", "devices", "nodes", "probes"):
+            raise UserError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
+        for name in ("epochs", "batch_size", "devices", "nodes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
         at_least_0 = (
@@ -145,7 +147,7 @@ class TrainOptions:
             "noise",
             "workers",
         )
-        for name in (*at_least_0, "weight_decay", "fourier_features"):
+        for name in (*at_least_0, "weight_decay", "fourier_features", "probes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
         for name in ("channels", "head"):
@@ -166,12 +168,12 @@ class TrainOptions:
         processes = self.devices * self.nodes
         if self.max_edges:
             if self._is_chosen("batch_size"):
-                raise ValueError(
+                raise UserError(
                     f"Expected --batch-size or --max-edges, not both (got {self.batch_size} and "
                     f"{self.max_edges})"
                 )
         elif self.batch_size is not None and self.batch_size < processes:
-            raise ValueError(
+            raise UserError(
                 f"Expected --batch-size of at least one network for each of {processes} devices "
                 f"(got {self.batch_size})"
             )
@@ -181,7 +183,7 @@ class TrainOptions:
         read = self.parts()
         for name in ("channels", "head", "head_dropout", "fourier_features", "probes"):
             if name not in read and self._is_chosen(name):
-                raise ValueError(
+                raise UserError(
                     f"Expected no {flag(name)} with --model {self.model}, which has no such part "
                     f"(got {getattr(self, name)})"
                 )
@@ -229,7 +231,7 @@ def from_plain(kind: type[Options], values: Mapping[str, Any]) -> Options:
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ValueError(f"Expected options of {kind.__name__} (got {unknown})")
+        raise UserError(f"Expected options of {kind.__name__} (got {unknown})")
     ready: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     for name in ("zoo", "out"):
         ready[name] = Path(ready[name])

@@ -24,6 +24,7 @@ from nfn_graph import NetworkSpec
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.graph import spec_to_json
 from nfn_graph.converters.store.dataset import choose
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.build import count_parameters
 from nfn_graph.tasks.training.batches import RunBatches, eval_loader
 from nfn_graph.tasks.training.checkpoint import load_model as load_model
@@ -177,7 +178,7 @@ def _evaluation_name(name: str) -> str:
     """A name that tells an evaluation from the run's own, in files, reports and comparisons."""
     is_plain = name.isprintable() and len(name) <= 100 and not any(c in name for c in "/\\")
     if name in ("test", "validation", "run", "") or not is_plain:
-        raise ValueError(
+        raise UserError(
             f"Expected a --name for this evaluation of at most 100 letters without slashes, and "
             f"none of test, validation and run (got {name!r})"
         )
@@ -185,16 +186,19 @@ def _evaluation_name(name: str) -> str:
 
 
 @torch.no_grad()
-def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Predictions:
-    """What the model says about every network."""
+def predict(
+    task: Task[Options], model: nn.Module, graphs: PreparedGraphs, *, labelled: bool = True
+) -> Predictions:
+    """What the model says about every network; without labels, of tasks that need none."""
     if not len(graphs):
-        raise ValueError("Expected at least one network to predict (got none)")
+        raise UserError("Expected at least one network to predict (got none)")
     model.eval()
     like = next(model.parameters())
     found: list[Predictions] = []
     for batch in eval_loader(graphs, task.options):
         batch = batch.to(like.device, like.dtype)
-        found.append(task.predict(model(batch), batch))
+        outputs = model(batch)
+        found.append(task.predict(outputs, batch) if labelled else task.answer(outputs))
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
 
@@ -238,7 +242,7 @@ def _trainer(
             log_every_n_steps=1,
         )
     except MisconfigurationException as error:
-        raise ValueError(
+        raise UserError(
             f"Expected --accelerator, --devices and --precision that this machine has (got "
             f"{options.accelerator}, {options.devices} and {options.precision}: {error})"
         ) from error

@@ -10,6 +10,7 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import FILE
+from nfn_graph.messages import UserError
 
 _NUMBER = (int, float)
 # What tasks read of zoos, by kind: options and facts in store.json, columns of the table.
@@ -41,7 +42,7 @@ def open_zoo_folder(path: str | Path) -> WeightDataset:
     """
     zoo = open_networks(path)
     if "kind" not in zoo.description:
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo (got '{path}', a store of converted files). See it with: nfn-graph "
             f"store {path}; build a zoo with: nfn-graph zoo"
         )

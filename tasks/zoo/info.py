@@ -11,6 +11,7 @@ from typing import Any
 from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.store.description import is_store
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.folder import open_networks
 
 Facts = dict[str, Any]
@@ -25,7 +26,7 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
     """
     if is_store(path):
         if split_file is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected no --split-file for '{path}', whose table has its splits (got "
                 f"'{split_file}')"
             )

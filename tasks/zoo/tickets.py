@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import masks_from_scores
 from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.zoo.architecture import Architecture
@@ -123,7 +124,7 @@ def ticket_architecture(options: TicketZooOptions, images: Images, width: int) -
     found = Architecture(images.shape, (width,) * 3, (width,), classes, 1, "flatten")
     positions = math.prod(found.maps[-1])
     if positions > MOST_POSITIONS:
-        raise ValueError(
+        raise UserError(
             f"Expected images of at most 32 x 32 pixels for --arch cnn, whose dense layer reads "
             f"at most {MOST_POSITIONS} positions (got {positions} positions of "
             f"'{images.name}')"
