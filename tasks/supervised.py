@@ -16,6 +16,7 @@ from nfn_graph.converters.store.shards import PLACE
 from nfn_graph.converters.store.splits import COLUMN
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import build_model
+from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
@@ -30,9 +31,12 @@ class SupervisedOptions(TrainOptions):
 
     Attributes:
         label: The column of the zoo's table to predict; by default the one that the zoo names.
+        input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
+            the one that the zoo names, or one value for every input neuron.
     """
 
     label: str | None = None
+    input_shape: tuple[int, ...] = ()
 
 
 Options = TypeVar("Options", bound=SupervisedOptions)
@@ -53,6 +57,10 @@ class SupervisedTask(Task[Options]):
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
         """Outputs of the model per network."""
 
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Probes learn at a rate of their own."""
+        return fast_probes(model, lr)
+
     @abstractmethod
     def answer(self, outputs: Tensor) -> Predictions:
         """What the model says of every network, whose label nobody needs to know."""
@@ -63,13 +71,21 @@ class SupervisedTask(Task[Options]):
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """The column of the label, and the shape of the networks' inputs where a zoo says it."""
-        about = zoos["train"].description
-        shape = {"input_shape": about["image_shape"]} if "image_shape" in about else {}
-        return {"label": self.label_column(zoos["train"]), **shape}
+        shape = self._input_shape(zoos["train"])
+        known = {} if shape is None else {"input_shape": shape}
+        return {"label": self.label_column(zoos["train"]), **known}
+
+    def _input_shape(self, zoo: WeightDataset) -> list[int] | None:
+        """The shape of the images that the networks read, if a zoo or the user says it."""
+        if self.options.input_shape:
+            return list(self.options.input_shape)
+        # The images of a zoo of INRs are what its networks show, not what they read.
+        shape: list[int] | None = zoo.description.get("image_shape")
+        return None if zoo.description.get("kind") == "inr" else shape
 
     def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
         """A model that runs networks takes those that read images of one shape."""
-        known, found = facts.get("input_shape"), zoo.description.get("image_shape")
+        known, found = facts.get("input_shape"), self._input_shape(zoo)
         if self.options.model == "probe" and found != known:
             raise UserError(
                 f"Expected networks that read images of shape {known}, as the run's own (got "
@@ -95,8 +111,12 @@ class SupervisedTask(Task[Options]):
         )
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The label."""
-        return {"y": self.targets(zoo, facts)}
+        """The label, and what else the model must know."""
+        return {"y": self.targets(zoo, facts), **self.inputs(zoo, facts)}
+
+    def inputs(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What graphs hold beside their weights and labels, if anything."""
+        return {}
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
