@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.state_dict import from_state_dict
@@ -33,8 +33,7 @@ class ZooWriter:
         kind: `cnn`, `inr`, `tickets` or `transformer`.
         options: What was asked for, as plain values.
         facts: What else a reader must know: data, checksums, conventions.
-        network_of: The network and an input of it by the name of a group, for networks that are
-            no chains of layers.
+        graph_of: The graph of the tensors of a group, for networks that are no chains of layers.
     """
 
     def __init__(
@@ -43,9 +42,9 @@ class ZooWriter:
         kind: str,
         options: Mapping[str, Any],
         facts: Mapping[str, Any],
-        network_of: Callable[[str], tuple[nn.Module, Tensor]] | None = None,
+        graph_of: Callable[[str, Mapping[str, Tensor]], WeightGraph] | None = None,
     ) -> None:
-        self._network_of = network_of
+        self._graph_of = graph_of
         chosen = {k: _plain(v) for k, v in options.items() if k not in _NEUTRAL}
         self.description = {"kind": kind, "options": chosen, **_plain(dict(facts))}
         if is_store(folder):
@@ -79,9 +78,8 @@ class ZooWriter:
 
     def _graph(self, parameters: Mapping[str, Tensor], group: str) -> WeightGraph:
         """The graph of a network; the masks of a winning ticket are a second channel."""
-        if self._network_of is not None:
-            network, inputs = self._network_of(group)
-            return from_state_dict(parameters, arch=network, example_input=inputs)
+        if self._graph_of is not None:
+            return self._graph_of(group, parameters)
         own = {key: x for key, x in parameters.items() if not key.endswith(MASK)}
         channels = None
         if len(own) < len(parameters):

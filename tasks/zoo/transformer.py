@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.tasks.option_checks import (
     check_at_least,
     check_interval,
@@ -40,6 +41,7 @@ from nfn_graph.tasks.zoo.runs import SGD_FACTOR, split_of
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 from nfn_graph.tasks.zoo.training import ImageOrder
+from nfn_graph.transforms import FillBiases
 
 # Images that are evaluated at once.
 _EVALUATED = 256
@@ -174,14 +176,17 @@ class Block(nn.Module):
 
 
 class RowTransformer(nn.Module):
-    """Classifies images `[batch, channels, rows, columns]` row by row."""
+    """Classifies images `[batch, channels, rows, columns]` row by row.
+
+    There is no norm after the last block, so that a network of one block is the beginning of a
+    network of two, tap by tap.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed = nn.Linear(shape.columns, shape.width)
         self.position = nn.Parameter(torch.zeros(shape.rows, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,7 +194,7 @@ class RowTransformer(nn.Module):
         x = self.embed(x.transpose(1, 2).flatten(2)) + self.position
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x).mean(1))
+        return self.head(x.mean(1))
 
 
 def build_transformer_zoo(
@@ -214,12 +219,17 @@ def build_transformer_zoo(
     # Networks of one shape share their layout.
     network_of = cache(lambda name: RowTransformer(shapes[name]).to("meta", dtype))
     example = torch.empty(1, *images.shape, device="meta", dtype=dtype)
+    deepest = max(shapes, key=lambda name: shapes[name].depth)
+    # Every block adds values to the neurons of the stream; zeros bring all depths together.
+    fill = FillBiases.to_largest([from_module(network_of(deepest), example)])
     writer = ZooWriter(
         Path(options.out),
         "transformer",
         plain_options(options),
         TrainingData.facts(images),
-        network_of=lambda group: (network_of(group), example),
+        graph_of=lambda group, tensors: fill(
+            from_state_dict(tensors, arch=network_of(group), example_input=example)
+        ),
     )
     data: list[TrainingData] = []
 
