@@ -19,7 +19,7 @@ from nfn_graph.converters.wiring import (
     Value,
     Wiring,
 )
-from nfn_graph.converters.wiring.axes import spread
+from nfn_graph.converters.wiring.axes import product
 from nfn_graph.converters.wiring.values import Split
 
 
@@ -110,7 +110,7 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
     """`downscale_factor ** 2` positions of one neuron become entries of the channel axis."""
     if not isinstance(input, Signal):
         return w.refuse("Expected channels to unshuffle (got an unknown shape)")
-    channels = spread(w.neurons(input, -3), 1, downscale_factor**2)
+    channels = product(w.neurons(input, -3), downscale_factor**2)
     w.mixes(input, [-2, -1])
     return replace(input, stored=(*input.stored[:-3], Neurons(channels), Positions(), Positions()))
 
@@ -119,5 +119,5 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
 def unfold(w: Wiring, input: Signal, kernel_size: Any, *_: Any, **__: Any) -> Value:
     """Patches: the entries of a patch are positions of each channel."""
     sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
-    channels = spread(w.neurons(input, -3), 1, sizes[0] * sizes[1])
+    channels = product(w.neurons(input, -3), sizes[0] * sizes[1])
     return Signal((*input.stored[:-3], Neurons(channels), Positions(None)))

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Segments, axis_size, layers_of, plain, take
+from nfn_graph.converters.wiring.axes import (
+    Layer,
+    Segments,
+    axis_size,
+    layers_of,
+    plain,
+    product,
+    take,
+)
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
@@ -131,10 +139,10 @@ class AxisOperations(ValueSource):
         first, last = position_of(start, x.rank), position_of(stop, x.rank)
         if x.guessed and start > 0 and last == x.rank - 1:
             segments = self.neurons(x, -1) if start == 1 else ()
-            if len(segments) != 1 or segments[0].before != 1:
+            if len(segments) != 1 or not isinstance(segments[0].factors[0], Layer):
                 self.check_certain(x, [start])
             # There may be axes between the batch and the features.
-            return Signal((x.stored[0], Neurons((replace(segments[0], before=None),))))
+            return Signal((x.stored[0], Neurons(product(None, segments))))
         merged = merge_axes(x.stored[first : last + 1])
         return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 

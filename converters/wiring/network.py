@@ -9,11 +9,11 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
 from nfn_graph.converters.wiring.axes import (
-    Segment,
     Segments,
     axis_size,
     layers_of,
     plain,
+    product,
     resolve,
     solve,
 )
@@ -97,7 +97,7 @@ class Wiring(Reductions):
             x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
             segments = solve(self.neurons(x, axis), channels)
             copies = weight.shape[1] if transposed else weight.shape[0] // groups
-            spread = tuple(replace(s, after=(s.after or 1) * copies) for s in segments)
+            spread = product(segments, copies)
             own: Segments = segments if transposed else spread
             self.use(weight, [("neuron", own), *[None] * (weight.rank - 1)])
             y = replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), Neurons(spread)))
@@ -121,7 +121,7 @@ class Wiring(Reductions):
         if along is None or at == along or x.axes[at] != Positions(1):
             return x
         size, layer = x.shape[along], self.layer(1)
-        tie(self.neurons(x, along), (Segment((layer,), 1, size),))
+        tie(self.neurons(x, along), product(layer, size))
         stored = with_axis(x.stored, along, Positions(size))
         return replace(x, stored=with_axis(stored, at, Neurons(plain(layer))))
 
@@ -251,7 +251,7 @@ class Wiring(Reductions):
         for weight in self._shown:
             for key, own in weight.parts:
                 self._fix_shown(key, own)
-        return build_layout(self.uses, self.tensors, self.tied, self.tape)
+        return build_layout(self.uses, self.tensors, self.tied, self.values, self.tape)
 
     def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
         """A weight that the network returns shows the order of the neurons along its axes.

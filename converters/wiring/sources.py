@@ -56,6 +56,8 @@ class ValueSource:
         self._orders = layer_orders()
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
+        #: All activations, from which follows what is nested in what.
+        self.values: list[Signal] = []
         self._shown: list[Weight] = []
         self._has_output = False
         self._output_axes: list[Segments] = []
@@ -249,7 +251,7 @@ class ValueSource:
 
     def layer(self, size: int) -> Layer:
         """A new layer of neurons."""
-        return Layer(size, next(self._orders))
+        return Layer(size, next(self._orders), values=self.values)
 
 
 def _keys_of(x: Value) -> list[str]:

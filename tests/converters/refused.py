@@ -193,9 +193,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "flattened in two orders": (
         lambda: One(
             lambda m, x: m.b(m.a(x).flatten(1) + m.c(x).mT.flatten(1)),
-            a=nn.Conv1d(3, 4, 2), c=nn.Conv1d(3, 4, 2), b=nn.Linear(8, 2),
+            a=nn.Conv1d(3, 4, 2), c=nn.Conv1d(3, 4, 2), b=nn.Linear(12, 2),
         ),
-        (1, 3, 3),
+        (1, 3, 4),
         r"add.*positions agree",
     ),
     "neurons beside as many positions": (
