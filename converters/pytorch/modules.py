@@ -29,8 +29,6 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KNOWN_RANKS = (nn.BatchNorm2d, nn.BatchNorm3d, *_INSTANCE_NORMS)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_ATTENTION = (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
-              nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
 _PADDINGS = tuple(
     getattr(nn, f"{kind}Pad{n}d")
     for n in (1, 2, 3)
@@ -68,8 +66,6 @@ def why_refused(module: nn.Module) -> str | None:
     kind = type(module).__name__
     if isinstance(module, _RECURRENT):
         return f"Expected a feedforward network (got {kind}: {REFUSED['lstm']})"
-    if isinstance(module, _ATTENTION):
-        return f"Expected a network of weights (got {kind}: {REFUSED['bmm']})"
     return None
 
 

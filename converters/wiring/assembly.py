@@ -178,7 +178,7 @@ def _settled(
         if crossed is None:
             return pieces, nesting
         for layer in crossed:
-            layer.refined = (Segment((layer.size,)),)
+            layer.is_fixed = True
 
 
 def _types(nesting: Nesting, ends: Sequence[Ends]) -> list[Nest]:
@@ -203,7 +203,7 @@ def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
     """
     counts: dict[str, int] = {}
     names = {}
-    groups = {parent for nest in types for parent in nesting.parents(nest)}
+    groups = {nesting.parents(nest)[0] for nest in types if nesting.parents(nest)}
     for nest in types:
         layer = nest[-1]
         kind = "input" if layer.is_input else "output" if layer.is_output else "hidden"
@@ -227,7 +227,8 @@ def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
         else list(_leaves(without_fixed(segments, whole), size))
         for size, segments in zip(use.shape, use.neurons, strict=True)
     ]
-    for leaves in product(*axes):
+    for chosen in product(*axes):
+        leaves = _one_of_fixed(chosen, use.neuron_roles())
         found = [
             (layer, role)
             for leaf, role in zip(leaves, use.neuron_roles(), strict=True)
@@ -236,6 +237,22 @@ def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
         ]
         layers, roles = tuple(n for n, _ in found), tuple(role for _, role in found)
         yield Piece(leaves, Ends(layers, roles, use.is_named))
+
+
+def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tuple[Leaf, ...]:
+    """The same parts, where fixed layers on several axes are taps of the others, or of the last."""
+    found = list(leaves)
+    for role in ("target", "source"):
+        layers = [
+            n for leaf, r in zip(leaves, roles, strict=True) for n in leaf.layers if n and r == role
+        ]
+        kept = [n for n in layers if not n.fixed] or layers[-1:]
+        for place, leaf in enumerate(leaves):
+            if roles[place] == role:
+                found[place] = leaf._replace(
+                    layers=tuple(n if n in kept else None for n in leaf.layers)
+                )
+    return tuple(found)
 
 
 def _leaves(segments: Segments, size: int) -> Iterator[Leaf]:

@@ -78,7 +78,7 @@ class Layer:
 
 
 # A layer, an axis inside of the product, or a number of positions (None where not yet known).
-Factor = Union[Layer, "Segments", int, None]  # noqa: UP007
+Factor = Union[Layer, "Segments", int, None]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from nfn_graph.converters.wiring.values import (
     Sizes,
     Value,
     Weight,
+    open_axes,
     position_of,
     shown,
     with_axis,
@@ -100,6 +102,8 @@ class AxisOperations(ValueSource):
             size = found.size
             new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
             return replace(x, stored=with_axis(x.stored, at, Positions(new)))
+        if isinstance(found, Part) and step == 1:
+            return self._slice_split(x, at, start, stop)
         segments = self.neurons(x, at)
         size = axis_size(segments)
         if size is None:
@@ -111,8 +115,42 @@ class AxisOperations(ValueSource):
         if (first, last, step) == (0, size, 1):
             return x
         if step != 1:
-            self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
+            if step < 0 or size % step or len(range(first, last, step)) != size // step:
+                self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
+            # One of the positions of each neuron, such as the even entries of rotary ones.
+            layer = self.layer(size // step)
+            tie(segments, product(layer, step))
+            return replace(x, stored=with_axis(x.stored, at, Neurons(plain(layer))))
         return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
+
+    def _slice_split(self, x: Signal, at: int, start: int, stop: int | None) -> Value:
+        """A slice of an axis of a reshape, such as the queries of heads that were packed."""
+        found = x.axes[at]
+        if not isinstance(found, Part):
+            return x
+        split = found.split
+        if found.index:
+            split.cut(found.index)
+            return self.slice(x, at, start, stop)
+        size, *rest = split.sizes
+        first, last, _ = slice(start, stop).indices(size)
+        inner = math.prod(rest)
+        whole = take(split.segments, first * inner, last * inner)
+        new = open_axes(whole, [last - first, *rest])
+        stored = tuple(
+            new[axis.index] if isinstance(axis, Part) and axis.split is split else axis
+            for axis in x.axes
+        )
+        return replace(x, stored=stored)
+
+    def repeat(self, x: Value, axis: int, times: int) -> Value:
+        """Every entry of an axis several times, one after another: keys that heads share."""
+        if not isinstance(x, Signal):
+            return self._unneeded(x)
+        at = position_of(axis, x.rank)
+        self.check_certain(x, [axis])
+        merged = merge_axes([x.stored[at], Positions(times, is_copied=True)])
+        return replace(x, stored=with_axis(x.stored, at, merged))
 
     def select(self, x: Value, axis: int, index: int) -> Value:
         """One entry of an axis, which is dropped; entries of a weight are taps."""
@@ -153,6 +191,15 @@ class AxisOperations(ValueSource):
         if isinstance(x, Opaque):
             return self._unneeded(x)
         return Signal(regroup(x.stored, sizes))
+
+    def unflatten(self, x: Value, axis: int, sizes: Sizes) -> Value:
+        """One axis as several; -1 stands for the size that follows."""
+        if not isinstance(x, Signal):
+            return self._unneeded(x)
+        self.check_certain(x, [axis])
+        at = position_of(axis, x.rank)
+        parts = regroup([x.stored[at]], sizes)
+        return replace(x, stored=(*x.stored[:at], *parts, *x.stored[at + 1 :]))
 
     def permute(self, x: Value, order: Sequence[int]) -> Value:
         """Axes in another order."""

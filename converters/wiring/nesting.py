@@ -99,12 +99,13 @@ class Nesting:
         return [ends.target, tuple(dict.fromkeys([*above, *ends.source]))]
 
     def conflict(self, ends: Ends) -> list[Layer]:
-        """The layers that would have to be positions for a tensor to have a place, if any.
+        """The layers that have to keep their order for a tensor to have a place, if any.
 
         A weight cannot join the neurons of all groups with those of all the same groups, nor
         nested neurons with themselves. Of groups and what is inside of them, the larger is kept.
         """
-        target, source = ends.target, ends.source
+        target = tuple(layer for layer in ends.target if not layer.fixed)
+        source = tuple(layer for layer in ends.source if not layer.fixed)
         twice = [layer for layer in target if layer in source]
         if target == source == tuple(twice) and len(twice) == 1 and not self.parent.get(twice[0]):
             return []
@@ -146,9 +147,9 @@ class Nesting:
             chains = [self.chain(other) for other in above[layer] if layer not in self.chain(other)]
             fitting = [chain for chain in chains if set(chain) <= above[layer]]
             if fitting:
-                self.parent[layer] = max(
-                    fitting, key=lambda chain: (len(chain), chain[-1].order)
-                )[-1]
+                self.parent[layer] = max(fitting, key=lambda chain: (len(chain), chain[-1].order))[
+                    -1
+                ]
 
 
 def without_fixed(segments: Segments, whole: dict[Segment, Layer]) -> Segments:

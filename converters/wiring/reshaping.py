@@ -188,12 +188,12 @@ def _rejoined(axes: list[Axis]) -> list[Axis]:
 def _factor(axis: Axis, beside: Sequence[Axis]) -> Factor:
     if isinstance(axis, Neurons):
         return axis.segments
-    if isinstance(axis, Positions) and axis.is_copied and axis.size is not None:
+    if isinstance(axis, Positions) and axis.is_copied and axis.size not in (1, None):
         # Copies of neurons, such as keys that several heads share.
         first = next((layers_of(a.segments)[0] for a in beside if isinstance(a, Neurons)), None)
         if first is not None:
             order = (*first.order, 0)
-            return Layer(axis.size, order, is_loose=True, values=first.values)
+            return Layer(axis.size or 1, order, is_loose=True, values=first.values)
     return axis.size
 
 

@@ -116,14 +116,26 @@ class ValueSource:
         at = position_of(axis, len(shape))
         if shape[at] not in (None, size):
             self.refuse(f"Expected {size} input channels (got inputs of shape {list(shape)})")
-        name = (x.origin, len(shape) - at, size)
+        stored: list[Axis] = [Positions(n) for n in shape]
+        stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+        return Signal(tuple(stored), guessed=x.shape is None)
+
+    def claim_axes(self, x: Opaque, axes: Sequence[int]) -> Signal:
+        """A value of known shape with neurons along axes."""
+        shape = x.shape or ()
+        stored: list[Axis] = [Positions(n) for n in shape]
+        for at in axes:
+            size = shape[at] or 0
+            stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+        return Signal(tuple(stored))
+
+    def _claimed_layer(self, x: Opaque, axis: int, size: int) -> Layer:
+        name = (x.origin, axis, size)
         if name not in self._claims:
             layer = self.layer(size)
             layer.is_input, layer.is_fixed = x.is_input, True
             self._claims[name] = layer
-        stored: list[Axis] = [Positions(n) for n in shape]
-        stored[at] = Neurons(plain(self._claims[name]))
-        return Signal(tuple(stored), guessed=x.shape is None)
+        return self._claims[name]
 
     def expose(self, x: Value) -> None:
         """Fixes the layers whose order shows in a value that is used."""
@@ -210,7 +222,7 @@ class ValueSource:
         stored: list[Axis] = []
         for axis, size in zip(x.stored, shape, strict=True):
             if isinstance(axis, Positions):
-                stored.append(Positions(size))
+                stored.append(replace(axis, size=size))
             elif isinstance(axis, Neurons) and size is not None:
                 stored.append(Neurons(solve(axis.segments, size)))
             else:

@@ -96,7 +96,10 @@ def _mirrored(layer: Layer, factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
             if isinstance(factor, Layer | tuple) or size % left:
                 break
             size = left
-        found.append(size if isinstance(factor, int) else layer.part(size, len(found)))
+        part = layer.part(size, len(found))
+        # Of a layer that is taken apart, nothing says that both are neurons.
+        part.is_loose = layer.is_loose or (isinstance(factor, Layer) and factor.is_loose)
+        found.append(size if isinstance(factor, int) else part)
         left //= size
         if left == 1:
             return tuple(found)

@@ -19,8 +19,7 @@ from nfn_graph.converters.wiring.axes import (
 )
 from nfn_graph.converters.wiring.ties import tie
 
-
-Axis = Union["Positions", "Neurons", "Part"]  # noqa: UP007
+Axis = Union["Positions", "Neurons", "Part"]
 
 
 @dataclass(frozen=True)

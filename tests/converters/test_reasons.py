@@ -28,39 +28,16 @@ def stepwise(m: nn.Module, x: Any) -> Any:
     return m.b(state)
 
 
-def attended(m: nn.Module, x: Any) -> Any:
-    """An attention module behind a class token."""
-    tokens = torch.cat([m.token.expand(x.shape[0], -1, -1), m.a(x)], 1)
-    return m.b(m.attention(tokens, tokens, tokens)[0][:, 0])
-
-
-def by_hand(m: nn.Module, x: Any) -> Any:
-    """An attention with two heads."""
-    size, tokens, _ = x.shape
-    heads = m.a(x).view(size, tokens, 2, 2).transpose(1, 2)
-    weights = m.drop(torch.softmax(heads @ heads.transpose(-1, -2), -1))
-    return m.b((weights @ heads).transpose(1, 2).reshape(size, tokens, 4))
-
-
-TIME, ATTENTION = "recurrence over time", "attention"
+TIME = "recurrence over time"
 REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]] = {
     "LSTM": (recurrent, {"rnn": nn.LSTM(3, 4, batch_first=True)}, rf"rnn.*{TIME}"),
     "GRU cell": (stepwise, {"rnn": nn.GRUCell(3, 4)}, rf"rnn \(GRUCell\).*{TIME}"),
-    "attention": (
-        attended,
-        {
-            "attention": nn.MultiheadAttention(4, 2, batch_first=True),
-            "token": nn.Parameter(torch.rand(1, 1, 4)),
-        },
-        rf"attention \(MultiheadAttention\).*{ATTENTION}",
-    ),
-    "attention by hand": (by_hand, {"drop": nn.Dropout()}, rf"matmul.*{ATTENTION}"),
 }
 
 
 @pytest.mark.parametrize("name", REASONS)
 @pytest.mark.parametrize("with_example", [False, True])
-def test_the_reason_is_the_recurrence_or_the_attention(name: str, with_example: bool) -> None:
+def test_the_reason_is_the_recurrence(name: str, with_example: bool) -> None:
     run, parts, reason = REASONS[name]
     module = One(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2), **parts)
     with pytest.raises(ConversionError, match=reason) as caught:

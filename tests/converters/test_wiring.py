@@ -21,9 +21,9 @@ from nfn_graph.converters.wiring.axes import (
     layer_orders,
     layers_of,
     plain,
+    product,
     resolve,
     solve,
-    product,
     take,
 )
 from nfn_graph.converters.wiring.ties import tie
@@ -213,7 +213,9 @@ def test_the_order_shows_also_in_parts_that_came_later() -> None:
         assert all(n.fixed for n in wiring.layout().spec.neurons)
 
 
-@pytest.mark.parametrize(("groups", "is_refused"), [(1, False), (2, True), (4, False), (8, True)])
+@pytest.mark.parametrize(
+    ("groups", "is_refused"), [(1, False), (2, False), (4, False), (3, True), (8, True)]
+)
 def test_groups_of_channels(groups: int, is_refused: bool) -> None:
     tensors = {"w": torch.randn(4, 3), "scale": torch.randn(4)}
     wiring = Wiring(tensors)
@@ -232,9 +234,9 @@ def test_products_of_values() -> None:
     assert wiring.matmul(wiring.input((6, 1, 7, 5)), x).shape == (6, 2, 7, 4)
     assert wiring.matmul(wiring.permute(x, (0, 2, 1)), wiring.input((5,))).shape == (2, 4)
     assert wiring.matmul(wiring.input((2, 3)), wiring.input((3, 4))).shape is None
+    assert wiring.matmul(x, wiring.permute(x, (0, 2, 1))).shape == (2, 5, 5)
     for first, second in (
         (x, wiring.input((4, 4))),
-        (x, wiring.permute(x, (0, 2, 1))),
         (wiring.parameter("w"), wiring.parameter("v")),
         (wiring.input(), x),
     ):
