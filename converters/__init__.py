@@ -14,6 +14,7 @@ and architectures so that the core need not; it uses the core and never the task
     commands, summary, draw     what the command line shows
 """
 
+from nfn_graph.converters.conversion.converting import build_store
 from nfn_graph.converters.draw import draw
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.io import load, save
@@ -26,6 +27,7 @@ from nfn_graph.converters.zoos import open_zoo
 __all__ = [
     "ConversionError",
     "WeightDataset",
+    "build_store",
     "draw",
     "from_module",
     "from_state_dict",

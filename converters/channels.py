@@ -13,6 +13,7 @@ from nfn_graph.converters.casts import cast, promoted
 from nfn_graph.converters.checkpoint_values import as_tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.data import Layout, WeightGraph, gather_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
 #: The name of the weights themselves among the channels.
@@ -25,7 +26,7 @@ Channels = Mapping[str, Mapping[str, Any]]
 def add_channels(graph: WeightGraph, channels: Channels) -> None:
     """Adds channels to the features of a graph, and their names to its layout."""
     if WEIGHTS in channels:
-        raise ValueError(
+        raise UserError(
             f"Expected another name of a channel than that of the weights (got '{WEIGHTS}')"
         )
     layout: Layout = graph.layout
@@ -69,7 +70,7 @@ def channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> in
     count = graph[layout.spec.weights[0].key].edge_attr.shape[-1]
     names = list(layout.channels)
     if channel not in (None, WEIGHTS, *names):
-        raise ValueError(
+        raise UserError(
             f"Expected a channel of the graph, one of {[WEIGHTS, *names]} (got {channel!r})"
         )
     is_own = channel is None or channel == WEIGHTS

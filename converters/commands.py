@@ -25,17 +25,19 @@ from nfn_graph.converters.conversion import (
     load_file,
     report_file,
 )
-from nfn_graph.converters.errors import located, one_line, printable, reason_of
+from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.jobs.parts import Part
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
+from nfn_graph.messages import UserError, exit_code, located, one_line, printable, reason_of
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
 Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
 InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
+Patterns = Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")]
 Globals = Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
 _MOST_PRINTED = 1000
@@ -51,12 +53,14 @@ def inspect(
     input_shape: InputShape = None,
     key: str | None = None,
     safe_globals: Globals = None,
+    only: Patterns = None,
+    exclude: Patterns = None,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
 
     NaN and infinite entries are counted; tensors that the graph leaves out are listed with the
-    reason. The exit code is 2 if a file cannot be read.
+    reason. The exit code is 1 if some of the files cannot be read, 2 if none can.
 
     Examples:
       nfn-graph inspect model.pt
@@ -65,6 +69,7 @@ def inspect(
       nfn-graph inspect mnist.pt --input-shape 1 1 28 28 --flatten channels_first
       nfn-graph inspect agent.pth --key actor
       nfn-graph inspect arrays.npz --orientation in_out
+      nfn-graph inspect language_model.pt --arch my_package.models:make_lm --exclude "*embed*"
       nfn-graph inspect runs/ --json
 
     Args:
@@ -75,19 +80,24 @@ def inspect(
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
+        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
         json: Print one JSON object per line instead of tables.
     """
-    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
+    options = Options(
+        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+    )
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    failed = False
+    done = failed = 0
     for path in _found(files):
         try:
             table = summary(load_file(path, options))
         except Exception as error:
-            failed = True
+            failed += 1
             print(f"nfn-graph: {located(path, reason_of(error))}", file=sys.stderr)
             continue
+        done += 1
         if json:
             left_out = dict(table.left_out)
             print(
@@ -97,7 +107,7 @@ def inspect(
             )
         else:
             _print_summary(console, path, table)
-    return 2 if failed else 0
+    return exit_code(done, failed)
 
 
 def convert(
@@ -111,6 +121,14 @@ def convert(
     input_shape: InputShape = None,
     key: str | None = None,
     safe_globals: Globals = None,
+    labels: Path | None = None,
+    file_column: str | None = None,
+    split: Annotated[
+        tuple[float, float, float] | None, arg(metavar="TRAIN VALIDATION TEST")
+    ] = None,
+    seed: int = 0,
+    only: Patterns = None,
+    exclude: Patterns = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -122,14 +140,20 @@ def convert(
     Files that were converted before are skipped, so an interrupted run goes on where it stopped.
     Networks are named as their files lie below the folders given, and keep these names.
     The network of another file is not replaced, nor that of a file that cannot be read any more.
-    What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if a file
-    failed. OUT may lie in a folder of checkpoints: stores there are passed over.
+    What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if some of
+    the files failed, 2 if all did. OUT may lie in a folder of checkpoints: stores there are passed
+    over.
+
+    With --labels, every network gets the values of its row: a column names the file, every other
+    column becomes a column of the store. Files without a row fail, and rows without a file are
+    listed. A column 'split' says what a network is for: train, validation or test.
 
     Examples:
       nfn-graph convert checkpoints/ --out graphs/
       nfn-graph convert a.pt b.npz --out graphs/ --flatten channels_first
       nfn-graph convert zoo/ --out graphs/ --workers 8 --arch my_package.models:make_cnn
       nfn-graph convert zoo/ --out graphs/ --shard 2/4
+      nfn-graph convert zoo/ --out labelled/ --labels labels.csv --split 0.7 0.1 0.2
 
     Args:
         files: Checkpoint files, or folders of them.
@@ -140,6 +164,13 @@ def convert(
         input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        labels: A table with a row per file: .csv, .parquet, or .jsonl with an object per line.
+        file_column: The column of the labels that names the files; found by itself if not given.
+        split: The shares of train, validation and test if the labels have no column 'split';
+            0.8 0.1 0.1 if not given. Networks that are in the store keep theirs.
+        seed: Seed of the division into train, validation and test.
+        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
+        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
@@ -148,11 +179,19 @@ def convert(
             as many files as --shard-size, on machines that see the same folders.
     """
     if engine != "local" and (shard != "1/1" or workers):
-        raise ValueError(
+        raise UserError(
             f"Expected neither --shard nor --workers with --engine {engine}, which divides the "
             f"files itself (got --shard {shard} --workers {workers})"
         )
-    options = Options(arch, flatten, input_shape, orientation, key, safe_globals)
+    if labels is None and (file_column is not None or split is not None):
+        given = f"--file-column {file_column}" if split is None else "--split"
+        raise UserError(f"Expected --labels, a table with a row per file, with {given} (got none)")
+    table = None
+    if labels is not None:
+        table = read_labels(labels, file_column, Fractions(split, seed))
+    options = Options(
+        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+    )
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
         if engine == "local":
@@ -161,6 +200,7 @@ def convert(
                 out,
                 options,
                 given=files,
+                labels=table,
                 workers=workers,
                 overwrite=overwrite,
                 shard=shard,
@@ -174,12 +214,13 @@ def convert(
                 options,
                 engine,
                 given=files,
+                labels=table,
                 overwrite=overwrite,
                 shard_size=shard_size,
                 on_done=count_on,
             )
     _print_report(report, report_file(out, Part.parse(shard)))
-    return 1 if report.failed else 0
+    return exit_code(report.converted + report.skipped, len(report.failed))
 
 
 def draw(
@@ -219,7 +260,11 @@ def draw(
     graph: WeightGraph = load_file(
         file, Options(arch, flatten, input_shape, orientation, key, safe_globals)
     )
-    draw_graph(graph, max_neurons=max_neurons).savefig(output)
+    figure = draw_graph(graph, max_neurons=max_neurons)
+    formats = figure.canvas.get_supported_filetypes()
+    if output.suffix.lower().lstrip(".") not in formats:
+        raise UserError(f"Expected a picture in one of {', '.join(formats)} (got '{output}')")
+    figure.savefig(output)
     print(output)
     return 0
 
@@ -261,7 +306,7 @@ def run(
     import torch
 
     if not input:
-        raise ValueError("Expected an .npy file for every input of the network (got none)")
+        raise UserError("Expected an .npy file for every input of the network (got none)")
     inputs = [_read_array(path) for path in input]
     options = Options(arch, flatten, None, orientation, key, safe_globals, activation)
     if arch is not None:
@@ -281,7 +326,7 @@ def run(
                 np.save(file_, arrays[0])
         print(output)
     else:
-        raise ValueError(
+        raise UserError(
             f"Expected an .npz file for {len(arrays)} outputs, or .npy for one (got '{output}')"
         )
     return 0
@@ -295,23 +340,27 @@ def _read_array(path: Path) -> Any:
     try:
         array = np.load(path, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            raise ValueError("it holds no array of numbers")
+            raise UserError("it holds no array of numbers")
     except (ValueError, EOFError) as error:
-        raise ValueError(
+        raise UserError(
             f"Expected an .npy file with an array in '{path}' (got: {error})"
         ) from error
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _print_report(report: Report, path: Path) -> None:
-    failures = list(report.failed.items())
-    for file, reason in failures[:_MOST_FAILURES]:
-        print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
-    if len(failures) > _MOST_FAILURES:
-        more = len(failures) - _MOST_FAILURES
-        print(f"nfn-graph: and {more} more, see {path}", file=sys.stderr)
+    failures = [located(file, reason) for file, reason in report.failed.items()]
+    unused = [f"No file belongs to {row} of the labels" for row in report.rows_without_file]
+    for lines in (failures, unused):
+        for line in lines[:_MOST_FAILURES]:
+            print(f"nfn-graph: {one_line(line)}", file=sys.stderr)
+        if len(lines) > _MOST_FAILURES:
+            more = len(lines) - _MOST_FAILURES
+            print(f"nfn-graph: and {more} more, see {path}", file=sys.stderr)
+    rows = f", {len(unused)} rows without a file" if unused else ""
     print(
-        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed ({path})"
+        f"{report.converted} converted, {report.skipped} skipped, {len(failures)} failed{rows} "
+        f"({path})"
     )
 
 

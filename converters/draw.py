@@ -13,6 +13,7 @@ from nfn_graph import NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.optional import require
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,13 +35,20 @@ def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figu
         graph: One network.
         max_neurons: How many neurons of a layer are shown at most.
         channel: Which of the graph's channels is shown.
+
+    Example:
+        >>> import io
+        >>> from torch import nn
+        >>> from nfn_graph.converters import draw, from_module
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> draw(from_module(network)).savefig(io.BytesIO())
     """
     layout_of(graph)
     channels = graph[graph.spec.weights[0].key].edge_attr.shape[-1]
     if not 0 <= channel < channels:
-        raise ValueError(f"Expected a channel from 0 to {channels - 1} (got {channel})")
+        raise UserError(f"Expected a channel from 0 to {channels - 1} (got {channel})")
     if max_neurons < 2:
-        raise ValueError(f"Expected to show at least 2 neurons (got max_neurons={max_neurons})")
+        raise UserError(f"Expected to show at least 2 neurons (got max_neurons={max_neurons})")
     figures = require("matplotlib.figure", "to draw graphs")
     picture = _Picture(graph, max_neurons, channel)
     width = min(3.2 + 1.55 * len(graph.spec.neurons), 60)

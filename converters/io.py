@@ -20,7 +20,7 @@ from nfn_graph.converters.keras.model import from_keras, save_keras
 from nfn_graph.converters.one_network import layout_of
 from nfn_graph.converters.onnx import from_onnx
 from nfn_graph.converters.orientation import Orientation
-from nfn_graph.converters.state_dict import from_state_dict, to_state_dict
+from nfn_graph.converters.state_dict import from_state_dict, to_state_dict, without
 
 _WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), pytorch.write),
@@ -42,6 +42,8 @@ def load(
     activation: str | None = None,
     example_input: Any = None,
     safe_globals: Sequence[str] = (),
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
 
@@ -65,24 +67,42 @@ def load(
         safe_globals: Names of classes and functions that a PyTorch file may use beside those
             that torch allows, such as `"numpy.dtype"`; see
             :func:`torch.serialization.safe_globals`. They are called: name only what you trust.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ConversionError: It holds no network that has a graph, with the reason.
         ModuleNotFoundError: The package for its format is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, load, save
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(from_module(network), f"{folder}/network.safetensors")
+        ...     graph = load(f"{folder}/network.safetensors")
+        >>> graph["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     path = Path(path)
     format_, entries = detect(path)
-    if format_ == "onnx":
-        return from_onnx(path, example_input=example_input)
     try:
-        if format_ == "keras":
-            read = keras.read(path)
-            return from_keras(read, arch=arch, flatten=flatten, example_input=example_input)
+        if format_ in ("onnx", "keras"):
+            graph = (
+                from_onnx(path, example_input=example_input)
+                if format_ == "onnx"
+                else from_keras(
+                    keras.read(path), arch=arch, flatten=flatten, example_input=example_input
+                )
+            )
+            return without(graph, only, exclude)
         if format_ == "safetensors":
             file = safetensors.read_file(path)
             if is_graph(file.metadata):
-                return read_graph(path, file)
+                return without(read_graph(path, file), only, exclude)
             tensors: Mapping[str, Any] = file.tensors
         else:
             tensors = _read(path, format_, entries, safe_globals)
@@ -94,6 +114,8 @@ def load(
             key=key,
             activation=activation,
             example_input=example_input,
+            only=only,
+            exclude=exclude,
         )
     except ConversionError as error:
         if str(path) in str(error):
@@ -145,6 +167,17 @@ def save(
             their names, or `"weights"`.
         as_graph: Writes the graph itself into a `.safetensors` file, with its layout and all
             channels; :func:`load` reads it back.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, save
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(from_module(network), f"{folder}/network.pt")
+        ...     list(torch.load(f"{folder}/network.pt"))
+        ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     path = Path(path)
     suffix = _suffix(path, template)

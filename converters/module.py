@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.left_out import leave_out
 from nfn_graph.converters.one_network import check_module
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.data import WeightGraph
+from nfn_graph.messages import UserError
 
 # Of float64, relative to the largest output.
 _TOLERANCE = 1e-9
@@ -29,6 +31,8 @@ def from_module(
     verify: bool = False,
     *,
     channels: Mapping[str, Mapping[str, Tensor]] | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     r"""The weight graph of a network, by following its computation in eval mode.
 
@@ -59,6 +63,18 @@ def from_module(
             parameter that is not in the graph changes the outputs. Needs an `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module
+        >>> network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+        >>> graph = from_module(network, torch.randn(1, 1, 8, 8), verify=True)
+        >>> graph["hidden1", "weight", "output"].edge_attr.shape  # 36 positions are taps of an edge
+        torch.Size([40, 36, 1])
     """
     check_module(module, "module")
     layout = trace(module, example_input)
@@ -66,17 +82,17 @@ def from_module(
         key: value.detach().clone() if isinstance(value, Tensor) else value
         for key, value in module.state_dict().items()
     }
-    graph = build_graph(layout, tensors, channels)
+    graph = build_graph(leave_out(layout, list(tensors), only, exclude), tensors, channels)
     if verify:
         if example_input is None:
-            raise ValueError("Expected an example_input to verify with (got None)")
+            raise UserError("Expected an example_input to verify with (got None)")
         _verify(module, as_inputs(example_input))
     return graph
 
 
 def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
     if any(p.is_meta for p in _tensors_of(module)):
-        raise ValueError("Expected a module with values to verify (got one on the meta device)")
+        raise UserError("Expected a module with values to verify (got one on the meta device)")
     network = _copy(unwrapped_module(module)).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -8,6 +8,7 @@ from torch import nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 
 
 def layout_of(graph: WeightGraph) -> Layout:
@@ -16,7 +17,7 @@ def layout_of(graph: WeightGraph) -> Layout:
         raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
     layouts = graph.layouts
     if len(layouts) != 1 or graph.layout is not layouts[0]:
-        raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+        raise UserError("Expected one network (got a batch; take batch[i] of it)")
     return layouts[0]
 
 

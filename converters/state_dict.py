@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -23,11 +23,13 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
+from nfn_graph.converters.left_out import leave_out
 from nfn_graph.converters.one_network import check_module, layout_of
 from nfn_graph.converters.orientation import Orientation, turned, turned_back
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
@@ -42,6 +44,8 @@ def from_state_dict(
     activation: str | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> WeightGraph:
     """The weight graph of a checkpoint without its module.
 
@@ -92,15 +96,25 @@ def from_state_dict(
             moments, other networks of the same shapes. They become channels of the features
             after the weights themselves; keys without a value, or with None, are filled with
             zeros.
+        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
+            the graph, and carried along for the way back. All tensors count if there are none.
+        exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_state_dict
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> from_state_dict(network.state_dict())["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     if flatten not in (None, *get_args(FlattenOrder)):
-        raise ValueError(
+        raise UserError(
             f"Expected flatten to be 'channels_first' or 'channels_last' (got {flatten!r})"
         )
     if orientation not in (None, *get_args(Orientation)):
-        raise ValueError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
+        raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
     if activation is not None and activation not in ENTRYWISE:
-        raise ValueError(
+        raise UserError(
             f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
         )
     if arch is not None:
@@ -116,7 +130,7 @@ def from_state_dict(
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
     else:
         layout = find_layout(found, arch, hints, example_input)
-    return build_graph(layout, found, channels)
+    return build_graph(leave_out(layout, list(found), only, exclude), found, channels)
 
 
 def _input_shape(example_input: Any) -> tuple[int, ...] | None:
@@ -149,6 +163,20 @@ def build_graph(
     return graph
 
 
+def without(graph: WeightGraph, only: Sequence[str], exclude: Sequence[str]) -> WeightGraph:
+    """A graph without some of its tensors, which it carries along instead."""
+    if not only and not exclude:
+        return graph
+    layout = layout_of(graph)
+    if layout.channels or layout.before is not None or layout.aside:
+        raise ConversionError(
+            "Expected only= and exclude= for a graph as it was converted (got one with further "
+            "channels, after a transform, or without some of its tensors already)"
+        )
+    tensors = to_state_dict(graph)
+    return build_graph(leave_out(layout, list(tensors), only, exclude), tensors)
+
+
 def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, Any]:
     """The checkpoint of a graph: its keys in their order, shapes, dtypes, buffers, all bits.
 
@@ -156,6 +184,13 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
         graph: A graph made by a converter; its values may have changed since.
         channel: One of the further channels that the graph was made with, by name; the
             weights themselves if None or `"weights"`.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, to_state_dict
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> list(to_state_dict(from_module(network)))
+        ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     layout = layout_of(graph)
     if not layout.placements:
@@ -196,7 +231,16 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
-    """Loads the weights of a graph into a module, which is returned."""
+    """Loads the weights of a graph into a module, which is returned.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, to_module
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> other = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> to_module(from_module(network), other)[0].weight.equal(network[0].weight)
+        True
+    """
     check_module(module, "module")
     state_dict = to_state_dict(graph)
     network = module

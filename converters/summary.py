@@ -97,7 +97,15 @@ class Summary:
 
 
 def summary(graph: WeightGraph) -> Summary:
-    """What each type of a graph, or of a batch, holds."""
+    """What each type of a graph, or of a batch, holds.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module, summary
+        >>> network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> summary(from_module(network)).nan
+        0
+    """
     spec = graph.spec
     rows = []
     for neuron in spec.neurons:
@@ -110,8 +118,12 @@ def summary(graph: WeightGraph) -> Summary:
         if weight.name != "weight":
             name += f" ({weight.name})"
         rows.append(_row(name, None, x.shape[0], x))
-    carried = {key: value for layout in graph.layouts for key, value in layout.carried.items()}
-    return Summary(tuple(rows), {key: _why_left_out(value) for key, value in carried.items()})
+    reasons = {
+        key: "on purpose" if key in layout.aside else _why_left_out(value)
+        for layout in graph.layouts
+        for key, value in layout.carried.items()
+    }
+    return Summary(tuple(rows), reasons)
 
 
 def _why_left_out(value: Any) -> str:

@@ -29,6 +29,7 @@ if typing.TYPE_CHECKING:
     from nfn_graph.data import Batch, DataLoader, EdgeBatchSampler, WeightGraph
     from nfn_graph.features import WeightFeatures
     from nfn_graph.memory import keep_memory
+    from nfn_graph.messages import UserError
     from nfn_graph.nn import (
         NFN,
         Activation,
@@ -43,6 +44,7 @@ if typing.TYPE_CHECKING:
         NFNOptions,
         Pool,
         Probe,
+        ProbeEncoding,
         ProbeNet,
         Residual,
         Standardize,
@@ -72,9 +74,11 @@ __all__ = [
     "NeuronType",
     "Pool",
     "Probe",
+    "ProbeEncoding",
     "ProbeNet",
     "Residual",
     "Standardize",
+    "UserError",
     "WeightFeatures",
     "WeightGraph",
     "WeightType",
@@ -90,6 +94,7 @@ _NAMES = {
     "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),
     "features": ("WeightFeatures",),
     "memory": ("keep_memory",),
+    "messages": ("UserError",),
     "ops": ("use_backend",),
     "spec": ("FoldedSpec", "NetworkSpec", "NeuronType", "WeightType"),
 }

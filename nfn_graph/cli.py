@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nfn_graph.memory import keep_memory
+from nfn_graph.messages import UserError, is_bug, one_line, reason_of
 
 
 class Command(NamedTuple):
@@ -57,7 +58,14 @@ COMMANDS = {
     "train": Command(
         "nfn_graph.tasks.commands:train",
         "Train a model on the networks of a zoo.",
-        ("predict-generalization", "classify-inr", "edit-inr", "winning-tickets"),
+        (
+            "regress",
+            "classify",
+            "predict-generalization",
+            "classify-inr",
+            "edit-inr",
+            "winning-tickets",
+        ),
     ),
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
@@ -75,17 +83,16 @@ COMMANDS = {
     ),
 }
 
-# What a command may raise because of its input; anything else is a mistake of ours.
-_EXPECTED = (OSError, ValueError, TypeError, ImportError, MemoryError)
-_TRACEBACK = "NFN_GRAPH_TRACEBACK"
+# Exit codes beside 0.
+PART_FAILED, WRONG_CALL, BUG, INTERRUPTED, CLOSED_PIPE = 1, 2, 70, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 1 if a part failed, 2 for an error."""
+    """Runs one command; returns the exit code: 0, or one of those above."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(_help())
-        return 0 if given else 2
+        return 0 if given else WRONG_CALL
     if given[0] in ("-V", "--version"):
         print("\n".join(_versions(verbose=given[1:] in (["-v"], ["--verbose"]))))
         return 0
@@ -101,32 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             keep_memory()
         return _run(given[0], given[1:])
     except KeyboardInterrupt:
-        return _fail("Interrupted", code=130)
+        return _fail("Interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has closed it; nothing must be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except _EXPECTED as error:
-        return _fail(str(error) or type(error).__name__)
+        return CLOSED_PIPE
     except FloatingPointError as error:
         # A training that diverged: what was asked for could be done, and has failed.
-        return _fail(str(error), code=1)
-    except RuntimeError as error:
-        if os.environ.get(_TRACEBACK) or "allocate" not in str(error):
-            return _mistake(error)
-        # So torch says that there is not enough memory.
-        return _fail(f"Expected a computation that fits into memory (got: {_first_line(error)})")
+        return _fail(str(error), PART_FAILED)
     except Exception as error:
-        return _mistake(error)
-
-
-def _mistake(error: Exception) -> int:
-    if os.environ.get(_TRACEBACK):
-        raise error
-    return _fail(
-        f"Expected no mistake in nfn-graph (got {type(error).__name__}: {error}). Set "
-        f"{_TRACEBACK}=1 to see where"
-    )
+        return _fail(reason_of(error), BUG if is_bug(error) else WRONG_CALL)
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -177,7 +168,7 @@ def _parse(
     part = [word for word in arguments[:1] if word in parts]
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         parsed([*part, "--help"])
-    raise ValueError(
+    raise UserError(
         f"Expected the arguments that 'nfn-graph {' '.join([name, *part])} --help' shows (got: "
         f"{_first_section(complaint.getvalue())})"
         f"{_meant(arguments, () if part else parts, page.getvalue())}"
@@ -216,11 +207,11 @@ def _check_values(call: functools.partial[int]) -> None:
     for name, value in _values({**dict(zip(names, call.args, strict=False)), **call.keywords}):
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"Expected a finite number of {option} (got {value})")
+            raise UserError(f"Expected a finite number of {option} (got {value})")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise ValueError(f"Expected {option} of less than 2**63 (got {value})")
+            raise UserError(f"Expected {option} of less than 2**63 (got {value})")
         if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
-            raise ValueError(f"Expected text without zero bytes (got {str(value)!r})")
+            raise UserError(f"Expected text without zero bytes (got {str(value)!r})")
 
 
 def _values(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -247,15 +238,8 @@ def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _fail(message: str, code: int = 2) -> int:
-    line = " ".join(message.split())
-    # A file's name may hold anything, also what a terminal would obey.
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-    print(f"nfn-graph: {shown}", file=sys.stderr)
+def _fail(message: str, code: int = WRONG_CALL) -> int:
+    print(f"nfn-graph: {one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nfn_graph.data import WeightGraph
+from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, Symmetry
 
 __all__ = ["Permutation", "sample"]
@@ -21,6 +23,16 @@ class Permutation:
     Attributes:
         index: For every permuted neuron type, :math:`\sigma^{-1}` as rows of that type: the
             neuron that comes to each place. It stays within networks and layers.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, symmetry
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> permutation = symmetry.sample(graph, "hnp")
+        >>> moved = permutation.apply(graph)
+        >>> permutation.inverse().apply(moved)["hidden1"].x.equal(graph["hidden1"].x)
+        True
     """
 
     index: dict[str, Tensor]
@@ -51,10 +63,50 @@ class Permutation:
                 target = self._moved(key[2], rows.targets.index.long())
                 source = self._moved(key[0], rows.sources.index.long())
                 moved[key] = x[raw.incidence.lookup(key, target, source)]
-        return graph.with_features(moved)
+        permuted = graph.with_features(moved)
+        if any(layout.aside for layout in graph.layouts):
+            layouts = self._carrying(graph)
+            permuted.layout = layouts[0] if isinstance(graph.layout, Layout) else layouts
+        return permuted
+
+    def _carrying(self, graph: WeightGraph) -> list[Layout]:
+        """The layouts with the tensors that were left out of the graph permuted, too."""
+        first = dict.fromkeys(self.index, 0)
+        layouts = []
+        for layout in graph.layouts:
+            own = {}
+            for name, index in self.index.items():
+                start, count = first[name], layout.num_rows(name)
+                own[name] = index[start : start + count] - start
+                first[name] += count
+            layouts.append(layout.noting(carried={**layout.carried, **_moved_aside(layout, own)}))
+        return layouts
 
     def _moved(self, name: str, rows: Tensor) -> Tensor:
         return self.index[name][rows] if name in self.index else rows
+
+
+def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one network that are no part of its graph, with their axes permuted."""
+    found: dict[str, Tensor] = {}
+    for key, placements in layout.aside.items():
+        tensor = layout.carried[key]
+        for p in placements:
+            ends = (p.store,) if isinstance(p.store, str) else (p.store[2], p.store[0])
+            counts = [layout.num_rows(name) for name in ends]
+            if math.prod(counts) != p.count:
+                raise UserError(
+                    f"Expected neurons in the way of '{key}', which was left out of the graph (got "
+                    f"{dict(zip(ends, counts, strict=True))}). Undo transforms first."
+                )
+            if key not in found:
+                found[key] = tensor.clone()
+            rows = p.take(tensor).reshape(*counts, p.taps)
+            for axis, name in enumerate(ends):
+                if name in index:
+                    rows = rows.index_select(axis, index[name].to(rows.device))
+            p.put(rows.reshape(p.count, p.taps, 1), found[key].unsqueeze(-1))
+    return found
 
 
 def sample(
@@ -66,6 +118,15 @@ def sample(
 
     `"np"` permutes all layers, `"hnp"` all but those of fixed types. Neurons with a parent are
     permuted inside of it, and go along with it.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, symmetry
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> moved = symmetry.sample(graph, "hnp").apply(graph)
+        >>> moved["hidden1"].x.sort(0).values.equal(graph["hidden1"].x.sort(0).values)
+        True
     """
     places = {}
     for name, sizes in layer_sizes(graph, symmetry).items():
@@ -78,7 +139,7 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
     """For every index that a group permutes, the sizes of what it permutes by itself: the
     layers of a type, or the neurons inside each parent."""
     if symmetry not in ("np", "hnp"):
-        raise ValueError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
+        raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
     spec = graph.spec
     shapes = [
         dict(zip(spec.neuron, layout.shape_in(spec).sizes, strict=True)) for layout in graph.layouts

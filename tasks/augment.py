@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Symmetry, WeightKey
 from nfn_graph.symmetry import sample
 
@@ -48,7 +49,7 @@ class WeightNoise(BaseTransform):
 
     def __init__(self, std: float = 0.05, generator: torch.Generator | None = None) -> None:
         if not std >= 0:
-            raise ValueError(f"Expected a standard deviation of at least 0 (got {std})")
+            raise UserError(f"Expected a standard deviation of at least 0 (got {std})")
         self.std = std
         self.generator = generator
 
@@ -74,7 +75,7 @@ class WeightDrop(BaseTransform):
 
     def __init__(self, probability: float = 0.05, generator: torch.Generator | None = None) -> None:
         if not 0 <= probability <= 1:
-            raise ValueError(f"Expected a probability within 0 and 1 (got {probability})")
+            raise UserError(f"Expected a probability within 0 and 1 (got {probability})")
         self.probability = probability
         self.generator = generator
 
@@ -112,7 +113,7 @@ class MoveCoordinates(BaseTransform):
         generator: torch.Generator | None = None,
     ) -> None:
         if not (degrees >= 0 and shift >= 0 and 0 < scale[0] <= scale[1]):
-            raise ValueError(
+            raise UserError(
                 f"Expected degrees and shift of at least 0 and a scale interval above 0 (got "
                 f"{degrees}, {shift} and {scale})"
             )
@@ -130,7 +131,7 @@ class MoveCoordinates(BaseTransform):
     def draw(self, inputs: int) -> tuple[Tensor, Tensor]:
         """A random matrix `A` and shift `t`, in double precision."""
         if inputs not in (2, 3):
-            raise ValueError(f"Expected an INR with two or three inputs (got {inputs})")
+            raise UserError(f"Expected an INR with two or three inputs (got {inputs})")
         angle = math.radians(self.degrees) * self._uniform(1)
         rotation = _rotation(angle, self._axis()) if inputs == 3 else _rotation(angle, None)
         low, high = map(math.log, self.scale)
@@ -177,7 +178,7 @@ def first_weight(graph: WeightGraph) -> WeightKey:
     targets = {w.target for w in spec.weights}
     first = [w for w in spec.weights if w.source not in targets]
     if len(first) != 1 or first[0].taps != 1 or spec.neuron[first[0].target].taps != 1:
-        raise ValueError(
+        raise UserError(
             f"Expected an INR: one dense layer with biases that reads the inputs (got {spec})"
         )
     return first[0].key

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, WeightKey
 
 
@@ -27,12 +28,12 @@ class CanonicalPhases(BaseTransform):
     Works on single graphs and on batches, whatever the widths and depths.
 
     Args:
-        w0: The frequency factor of all hidden layers.
+        w0: The frequency factor of all hidden layers; or a tensor with that of every network.
     """
 
-    def __init__(self, w0: float = 30.0) -> None:
-        if not w0 > 0:
-            raise ValueError(f"Expected w0 above 0 (got {w0})")
+    def __init__(self, w0: float | Tensor = 30.0) -> None:
+        if not (w0 > 0 if isinstance(w0, float | int) else bool((w0 > 0).all())):
+            raise UserError(f"Expected w0 above 0 (got {w0})")
         self.w0 = w0
 
     def forward(self, data: WeightGraph) -> WeightGraph:
@@ -43,8 +44,11 @@ class CanonicalPhases(BaseTransform):
         weights, neurons = dict(raw.weights), dict(raw.neurons)
         for name in hidden_chain(data.spec):
             biases = neurons[name]
-            new, flip, negate = canonical_phases(biases * self.w0)
-            neurons[name] = new / self.w0
+            w0 = self.w0
+            if isinstance(w0, Tensor):
+                w0 = w0.to(biases)[raw.incidence.neurons[name].graph.long()].view(-1, 1, 1)
+            new, flip, negate = canonical_phases(biases * w0)
+            neurons[name] = new / w0
             for key, x in weights.items():
                 edges = raw.incidence.weights[key]
                 if key[2] == name:
@@ -84,7 +88,7 @@ def hidden_chain(spec: NetworkSpec) -> list[str]:
     hidden = [n for n in spec.neurons if into[n.name] and out[n.name]]
     for neuron in hidden:
         if neuron.taps != 1 or neuron.role or neuron.fixed:
-            raise ValueError(
+            raise UserError(
                 f"Expected hidden layers with a bias and nothing else, each of its own type "
                 f"(got neuron type '{neuron}'). Canonical forms come before RoleTypes."
             )

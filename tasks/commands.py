@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
+from nfn_graph.tasks.classify import Classify, ClassifyOptions
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.predict_generalization import (
@@ -15,8 +16,9 @@ from nfn_graph.tasks.predict_generalization import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.registry import TASKS
+from nfn_graph.tasks.regress import Regress, RegressOptions
 from nfn_graph.tasks.reports.compare import compare as compare_runs
-from nfn_graph.tasks.reports.compare import print_table
+from nfn_graph.tasks.reports.compare import failed_runs, print_table
 from nfn_graph.tasks.reports.runs import format_value
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
@@ -24,7 +26,9 @@ from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOption
 from nfn_graph.tasks.zoo.options import Split
 
 TrainCommand = (
-    Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
+    Annotated[RegressOptions, subcommand(Regress.name)]
+    | Annotated[ClassifyOptions, subcommand(Classify.name)]
+    | Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
     | Annotated[ClassifyInrOptions, subcommand(ClassifyInr.name)]
     | Annotated[EditInrOptions, subcommand(EditInr.name)]
     | Annotated[WinningTicketsOptions, subcommand(WinningTickets.name)]
@@ -37,6 +41,8 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     A run that was stopped goes on where it was when the same command is given again.
 
     Examples:
+      nfn-graph train regress --zoo graphs/ --label loss --out runs/loss
+      nfn-graph train classify --zoo graphs/ --label optimiser --out runs/optimiser
       nfn-graph train predict-generalization --zoo zoos/digits --out runs/np --model nfn-np
       nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
       nfn-graph train edit-inr --zoo zoos/fashion --out runs/dilate --operation dilate
@@ -45,7 +51,7 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     Args:
         command: The task and its options.
     """
-    task = next(t for t in TASKS.values() if isinstance(command, t.OPTIONS))
+    task = next(t for t in TASKS.values() if t.OPTIONS is type(command))
     metrics = train_task(task(command), progress=True)
     if not metrics:
         return 0  # Of several processes, the first one reports.
@@ -108,13 +114,15 @@ class CompareOptions:
 def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
     """Compare runs over models and seeds: mean and standard error.
 
+    Runs that failed or are not finished are listed, and do not count.
+
     Examples:
       nfn-graph compare runs/ --out comparison/
 
     Args:
         options: What to compare.
     """
-    print_table(compare_runs(options.runs, options.out))
+    print_table(compare_runs(options.runs, options.out), failed_runs(options.runs))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tyro.conf import OmitArgPrefixes
 
+from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.models import ModelName
 from nfn_graph.tasks.option_checks import check_at_least, check_networks
 from nfn_graph.tasks.predict_generalization import (
@@ -24,7 +25,7 @@ from nfn_graph.tasks.predict_generalization import (
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
-from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.info import accuracy_line
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
@@ -113,7 +114,7 @@ _COLUMNS = (
 
 def _zoo(
     options: DemoOptions, name: str, networks: int, widths: tuple[int, ...], seed: int
-) -> ZooFolder:
+) -> WeightDataset:
     chosen = CnnZooOptions(
         options.out / name,
         seed=seed,
@@ -140,7 +141,7 @@ def _numbers(metrics: dict[str, Any]) -> list[float]:
     return [metrics["tau"], metrics["r2"]]
 
 
-def _report(options: DemoOptions, zoo: ZooFolder, unseen: ZooFolder, table: Table) -> Path:
+def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, table: Table) -> Path:
     command = ["nfn-graph", "demo", "--out", str(options.out), "--seed", str(options.seed)]
     command += ["--networks", str(options.networks), "--unseen", str(options.unseen)]
     command += ["--epochs", str(options.epochs)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
 from nfn_graph.tasks.rendering import siren_layers
@@ -62,7 +63,7 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     picture = options.out.with_suffix(".png")
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
-        raise ValueError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
+        raise UserError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
     graph = read_network(options.checkpoint, options)
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
@@ -97,7 +98,7 @@ def edit_network(
     raw = check_single(graph)
     last, known = siren_layers(graph.spec)[-1][2], facts["image_shape"][0]
     if graph.layout.num_rows(last) != known:
-        raise ValueError(
+        raise UserError(
             f"Expected an INR with {known} neuron(s) of type '{last}', as those that the model "
             f"was trained on (got {graph.layout.num_rows(last)})"
         )

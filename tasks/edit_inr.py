@@ -8,25 +8,27 @@ zoo is all that a run needs, and a user's network has a target like any other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
+from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.editors import EditorName, build_editor
+from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.folder import ZooFolder
-from nfn_graph.tasks.zoo.store import Row
+from nfn_graph.tasks.zoo.computation import siren_computation
 
 _SHOWN = 10
 
@@ -50,17 +52,17 @@ class EditInrOptions(TrainOptions):
     PRESETS: ClassVar[Mapping[str, Preset]] = {
         # 45,000 images in batches of 32: 36 epochs are the paper's 50,000 steps.
         "paper": Preset(
-            ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True), 36, 32, 1e-3
+            ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True, probes=0), 36, 32, 1e-3
         ),
         # A smooth activation learns much faster: the edited images are smooth in all weights.
         "small": Preset(
-            ModelSettings((32, 32), (512, 512), io_encoding=True, activation="SiLU"),
+            ModelSettings((32, 32), (512, 512), io_encoding=True, activation="SiLU", probes=0),
             8,
             16,
             5e-3,
             schedule="cosine",
         ),
-        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
+        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True, probes=0), 2, 8, 1e-3),
     }
 
     model: EditorName = "nfn-np"
@@ -80,7 +82,7 @@ class EditInrOptions(TrainOptions):
         """An editor made of NF-Layers has no MLP behind them."""
         if self.model in ("mlp", "mlp-aug"):
             return super().parts()
-        return ("channels", "fourier_features")
+        return ("channels", "fourier_features", "probes")
 
 
 class EditInr(Task[EditInrOptions]):
@@ -93,41 +95,51 @@ class EditInr(Task[EditInrOptions]):
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
-    def usable(self, row: Row) -> bool:
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
         """Networks whose fit diverged show nothing."""
-        return math.isfinite(row["mse"])
+        return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
 
-    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """How the networks are to be drawn."""
+        zoo = zoos["train"]
         description = zoo.description
         if description["signal"] != "image":
-            raise ValueError(
+            raise UserError(
                 f"Expected a zoo of INRs of images (got '{zoo.folder}', which holds the "
                 f"{description['signal']} of shapes). Build one with: nfn-graph zoo inr --out ..."
             )
         names = ("image_shape", "output_offset")
         return {"w0": description["options"]["w0"], **{n: description[n] for n in names}}
 
-    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
+    def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
         """They must hold images."""
-        self.facts(zoo)
+        self.facts({"train": zoo})
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds the image that the edited network is to show, and the errors to compare with."""
-        graph = self.placed(graph, row["w0"], row["output_offset"], facts)
-        graph.mse_fit = torch.tensor([row["mse"]])
-        return graph
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """How every network is drawn, and the error of its own fit."""
+        columns = {"w0": "w0", "offset": "output_offset", "mse_fit": "mse"}
+        return {
+            name: torch.from_numpy(zoo.column(column).to_numpy().astype(np.float32))
+            for name, column in columns.items()
+        }
 
     def placed(
         self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
     ) -> WeightGraph:
-        """The network with what it shows and is to show: `original` and `y`."""
+        """A network that is not of a zoo, prepared, with what a SIREN computes."""
+        if graph.layout.computation.reason is not None:
+            computation = siren_computation(graph.layout, w0, offset)
+            graph.layout = graph.layout.noting(computation=computation)
         graph.w0, graph.offset = torch.tensor([w0]), torch.tensor([offset])
+        return self.prepare(graph, facts)
+
+    def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
+        """Adds the image that an edited network is to show, and the error of doing nothing."""
         height, width = facts["image_shape"][1:]
         original = render_graphs(graph, (height, width), graph.w0, graph.offset)
         graph.y = edit_images(original, self.options.operation, self.options.amount)
         graph.mse_unedited = _errors(original, graph.y)
-        return CanonicalPhases(w0)(graph) if self.options.canonical else graph
+        return CanonicalPhases(graph.w0)(graph) if self.options.canonical else graph
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
@@ -142,6 +154,10 @@ class EditInr(Task[EditInrOptions]):
             scale=options.edit_scale,
             per_tensor=options.scale_per_tensor,
         )
+
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Probes learn at a rate of their own."""
+        return fast_probes(model, lr)
 
     def loss(self, outputs: WeightGraph, batch: Batch) -> Tensor:
         """The mean squared error between what the edited networks show and their targets."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.optional import require
+from nfn_graph.messages import UserError
 
 Operation = Literal["dilate", "erode", "contrast", "blur", "invert", "rotate"]
 # How much, unless asked for: pixels, pixels, a factor, pixels, nothing, degrees.
@@ -48,19 +49,19 @@ def edit_images(images: Tensor, operation: Operation, amount: float = 0.0) -> Te
 def check_operation(operation: str, amount: float) -> None:
     """Raises for an operation that there is not, or an amount that makes no sense for it."""
     if operation not in _AMOUNTS:
-        raise ValueError(
+        raise UserError(
             f"Expected --operation: {', '.join(get_args(Operation))} (got '{operation}')"
         )
     if not math.isfinite(amount):
-        raise ValueError(f"Expected a finite --amount (got {amount})")
+        raise UserError(f"Expected a finite --amount (got {amount})")
     if operation == "invert" and amount:
-        raise ValueError(f"Expected no --amount of --operation invert (got {amount})")
+        raise UserError(f"Expected no --amount of --operation invert (got {amount})")
     if operation in ("dilate", "erode") and (amount < 0 or amount != round(amount)):
-        raise ValueError(
+        raise UserError(
             f"Expected --amount of --operation {operation} as a number of pixels (got {amount})"
         )
     if operation in ("contrast", "blur") and amount < 0:
-        raise ValueError(f"Expected --amount of --operation {operation} above 0 (got {amount})")
+        raise UserError(f"Expected --amount of --operation {operation} above 0 (got {amount})")
 
 
 def _function(cv2: Any, operation: str, amount: float) -> Callable[[Any], Any]:

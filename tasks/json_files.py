@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -16,9 +17,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"Expected JSON in '{path}' (got: {error})") from error
+        raise UserError(f"Expected JSON in '{path}' (got: {error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"Expected a JSON object in '{path}' (got {type(found).__name__})")
+        raise UserError(f"Expected a JSON object in '{path}' (got {type(found).__name__})")
     return found
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import check_part
 from nfn_graph.tasks.paths import on_paths
 
@@ -39,7 +40,7 @@ def masks_from_scores(
     """
     _check(scores, sparsity)
     if scope not in ("global", "layer"):
-        raise ValueError(f"Expected --scope: global or layer (got '{scope}')")
+        raise UserError(f"Expected --scope: global or layer (got '{scope}')")
     found: dict[str, Tensor] = {}
     for keys, count in _pools({key: x[0] for key, x in scores.items()}, sparsity, scope):
         found.update(_largest({key: scores[key] for key in keys}, count))
@@ -131,10 +132,10 @@ def prunable(layout: Layout, biases: bool = False) -> list[str]:
 def _check(scores: Mapping[str, Tensor], sparsity: float) -> None:
     check_sparsity(sparsity)
     if not any(x.numel() for x in scores.values()):
-        raise ValueError("Expected weights that may be pruned (got none)")
+        raise UserError("Expected weights that may be pruned (got none)")
     for key, x in scores.items():
         if not x.isfinite().all():
-            raise ValueError(f"Expected finite scores of '{key}' (got infinity or NaN)")
+            raise UserError(f"Expected finite scores of '{key}' (got infinity or NaN)")
 
 
 def _pools(
@@ -152,7 +153,7 @@ def _pools(
         return [([key], share(x.numel())) for key, x in scores.items()]
     if scope == "expected":
         return [([key], count) for key, count in _expected(scores, total).items()]
-    raise ValueError(f"Expected --scope: expected, global or layer (got '{scope}')")
+    raise UserError(f"Expected --scope: expected, global or layer (got '{scope}')")
 
 
 def _expected(scores: Mapping[str, Tensor], total: int) -> dict[str, int]:

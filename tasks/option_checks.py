@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nfn_graph.messages import UserError
+
 _MOST_NETWORKS = 10_000_000
 
 
@@ -16,32 +18,32 @@ def flag(name: str) -> str:
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raises for a value below `least`."""
     if not value >= least:
-        raise ValueError(f"Expected {flag(name)} of at least {least} (got {value})")
+        raise UserError(f"Expected {flag(name)} of at least {least} (got {value})")
 
 
 def check_above(name: str, value: float, limit: float) -> None:
     """Raises for a value that is not above `limit`."""
     if not value > limit:
-        raise ValueError(f"Expected {flag(name)} above {limit} (got {value})")
+        raise UserError(f"Expected {flag(name)} above {limit} (got {value})")
 
 
 def check_share(name: str, value: float) -> None:
     """Raises for what is not a share of a whole."""
     if not 0 <= value <= 1:
-        raise ValueError(f"Expected {flag(name)} within 0 and 1 (got {value})")
+        raise UserError(f"Expected {flag(name)} within 0 and 1 (got {value})")
 
 
 def check_part(name: str, value: float) -> None:
     """Raises for a share that leaves nothing of the whole."""
     if not 0 <= value < 1:
-        raise ValueError(f"Expected {flag(name)} of at least 0 and below 1 (got {value})")
+        raise UserError(f"Expected {flag(name)} of at least 0 and below 1 (got {value})")
 
 
 def check_several(name: str, values: Sequence[float], least: float) -> None:
     """Raises if there is no value, or one below `least`."""
     if not values or not min(values) >= least:
         got = " ".join(map(str, values)) or "none"
-        raise ValueError(f"Expected values of {flag(name)} of at least {least} each (got {got})")
+        raise UserError(f"Expected values of {flag(name)} of at least {least} each (got {got})")
 
 
 def check_interval(name: str, interval: tuple[float, float], *, above: float = -math.inf) -> None:
@@ -49,7 +51,7 @@ def check_interval(name: str, interval: tuple[float, float], *, above: float = -
     low, high = interval
     if not above < low <= high:
         limit = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(
+        raise UserError(
             f"Expected {flag(name)} as two numbers{limit}, the smaller first (got {low} {high})"
         )
 
@@ -59,7 +61,7 @@ def check_split(validation_share: float, test_share: float) -> None:
     check_share("validation_share", validation_share)
     check_share("test_share", test_share)
     if validation_share + test_share > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected --validation-share and --test-share of at most 1 together (got "
             f"{validation_share} and {test_share})"
         )
@@ -69,4 +71,4 @@ def check_networks(name: str, value: int) -> None:
     """All networks of a zoo are listed before the first is trained."""
     check_at_least(name, value, 1)
     if value > _MOST_NETWORKS:
-        raise ValueError(f"Expected {flag(name)} of at most {_MOST_NETWORKS:,} (got {value})")
+        raise UserError(f"Expected {flag(name)} of at most {_MOST_NETWORKS:,} (got {value})")

@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import (
     TicketScope,
     masks_from_scores,
@@ -70,7 +71,7 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
     """
     task, model, facts = load_model(options.run)
     if not isinstance(task, WinningTickets):
-        raise ValueError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
+        raise UserError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
     graph = read_network(options.checkpoint, options)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
     mask = mask_network(
@@ -163,7 +164,7 @@ def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
     zoo = open_zoo_folder(options.zoo)
     zoo = zoo.where(split=options.split, is_finite=True)[: options.networks]
     if not len(zoo):
-        raise ValueError(
+        raise UserError(
             f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
         )
     images = None if options.data is None else open_images(options.data)

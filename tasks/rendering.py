@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.data import Layout, Shape
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, WeightKey
 from nfn_graph.tasks.zoo.parameters import Parameters
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward
@@ -32,7 +33,7 @@ def render_graphs(graph: WeightGraph, size: tuple[int, int], w0: Tensor, offset:
     """
     raw, layouts = graph.features(), graph.layouts
     if raw.channels != 1:
-        raise ValueError(f"Expected one channel, the weights (got {raw.channels})")
+        raise UserError(f"Expected one channel, the weights (got {raw.channels})")
     grid = pixel_grid(*size, raw.dtype).to(raw.device)
     groups: dict[tuple[NetworkSpec, Shape, float, float], list[int]] = {}
     numbers = zip(layouts, w0.tolist(), offset.tolist(), strict=True)
@@ -57,7 +58,7 @@ def siren_layers(spec: NetworkSpec) -> list[WeightKey]:
     is_chain = len(after) == len(before) == len(spec.weights) == len(spec.neurons) - 1
     is_dense = all(w.taps == 1 and spec.neuron[w.target].taps == 1 for w in spec.weights)
     if not (is_chain and is_dense and len(first) == 1 and first[0].size == 2):
-        raise ValueError(
+        raise UserError(
             f"Expected a SIREN of an image: dense layers with biases, one after the other, the "
             f"first of which reads 2 coordinates (got {spec})"
         )

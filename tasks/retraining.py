@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph
+from nfn_graph.converters import WeightDataset
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import ticket_from_scores
 from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.training.data import load_graphs
+from nfn_graph.tasks.training.data import PreparedGraphs
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.build import device_of, dtype_of
-from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.metrics import TrainingData
 from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
@@ -59,7 +60,7 @@ class Result(NamedTuple):
 
 
 def compare_masks(
-    runs: Sequence[Path], zoo: ZooFolder, *, images: Images | None = None
+    runs: Sequence[Path], zoo: WeightDataset, *, images: Images | None = None
 ) -> list[Result]:
     """Trains the networks of a zoo from their initial weights, under several masks each.
 
@@ -75,7 +76,7 @@ def compare_masks(
     options = options_of(zoo)
     images = open_images(options.data) if images is None else images
     if images.fingerprint != zoo.description["fingerprint"]:
-        raise ValueError(
+        raise UserError(
             f"Expected the images that the zoo '{zoo.folder}' was made with (got others from "
             f"'{images.name}')"
         )
@@ -95,19 +96,19 @@ def compare_masks(
     sizes = [{key: x.abs() for key, x in weights.items()} for weights in initial]
     kinds: dict[str, list[Masks]] = {
         "Dense": [None] * len(zoo),
-        "IMP": [zoo.masks(i) for i in range(len(zoo))],
+        "IMP": [zoo.state_dict(i, "mask") for i in range(len(zoo))],
         "Random": cut(drawn, scope=scope, paths=False),
         "Magnitude": cut(sizes, scope=scope, paths=False),
         "Random, on paths": cut(drawn, scope=scope),
         "Magnitude, on paths": cut(sizes, scope=scope),
     }
     for run in runs:
-        task, model, _ = load_model(run)
+        task, model, facts = load_model(run)
         if not isinstance(task, WinningTickets):
-            raise ValueError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
+            raise UserError(f"Expected a run of winning-tickets (got '{run}', of {task.name})")
         model_name = task.options.model
         name = f"{model_name} ({run})" if model_name in kinds else model_name
-        scores = _scores(task, model, zoo)
+        scores = _scores(PreparedGraphs(task, zoo, facts), model)
         kinds[name] = cut(scores)
         kinds[f"{name}, scores alone"] = cut(scores, scope=scope, paths=False)
     everything = [(i, masks) for kind in kinds.values() for i, masks in enumerate(kind)]
@@ -120,7 +121,7 @@ def compare_masks(
 def retrain(
     options: TicketZooOptions,
     images: Images,
-    zoo: ZooFolder,
+    zoo: WeightDataset,
     jobs: Sequence[tuple[int, Masks]],
 ) -> list[float]:
     """The test accuracy of networks of a zoo that are trained under masks, job by job."""
@@ -150,10 +151,10 @@ def retrain(
     return found
 
 
-def options_of(zoo: ZooFolder) -> TicketZooOptions:
+def options_of(zoo: WeightDataset) -> TicketZooOptions:
     """The options that a zoo of tickets was made with."""
     if zoo.description["kind"] != "tickets":
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo of tickets (got '{zoo.folder}', a zoo of kind "
             f"'{zoo.description['kind']}'). Build one with: nfn-graph zoo tickets --out ..."
         )
@@ -163,8 +164,7 @@ def options_of(zoo: ZooFolder) -> TicketZooOptions:
     return TicketZooOptions(zoo.folder, **values)
 
 
-def _scores(task: WinningTickets, model: nn.Module, zoo: ZooFolder) -> list[dict[str, Tensor]]:
-    graphs = load_graphs(task, zoo, task.facts(zoo))
+def _scores(graphs: PreparedGraphs, model: nn.Module) -> list[dict[str, Tensor]]:
     return [found for g in graphs for found in mask_scores(model, Batch.from_data_list([g]))]
 
 

@@ -1,20 +1,45 @@
-"""What the tasks with one label per network share."""
+"""What the tasks with one label per network share: the label, and a model that predicts it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from nfn_graph import NetworkSpec, WeightGraph
+from nfn_graph import Batch, NetworkSpec
+from nfn_graph.converters import WeightDataset
+from nfn_graph.converters.store.arrow import arrow, compute
+from nfn_graph.converters.store.shards import PLACE
+from nfn_graph.converters.store.splits import COLUMN
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import build_model
+from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.training.options import TrainOptions
-from nfn_graph.tasks.training.task import Task
-from nfn_graph.tasks.zoo.store import Row
+from nfn_graph.tasks.training.run import network_names
+from nfn_graph.tasks.training.task import Predictions, Task
 
-Options = TypeVar("Options", bound=TrainOptions)
+# Columns that say where a network comes from and lies, so that they are no labels.
+_NO_LABELS = (*PLACE, COLUMN, "file", "path", "bytes", "mtime_ns", "options", "network", "group")
+
+
+@dataclass(frozen=True)
+class SupervisedOptions(TrainOptions):
+    """Options of tasks with one label per network.
+
+    Attributes:
+        label: The column of the zoo's table to predict; by default the one that the zoo names.
+        input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
+            the one that the zoo names, or one value for every input neuron.
+    """
+
+    label: str | None = None
+    input_shape: tuple[int, ...] = ()
+
+
+Options = TypeVar("Options", bound=SupervisedOptions)
 
 
 class SupervisedTask(Task[Options]):
@@ -25,17 +50,69 @@ class SupervisedTask(Task[Options]):
     """
 
     @abstractmethod
-    def label(self, row: Row) -> Tensor:
-        """What is to be predicted, of one network."""
+    def targets(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> Tensor:
+        """What the outputs of the model are compared with, a row for every network."""
 
     @abstractmethod
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
         """Outputs of the model per network."""
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds the label."""
-        graph.y = self.label(row)
-        return graph
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Probes learn at a rate of their own."""
+        return fast_probes(model, lr)
+
+    @abstractmethod
+    def answer(self, outputs: Tensor) -> Predictions:
+        """What the model says of every network, whose label nobody needs to know."""
+
+    def predict(self, outputs: Tensor, batch: Batch) -> Predictions:
+        """The true label beside what the model says."""
+        return {"target": batch.y, **self.answer(outputs)}
+
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
+        """The column of the label, and the shape of the networks' inputs where a zoo says it."""
+        shape = self._input_shape(zoos["train"])
+        known = {} if shape is None else {"input_shape": shape}
+        return {"label": self.label_column(zoos["train"]), **known}
+
+    def _input_shape(self, zoo: WeightDataset) -> list[int] | None:
+        """The shape of the images that the networks read, if a zoo or the user says it."""
+        if self.options.input_shape:
+            return list(self.options.input_shape)
+        # The images of a zoo of INRs are what its networks show, not what they read.
+        shape: list[int] | None = zoo.description.get("image_shape")
+        return None if zoo.description.get("kind") == "inr" else shape
+
+    def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
+        """A model that runs networks takes those that read images of one shape."""
+        known, found = facts.get("input_shape"), self._input_shape(zoo)
+        if self.options.model == "probe" and found != known:
+            raise UserError(
+                f"Expected networks that read images of shape {known}, as the run's own (got "
+                f"'{zoo.folder}' with {found})"
+            )
+
+    def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
+        """The column to predict: the one that was asked for, or the one that the zoo names.
+
+        Args:
+            zoo: The networks.
+            known: The column of the zoo that a model was trained on.
+        """
+        columns = zoo.store.table.column_names
+        name = self.options.label or zoo.description.get("label") or known
+        if name in columns:
+            return str(name)
+        labels = ", ".join(c for c in columns if c not in _NO_LABELS) or "none"
+        raise UserError(
+            f"Expected --label to name a column of '{zoo.folder}' to predict: {labels} (got "
+            f"{'none' if name is None else repr(name)}). Labels are added to checkpoints with: "
+            f"nfn-graph convert --labels"
+        )
+
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The label."""
+        return {"y": self.targets(zoo, facts)}
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
@@ -50,3 +127,19 @@ class SupervisedTask(Task[Options]):
             self.num_outputs(facts),
             facts.get("input_shape"),
         )
+
+
+def known_labels(zoo: WeightDataset, column: str) -> Any:
+    """The labels of all networks, a `pyarrow.ChunkedArray`; raises if one has none."""
+    found = zoo.column(column)
+    missing = compute().is_null(found, nan_is_null=arrow().types.is_floating(found.type))
+    count = compute().sum(missing).as_py() or 0
+    if count:
+        first = compute().index(missing, True).as_py()
+        raise UserError(
+            f"Expected a label for every network in column '{column}' of '{zoo.folder}' (got none "
+            f"for {count} of {len(zoo)} networks, such as "
+            f"'{network_names(zoo[first : first + 1])[1][0]}'). Leave them out with --where, or "
+            f"complete the labels."
+        )
+    return found

@@ -15,6 +15,7 @@ from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.reading import Options, load_file
 from nfn_graph.converters.files import detect, keras, onnx
 from nfn_graph.converters.orientation import Orientation
+from nfn_graph.messages import UserError
 
 # Formats that are written into a copy of the file that was read.
 _TEMPLATES = (".onnx", ".h5", ".keras")
@@ -50,7 +51,7 @@ def check_single(graph: WeightGraph) -> WeightFeatures:
     """The features of one network, in its own precision but at least in single."""
     raw = graph.features()
     if raw.num_graphs != 1 or raw.channels != 1:
-        raise ValueError(
+        raise UserError(
             f"Expected one network with its weights (got {raw.num_graphs} networks with "
             f"{raw.channels} channels)"
         )
@@ -71,7 +72,7 @@ def check_sines(checkpoint: Path) -> None:
         return
     strange = sorted(found - {"Sin", "sin", "sine"})
     if strange or (format_ == "onnx" and not found):
-        raise ValueError(
+        raise UserError(
             f"Expected a SIREN, whose hidden layers are sines, in '{checkpoint}' (got "
             f"{', '.join(strange) or 'no sines'})"
         )

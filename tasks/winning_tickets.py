@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from nfn_graph import Batch, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph.converters import WeightDataset
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.rates import slow_aggregates
 from nfn_graph.tasks.models.tickets import Ticket, TicketAutoencoder
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.folder import ZooFolder
-from nfn_graph.tasks.zoo.store import Row
 
 _SHOWN = 4
 # Learned channels of every input and output.
@@ -72,13 +72,13 @@ class WinningTicketsOptions(TrainOptions):
         """Raises for values that make no sense, naming the option."""
         super().check()
         if self.latent < 1:
-            raise ValueError(f"Expected --latent of at least 1 (got {self.latent})")
+            raise UserError(f"Expected --latent of at least 1 (got {self.latent})")
         if not self.divergence_weight >= 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected --divergence-weight of at least 0 (got {self.divergence_weight})"
             )
         if self.noise or self.drop:
-            raise ValueError(
+            raise UserError(
                 "Expected no --noise and no --drop, which would change the masks too "
                 f"(got {self.noise} and {self.drop})"
             )
@@ -93,18 +93,18 @@ class WinningTickets(Task[WinningTicketsOptions]):
     columns = ("overlap", "overlap_magnitude", "loss")
     OPTIONS = WinningTicketsOptions
 
-    def usable(self, row: Row) -> bool:
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
         """The mask of a network that diverged says nothing."""
-        return bool(row["is_finite"])
+        return zoo.where(is_finite=True)
 
-    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """How the masks were made."""
-        return {name: zoo.description["options"][name] for name in ("sparsity", "scope")}
+        options = zoos["train"].description["options"]
+        return {name: options[name] for name in ("sparsity", "scope")}
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds how the mask was made, as the metrics need it."""
-        graph.is_global = torch.tensor([row["scope"] == "global"])
-        return graph
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """How each mask was made, as the metrics need it."""
+        return {"is_global": torch.tensor([s == "global" for s in zoo.column("scope").to_pylist()])}
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]
@@ -112,7 +112,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         """An untrained autoencoder for networks of these types."""
         options, settings = self.options, self.options.model_settings()
         if options.model not in ("nfn-np", "nfn-pointwise"):
-            raise ValueError(
+            raise UserError(
                 f"Expected a model of masks: nfn-np or nfn-pointwise (got '{options.model}')"
             )
         return TicketAutoencoder(

@@ -178,7 +178,7 @@ def _read_zoo(path: Path) -> object:
 
 def _read_own_zoo(path: Path) -> object:
     zoo = open_zoo_folder(path)
-    return zoo.rows, zoo[0], zoo.masks(0), zoo.where(split="test").rows
+    return zoo.rows, zoo[0], zoo.state_dict(0), zoo.where(split="test").rows
 
 
 def _read_run(path: Path) -> object:

@@ -36,6 +36,8 @@ WAITING = {
     "zoo cnn": ["--out", "out", "--data", "missing"],
     "zoo inr": ["--out", "out", "--data", "missing"],
     "zoo tickets": ["--out", "out", "--data", "missing"],
+    "train regress": ["--zoo", "missing", "--out", "out"],
+    "train classify": ["--zoo", "missing", "--out", "out"],
     "train predict-generalization": ["--zoo", "missing", "--out", "out"],
     "train classify-inr": ["--zoo", "missing", "--out", "out"],
     "train edit-inr": ["--zoo", "missing", "--out", "out"],
@@ -63,10 +65,13 @@ GOOD = {
     "store": {"store", "cnn", "inr", "tickets"},
     "export": {"store", "cnn", "inr"},
     "zoo render": {"inr"},
-    "zoo info": {"cnn", "inr", "tickets"},
+    "zoo info": {"store", "cnn", "inr", "tickets"},
     "edit": {"siren.pt", "edits"},
     "prune": {"net.pt", "siren.pt", "initial.pt", "masks"},
     "compare": {"edits", "masks"},
+    # Without a label there is nothing to predict.
+    "train regress": set(),
+    "train classify": set(),
     "train predict-generalization": {"cnn"},
     "train classify-inr": {"inr"},
     "train edit-inr": {"inr"},
@@ -101,7 +106,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], codes: int
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, (shown, lines)
     assert lines[0].startswith("nfn-graph: ") and lines[0].isprintable(), (shown, lines)
-    assert "mistake in nfn-graph" not in lines[0], (shown, lines)
+    assert "a bug in nfn-graph" not in lines[0], (shown, lines)
     return lines[0]
 
 
@@ -153,7 +158,9 @@ def test_the_calls_work(name: str, folder: Path, capsys: pytest.CaptureFixture[s
 def test_unknown_and_missing(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leaf, call = LEAVES[name], CALLS[name]
     for unknown in (["--nothing"], ["--nothing", "1"], ["-9"], ["--out.out", "x"]):
-        refused([*leaf.words, *call, *unknown], capsys)
+        # To `inspect`, -9 is one file of two.
+        is_file = name == "inspect" and unknown == ["-9"]
+        refused([*leaf.words, *call, *unknown], capsys, 1 if is_file else 2)
     for option in leaf.options:
         if option.is_required:
             without = replaced(name, option)
@@ -187,14 +194,8 @@ def test_paths(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
             for path in NO_OUTPUTS:
                 refused(replaced(name, option, path), capsys)
             continue
-        # `convert` counts files that cannot be read, and says so with 1.
-        code = 1 if name == "convert" else 2
-        for path in NO_INPUTS:
-            is_nothing = path == "folder" or "\0" in path or len(path) > 1000
-            refused(replaced(name, option, path), capsys, 2 if is_nothing else code)
-        for path in sorted(set(THINGS) - GOOD.get(name, set()) - {"edits", "masks"}):
-            is_store = path in ("store", "cnn", "inr", "tickets")
-            refused(replaced(name, option, path), capsys, 2 if is_store else code)
+        for path in (*NO_INPUTS, *sorted(set(THINGS) - GOOD.get(name, set()) - {"edits", "masks"})):
+            refused(replaced(name, option, path), capsys)
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -208,10 +209,7 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
             capsys.readouterr()
             code = cli.main(arguments)
             if code != 0:
-                refused(arguments, capsys, code)
-                # `convert` counts files for which a name leads nowhere, and says so with 1.
-                named = option.name in ("--key", "--safe-globals")
-                assert code == 2 or (name == "convert" and named), text
+                refused(arguments, capsys)
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
             assert not (folder.parent / "x").exists()

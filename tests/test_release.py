@@ -54,7 +54,7 @@ def test_the_wheel_of_the_archive_is_that_of_the_tree(built: Built) -> None:
 
 def test_the_wheel_holds_the_rooms_and_nothing_else(built: Built) -> None:
     found = contents(built.wheel)
-    expected = {"nfn_graph/py.typed"} | {
+    expected = {"nfn_graph/py.typed", "nfn_graph/tasks/reports/page.html.j2"} | {
         f"{package}/{path.relative_to(ROOT / room).as_posix()}"
         for room, package in ROOMS.items()
         for path in (ROOT / room).rglob("*.py")

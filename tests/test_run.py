@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
-from nfn_graph.run import OPERATIONS, _run
-from nfn_graph.run._products import complete_edges, product
+from nfn_graph.run import OPERATIONS, _products, _run
+from nfn_graph.run._products import Window, complete_layers, product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 S = nn.Sequential
@@ -170,11 +170,12 @@ def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
 def test_widths_are_mixed_without_a_loop(
     name: str, per_network: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_run, "_run_by_sizes", None)
     modules, x = mixed(name)
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
     x = torch.stack([x, x + 1, x - 1, 2 * x]) if per_network else x
-    outputs, activations = batch.run(x, per_network=per_network, return_activations=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "_run_by_sizes", None)
+        outputs, activations = batch.run(x, per_network=per_network, return_activations=True)
     for i, module in enumerate(modules):
         assert close(outputs[i], module(x[i] if per_network else x)), i
     one_by_one = [
@@ -213,15 +214,81 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_products_are_differentiable_twice(is_shared: bool) -> None:
-    targets, sources = (2, 3, 1), (2, 2, 2) if is_shared else (2, 4, 3)
-    edges = complete_edges(targets, sources, is_shared, torch.device("cpu"))
-    rows = 2 if is_shared else sum(sources)
+@pytest.mark.parametrize("short", [0, 10**9])
+def test_products_are_differentiable_twice(
+    is_shared: bool, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By runs of equal networks, and by sums over edges."""
+    monkeypatch.setattr(_products, "_SHORT_RUN", short)
+    monkeypatch.setattr(_products, "_SHORT_INNER_RUN", short)
+    targets, sources = (2, 3, 3, 1), (2, 2, 2, 2) if is_shared else (2, 4, 4, 3)
+    layers = complete_layers(targets, sources, is_shared, torch.device("cpu"))
     count = sum(a * b for a, b in zip(targets, sources, strict=True))
     weights = torch.randn(count, dtype=torch.float64, requires_grad=True)
+    rows = 2 if is_shared else sum(sources)
     x = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda w, x: product(w, x, edges), (weights, x))
-    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, edges), (weights, x))
+    blocks = [
+        w.reshape(t, s)
+        for w, t, s in zip(
+            weights.split([t * s for t, s in zip(targets, sources, strict=True)]),
+            targets,
+            sources,
+            strict=True,
+        )
+    ]
+    own = [x] * 4 if is_shared else x.split(list(sources))
+    expected = torch.cat([w @ v for w, v in zip(blocks, own, strict=True)])
+    assert close(product(weights, x, layers), expected, 1e-14)
+    assert torch.autograd.gradcheck(lambda w, x: product(w, x, layers), (weights, x))
+    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, layers), (weights, x))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("most", [1, 100, 10**6])
+def test_convolutions_are_differentiable_twice(
+    is_shared: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With windows laid out for all networks at once, for one, or for few of its images."""
+    monkeypatch.setattr(_products, "_MOST_COLUMNS", most)
+    targets, sources = (2, 2, 1), (2, 2, 2) if is_shared else (1, 1, 2)
+    layers = complete_layers(targets, sources, is_shared, torch.device("cpu"))
+    window = Window((2, 3), (2, 1), (1, 2), ((1, 0), (2, 1)))
+    shapes = [(t, s, 2, 3) for t, s in zip(targets, sources, strict=True)]
+    weights = torch.randn(
+        sum(torch.Size(shape).numel() for shape in shapes), dtype=torch.float64, requires_grad=True
+    )
+    rows = 2 if is_shared else sum(sources)
+    x = torch.randn(rows, 3, 4, 3, dtype=torch.float64, requires_grad=True)
+    blocks = weights.split([torch.Size(shape).numel() for shape in shapes])
+    own = [x] * 3 if is_shared else x.split(list(sources))
+    expected = [
+        F.conv2d(F.pad(v.movedim(-1, 0), (2, 1, 1, 0)), w.reshape(shape), None, (2, 1), 0, (1, 2))
+        for v, w, shape in zip(own, blocks, shapes, strict=True)
+    ]
+    whole = torch.cat([y.movedim(0, -1) for y in expected])
+    assert close(product(weights, x, layers, window), whole, 1e-13)
+    assert torch.autograd.gradcheck(lambda w, x: product(w, x, layers, window), (weights, x))
+    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, layers, window), (weights, x))
+
+
+def test_runs_are_transformed_by_torch_func() -> None:
+    x = torch.randn(3, 3, dtype=torch.float64)
+    modules = [mlp(3, 4, 5, 2), mlp(3, 2, 6, 2)]
+    batch = Batch.from_data_list([from_module(m) for m in modules])
+    rows = torch.func.jacrev(lambda x: batch.run(x))(x)
+    expected = [torch.autograd.functional.jacobian(module, x) for module in modules]
+    assert close(rows, torch.stack(expected))
+    bias = batch["hidden1"].x
+
+    def loss(values: Tensor) -> Tensor:
+        tensors = {
+            key: batch[key]["x" if isinstance(key, str) else "edge_attr"]
+            for key in (*batch.spec.neuron, *batch.spec.weight)
+        }
+        return batch.with_features(tensors | {"hidden1": values}).run(x).sin().sum()
+
+    plain = bias.detach().clone().requires_grad_()
+    assert close(torch.func.grad(loss)(bias), torch.autograd.grad(loss(plain), plain))
 
 
 def test_no_tensor_of_edges_times_inputs_is_made() -> None:

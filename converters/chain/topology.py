@@ -19,10 +19,10 @@ ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
 
 # Words of keys that state another topology, and what they stand for.
 _STATED = {
-    "a recurrence over time has no graph of weights": (
+    "a recurrence over time is no link of a chain": (
         r"weight_[ih]h|w?_?(ih|hh|xh|hx)|[a-z]2[a-z]|rnn|lstm|gru|recurrent"
     ),
-    "attention has no graph of weights": (
+    "attention is no link of a chain": (
         r"in_proj_weight|[qkv]_proj|qkv|query|attn|attention|mha|transformer"
     ),
     "an addition around layers ties neurons that are not neighbours": (

@@ -2,6 +2,7 @@
 
 from nfn_graph.converters.conversion.converting import (
     Report,
+    build_store,
     convert_files,
     convert_in_parts,
     report_file,
@@ -11,6 +12,7 @@ from nfn_graph.converters.conversion.reading import Options, find_files, load_fi
 __all__ = [
     "Options",
     "Report",
+    "build_store",
     "convert_files",
     "convert_in_parts",
     "find_files",

@@ -6,27 +6,43 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from nfn_graph.converters.conversion.jobs import Conversion, convert_sources
+from nfn_graph import WeightGraph
+from nfn_graph.converters.conversion.jobs import Conversion, Source, convert_sources
+from nfn_graph.converters.conversion.labels import (
+    SPLIT,
+    Fractions,
+    Labels,
+    Matched,
+    labels_of,
+)
 from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.conversion.sources import (
     divide,
     earlier,
     find_sources,
     known_sources,
+    label_columns,
+    located_file,
+    real_path,
+    source_of,
 )
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.jobs.engines import Engine, run_jobs
 from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, list_shards, remove_shard
+from nfn_graph.converters.store.splits import SPLITS
 from nfn_graph.converters.store.writer import StoreWriter
+from nfn_graph.messages import UserError
 
 # The column that names a network: if it is converted again, the newer one counts.
 KEY = "file"
@@ -42,6 +58,7 @@ class Report:
     converted: int = 0
     skipped: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    rows_without_file: Sequence[str] = ()
 
 
 def convert_files(
@@ -50,6 +67,7 @@ def convert_files(
     options: Options,
     *,
     given: Sequence[Path] = (),
+    labels: Labels | None = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: str = "1/1",
@@ -65,6 +83,7 @@ def convert_files(
         given: The folders and files that `paths` were found in, if not `paths` themselves:
             networks are named as their files lie below the common parent of these. A file that
             is in the store keeps its name there.
+        labels: What is known of the networks; a file without labels is not converted.
         workers: Processes; 0 for one per core.
         overwrite: Whether to convert again what was converted before, and to replace networks
             of other files that have the same name.
@@ -72,21 +91,112 @@ def convert_files(
         shard_size: Networks per shard at most.
         on_done: Called after every file.
     """
+    sources = find_sources(paths, given or paths, options)
+    matched = None if labels is None else labels.match([source[:2] for source in sources])
+    return _add(sources, matched, out, options, workers, overwrite, shard, shard_size, on_done)
+
+
+def build_store(
+    networks: Iterable[tuple[str | Path | WeightGraph, Mapping[str, Any]]],
+    out: str | Path,
+    *,
+    split: tuple[float, float, float] | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    workers: int = 0,
+    shard_size: int = 1024,
+    **options: Any,
+) -> Report:
+    """Adds networks with their labels to a store, as `nfn-graph convert --labels` does.
+
+    Called again with the same networks, it skips those that are in the store.
+
+    Args:
+        networks: A checkpoint file or a graph each, with its labels: numbers, truth values or
+            text by name. The label `split` says what a network is for: train, validation or
+            test. The label `file` of a graph is its name in the store; otherwise it is numbered.
+        out: The store's folder, made if need be.
+        split: The shares of train, validation and test if there is no label `split`; 0.8, 0.1
+            and 0.1 if not given.
+        seed: Seed of the division into train, validation and test.
+        overwrite: Whether to convert again what was converted before.
+        workers: Processes that read files; 0 for one per core. Graphs are written by this one.
+        shard_size: Networks per shard at most.
+        options: How to read files, by the names that :func:`load` has; `arch` as text, such as
+            `package.module:name`.
+
+    Returns:
+        What became of the networks; `failed` has the reason for every file that could not be
+        converted.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.converters import WeightDataset, build_store
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> graphs = [WeightGraph.from_tensors([torch.randn(1, n)]) for n in (2, 3, 2, 3)]
+        >>> rows = [{"inputs": 2 + i % 2, "kind": "odd" if i % 2 else "even"} for i in range(4)]
+        >>> build_store(zip(graphs, rows), folder / "store").converted
+        4
+        >>> WeightDataset(folder / "store", attributes={"y": "inputs"})[1].y
+        tensor([3])
+    """
+    how = Options(**options)
+    graphs: dict[str, WeightGraph] = {}
+    files: list[Path] = []
+    rows: list[dict[str, Any]] = []
+    for number, (network, row) in enumerate(networks):
+        if isinstance(network, WeightGraph):
+            name = str(row.get(KEY, f"{number:06d}"))
+            if name in graphs:
+                raise UserError(f"Expected graphs with different names (got '{name}' twice)")
+            graphs[name] = network
+            rows.append({**row, KEY: name})
+        else:
+            files.append(Path(network))
+            rows.append({**row, KEY: str(located_file(files[-1]))})
+    sources = [source_of(name, graph) for name, graph in graphs.items()]
+    sources += find_sources(files, files, how) if files else []
+    labels = labels_of(rows, "the labels", Fractions(split, seed))
+    matched = labels.match([source[:2] for source in sources])
+    workers = 1 if graphs else workers
+    return _add(
+        sources, matched, Path(out), how, workers, overwrite, "1/1", shard_size, graphs=graphs
+    )
+
+
+def _add(
+    sources: Sequence[Source],
+    matched: Matched | None,
+    out: Path,
+    options: Options,
+    workers: int,
+    overwrite: bool,
+    shard: str,
+    shard_size: int,
+    on_done: Callable[[], None] = lambda: None,
+    graphs: Mapping[str, WeightGraph] | None = None,
+) -> Report:
     part = Part.parse(shard)
-    _prepare(out, workers, shard_size)
-    report = Report()
+    _prepare(out, workers, shard_size, matched)
+    types: Mapping[str, Any] = {} if matched is None else matched.types
+    report = Report(rows_without_file=() if matched is None else matched.unused)
     with only_writer(out / f"convert{part.suffix}.lock", f"this part of '{out}'") as is_alone:
         if is_alone:
             _clean(out, part)
-        known = known_sources(out, repair=overwrite)
-        plan = divide(find_sources(paths, given or paths, options), known, part, overwrite)
+        known = known_sources(out, list(types), repair=overwrite)
+        if matched is not None:
+            sources = _labelled(sources, matched, {} if overwrite else known)
+        plan = divide(sources, known, part, overwrite)
         report.skipped = len(plan.skipped)
         report.failed = {source.path: reason for source, reason in plan.refused}
         for _ in (*plan.skipped, *plan.refused):
             on_done()
         numbers = [int(name[:6]) for name in list_shards(out)]
         jobs = convert_sources(
-            Conversion(out, options, shard_size),
+            Conversion(out, options, shard_size, types, graphs or {}),
             plan.work,
             workers or os.cpu_count() or 1,
             first=max(numbers, default=-1) + 1,
@@ -114,6 +224,7 @@ def convert_in_parts(
     engine: Engine,
     *,
     given: Sequence[Path] = (),
+    labels: Labels | None = None,
     overwrite: bool = False,
     shard_size: int = 1024,
     on_done: Callable[[int], None] = lambda count: None,
@@ -128,36 +239,80 @@ def convert_in_parts(
         options: How to read them.
         engine: Where to run the jobs.
         given: As of :func:`convert_files`.
+        labels: As of :func:`convert_files`.
         overwrite: As of :func:`convert_files`.
         shard_size: Networks per shard at most.
         on_done: Called after every job with the number of its files.
     """
-    _prepare(out, 1, shard_size)
+    if labels is not None:
+        sources = find_sources(paths, given or paths, options)
+        _prepare(out, 1, shard_size, labels.match([source[:2] for source in sources]))
+    else:
+        _prepare(out, 1, shard_size, None)
     total = max(1, math.ceil(len(paths) / shard_size))
     absolute = [[p.absolute() for p in found] for found in (paths, given)]
-    job = _OnePart(absolute[0], absolute[1], out.absolute(), options, overwrite, shard_size)
+    job = _OnePart(*absolute, out.absolute(), options, labels, overwrite, shard_size)
     report = Report()
     for _, part in run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted
         report.skipped += part.skipped
         report.failed |= part.failed
+        report.rows_without_file = part.rows_without_file
         on_done(part.converted + part.skipped + len(part.failed))
     _write_report(report_file(out, Part(0, 1)), report)
     return report
 
 
-def _prepare(out: Path, workers: int, shard_size: int) -> None:
+def _labelled(
+    sources: Sequence[Source], matched: Matched, known: Mapping[str, Source]
+) -> list[Source]:
+    """The files with their labels; what the store has keeps its split."""
+    at = list(matched.types).index(SPLIT)
+    kept = {name: before.labels[at] for name, before in known.items() if before.labels}
+    names = {real_path(before): name for name, before in known.items()}
+    values = matched.divided(
+        [names.get(real_path(source), source.file) for source in sources],
+        {name: split for name, split in kept.items() if split in SPLITS},
+    )
+    return [s._replace(labels=own) for s, own in zip(sources, values, strict=True)]
+
+
+def _prepare(out: Path, workers: int, shard_size: int, matched: Matched | None) -> None:
     """Makes the store, or refuses before any work is begun what cannot be done."""
     if workers < 0 or shard_size < 1:
-        raise ValueError(
+        raise UserError(
             f"Expected at least 0 processes and 1 network per shard (got {workers} and "
             f"{shard_size})"
         )
     if is_store(out) and read_description(out).get("key") != KEY:
-        raise ValueError(
+        raise UserError(
             f"Expected a store that convert made (got the zoo '{out}'). Choose another --out."
         )
+    if is_store(out) and list_shards(out):
+        _check_columns(out, Store(out).table, matched)
     StoreWriter(out, _DESCRIPTION)
+
+
+def _check_columns(out: Path, table: Any, matched: Matched | None) -> None:
+    """Raises unless the labels of a store can have these added to them."""
+    there = label_columns(table)
+    if matched is None:
+        if there:
+            raise UserError(
+                f"Expected labels for '{out}', whose networks have them: {', '.join(there)} (got "
+                f"none). Give a table of them with --labels, or choose another --out."
+            )
+        return
+    for name in (name for name in matched.types if name in there):
+        before, now = table.schema.field(name).type, matched.types[name]
+        schemas = [arrow().schema({name: type_}) for type_ in (before, now)]
+        try:
+            arrow().unify_schemas(schemas, promote_options="permissive")
+        except arrow().ArrowException as error:
+            raise UserError(
+                f"Expected {before} in column '{name}' of {matched.labels.name}, as in '{out}' "
+                f"(got {now}). Choose another --out."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -168,6 +323,7 @@ class _OnePart:
     given: Sequence[Path]
     out: Path
     options: Options
+    labels: Labels | None
     overwrite: bool
     shard_size: int
 
@@ -177,6 +333,7 @@ class _OnePart:
             self.out,
             self.options,
             given=self.given,
+            labels=self.labels,
             workers=1,
             overwrite=self.overwrite,
             shard=shard,

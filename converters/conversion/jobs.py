@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion.reading import Options, load_file
-from nfn_graph.converters.errors import reason_of
 from nfn_graph.converters.jobs.workers import run_parallel
 from nfn_graph.converters.store.architecture import Network
 from nfn_graph.converters.store.lock import publishing
 from nfn_graph.converters.store.shards import read_shard, read_table
 from nfn_graph.converters.store.writer import Row, StoreWriter
+from nfn_graph.messages import reason_of
 
 # Below this many files, starting processes takes longer than the work.
 _PARALLEL_FROM = 32
@@ -37,6 +38,7 @@ class Source(NamedTuple):
         bytes: Its size; -1 if there is no such file.
         mtime_ns: When it was changed last.
         options: How it is read, as JSON.
+        labels: Its labels, in the order of their columns; None if it should have some and has none.
     """
 
     file: str
@@ -44,6 +46,11 @@ class Source(NamedTuple):
     bytes: int
     mtime_ns: int
     options: str
+    labels: tuple[Any, ...] | None = ()
+
+
+# Columns of the store's table that the fields of a source are kept in.
+KEPT = Source._fields[:-1]
 
 
 Result = tuple[Source, str | None]
@@ -65,11 +72,15 @@ class Conversion:
         out: The store.
         options: How files are read.
         shard_size: Networks per shard at most.
+        types: The columns of labels with their types, as of arrow.
+        graphs: Networks that are not read from files, by name.
     """
 
     out: Path
     options: Options
     shard_size: int
+    types: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, WeightGraph] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> list[Result]:
         """Does a job: for every file, why it failed, or None."""
@@ -77,7 +88,7 @@ class Conversion:
 
     def results(self, job: Job) -> Results:
         """The results as they come; what was read is published when this is closed, too."""
-        writer = StoreWriter(self.out, {})
+        writer = StoreWriter(self.out, {}, self.types)
         done, pieces = published(writer, job.name)
         waiting: list[tuple[Row, Network]] = []
         size, start = 0, time.monotonic()
@@ -87,11 +98,14 @@ class Conversion:
                     yield source, None
                     continue
                 try:
-                    network = writer.describe(load_file(Path(source.path), self.options))
+                    graph = self.graphs.get(source.file)
+                    if graph is None:
+                        graph = load_file(Path(source.path), self.options)
+                    network = writer.describe(graph)
                 except Exception as error:
                     yield source, reason_of(error)
                     continue
-                waiting.append((source._asdict(), network))
+                waiting.append((self.row(source), network))
                 size += source.bytes
                 is_full = len(waiting) >= self.shard_size or size >= _MOST_BYTES
                 if is_full or time.monotonic() - start >= _MOST_SECONDS:
@@ -101,6 +115,10 @@ class Conversion:
         finally:
             if waiting:
                 self._publish(writer, _piece(job.name, pieces), waiting)
+
+    def row(self, source: Source) -> Row:
+        """The row of a network in the store's table."""
+        return dict(zip((*KEPT, *self.types), (*source[:-1], *(source.labels or ())), strict=True))
 
     def _publish(self, writer: StoreWriter, name: str, networks: list[tuple[Row, Network]]) -> None:
         with publishing(self.out):

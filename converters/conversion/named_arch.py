@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.messages import UserError
 
 
 def parse_arch(name: str) -> tuple[str, str]:
     """The module and the attribute of `package.module:name`."""
     module, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in module.split(".")):
-        raise ValueError(f"Expected arch as package.module:name (got '{name}')")
+        raise UserError(f"Expected arch as package.module:name (got '{name}')")
     return module, attribute
 
 
@@ -33,13 +34,13 @@ def make_arch(name: str) -> nn.Module:
     with running_arch(name, ModuleNotFoundError):
         module = importlib.import_module(module_name)
     if not hasattr(module, attribute):
-        raise ValueError(f"Expected '{attribute}' in '{module_name}' (got no such name)")
+        raise UserError(f"Expected '{attribute}' in '{module_name}' (got no such name)")
     made = getattr(module, attribute)
     if callable(made) and not isinstance(made, nn.Module):
         with running_arch(name), torch.device("meta"):
             made = made()
     if not isinstance(made, nn.Module):
-        raise ValueError(
+        raise UserError(
             f"Expected '{name}' to be a torch.nn.Module or to return one "
             f"(got {type(made).__name__})"
         )

@@ -17,6 +17,7 @@ from nfn_graph.converters.errors import ConversionError, in_command_line
 from nfn_graph.converters.io import load
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
+from nfn_graph.messages import UserError
 
 SUFFIXES = (
     *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx"),
@@ -35,21 +36,23 @@ class Options:
     key: str | None = None
     safe_globals: tuple[str, ...] | None = None
     activation: str | None = None
+    only: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
             parse_arch(self.arch)
         if self.key == "":
-            raise ValueError("Expected the name of a network as --key (got an empty one)")
+            raise UserError("Expected the name of a network as --key (got an empty one)")
         names = () if self.safe_globals is None else self.safe_globals or ("",)
         wrong = [n for n in names if not all(part.isidentifier() for part in n.split("."))]
         if wrong:
-            raise ValueError(
+            raise UserError(
                 f"Expected names such as package.Class as --safe-globals (got {wrong[0][:60]!r})"
             )
         shape = (1,) if self.input_shape is None else self.input_shape
         if min(shape, default=0) < 1 or math.prod(shape) >= 2**60:
-            raise ValueError(f"Expected an input shape of positive sizes (got {list(shape)})")
+            raise UserError(f"Expected an input shape of positive sizes (got {list(shape)})")
 
 
 class FoundFiles(NamedTuple):
@@ -70,7 +73,7 @@ def find_files(paths: Sequence[Path]) -> FoundFiles:
     stores: dict[Path, None] = {}
     for path in paths:
         if is_store(path):
-            raise ValueError(
+            raise UserError(
                 f"Expected checkpoint files (got '{path}', a store). See it with: nfn-graph store "
                 f"{path}; write its networks as files with: nfn-graph export {path} --out FOLDER"
             )
@@ -104,6 +107,8 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 activation=options.activation,
                 example_input=None if shape is None else torch.empty(shape, device="meta"),
                 safe_globals=options.safe_globals or (),
+                only=options.only or (),
+                exclude=options.exclude or (),
             )
     except ConversionError as error:
         raise ConversionError(in_command_line(str(error))) from error

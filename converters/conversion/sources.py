@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nfn_graph.converters.conversion.jobs import Source
+import torch
+
+from nfn_graph import WeightGraph
+from nfn_graph.converters.conversion.jobs import KEPT, Source
 from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.jobs.parts import Part
-from nfn_graph.converters.store.architecture import damaged_architecture
+from nfn_graph.converters.store.architecture import damaged_architecture, describe
 from nfn_graph.converters.store.reader import Store
-from nfn_graph.converters.store.shards import list_shards
+from nfn_graph.converters.store.shards import PLACE, list_shards
 from nfn_graph.converters.store.verification import wrong_architectures
 
 
@@ -27,7 +31,7 @@ def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options)
             parent, so that they stay when a folder gets more files.
         options: How the files are read.
     """
-    found = list(dict.fromkeys(_folder(path.parent) / path.name for path in paths))
+    found = list(dict.fromkeys(map(located_file, paths)))
     folders = [_folder(path if path.is_dir() else path.parent) for path in given]
     root = Path(os.path.commonpath(folders))
     how = json.dumps(list(asdict(options).values()))
@@ -39,14 +43,34 @@ def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options)
             sources.append(Source(name, str(path), state.st_size, state.st_mtime_ns, how))
         except (OSError, ValueError):  # what is wrong with it is said when it is read
             sources.append(Source(name, str(path), -1, 0, how))
-    return sorted(sources)
+    return sorted(sources, key=lambda source: source[:2])
 
 
-def known_sources(out: Path, *, repair: bool) -> Mapping[str, Source]:
+def located_file(path: Path) -> Path:
+    """The whole path of a file, with the links that the user sees."""
+    return _folder(path.parent) / path.name
+
+
+def source_of(name: str, graph: WeightGraph) -> Source:
+    """A graph instead of a file: its content says whether it was changed."""
+    network = describe(graph, {})
+    content = hashlib.sha256(f"{network.architecture.name}/{network.notes}".encode())
+    for tensor in network.tensors:
+        content.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+    return Source(name, f"graph:{name}", 0, 0, content.hexdigest())
+
+
+def label_columns(table: Any) -> list[str]:
+    """The columns of a store's table that labels are in."""
+    return [name for name in table.column_names if name not in (*KEPT, *PLACE)]
+
+
+def known_sources(out: Path, labels: Sequence[str] = (), *, repair: bool) -> Mapping[str, Source]:
     """What the networks of a store were made from, by name.
 
     Args:
         out: The store.
+        labels: The columns of labels that matter.
         repair: Whether networks are written again, and with them architectures that are damaged.
     """
     if not list_shards(out):
@@ -56,9 +80,13 @@ def known_sources(out: Path, *, repair: bool) -> Mapping[str, Source]:
     wrong = None if repair else next(wrong_architectures(out, names), None)
     if wrong is not None:
         raise damaged_architecture(wrong.path, wrong.got)
-    table = store.table.select(list(Source._fields))
-    columns = (column.to_pylist() for column in table.columns)
-    return {source[0]: Source(*source) for source in zip(*columns, strict=True)}
+    table = store.table
+    nothing = [None] * len(store)
+    kept = (table.column(name).to_pylist() for name in KEPT)
+    values = [table.column(n).to_pylist() if n in table.column_names else nothing for n in labels]
+    rows = zip(*values, strict=True) if values else [()] * len(store)
+    known = zip(*kept, rows, strict=True)
+    return {source[0]: Source(*source) for source in known}
 
 
 class Plan(NamedTuple):
@@ -103,6 +131,10 @@ def divide(
                 f"Expected a path in UTF-8 (got {source.path!r}). Rename the file or its folder"
             )
             plan.refused.append((source, reason))
+        elif source.labels is None:
+            plan.refused.append(
+                (source, "Expected a row for this file among the labels (got none)")
+            )
         elif before is None or real in names or (overwrite and real_path(before) not in listed):
             plan.work.append(source)
         else:

@@ -125,8 +125,9 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
         "within": None if layout.within is None else spec_to_json(layout.within),
         "sizes": layout.shape.sizes,
         "blocks": layout.shape.blocks,
-        "placements": [{**_fields(p), "dtype": str(p.dtype)} for p in layout.placements],
+        "placements": list(map(_placement, layout.placements)),
         "keys": layout.keys,
+        "aside": {key: list(map(_placement, parts)) for key, parts in layout.aside.items()},
         "carried": carried,
         "carried_order": list(layout.carried),
         "channels": {
@@ -150,12 +151,10 @@ def layout_from_json(
     return Layout(
         spec_from_json(document["spec"]),
         Shape(_tuples(document["sizes"]), _tuples(document["blocks"])),
-        tuple(
-            Placement(**{k: _tuples(v) for k, v in {**p, "dtype": DTYPES[p["dtype"]]}.items()})
-            for p in document["placements"]
-        ),
+        tuple(map(_placement_from, document["placements"])),
         within=None if within is None else spec_from_json(within),
         carried={key: carried[key] for key in document["carried_order"]},
+        aside={key: tuple(map(_placement_from, parts)) for key, parts in document["aside"].items()},
         keys=_tuples(document["keys"]),
         channels={
             name: {key: DTYPES[dtype] for key, dtype in dtypes.items()}
@@ -166,6 +165,15 @@ def layout_from_json(
         else (before[0], layout_from_json(before[1], tensors, f"before/{place}")),
         computation=computation_from_json(document["computation"]),
     )
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    return {**_fields(placement), "dtype": str(placement.dtype)}
+
+
+def _placement_from(document: dict[str, Any]) -> Placement:
+    values = {**document, "dtype": DTYPES[document["dtype"]]}
+    return Placement(**{name: _tuples(value) for name, value in values.items()})
 
 
 def spec_to_json(spec: NetworkSpec) -> dict[str, Any]:

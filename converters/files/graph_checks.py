@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.data import Layout, Placement, PlacementAxis
+from nfn_graph.messages import UserError
 from nfn_graph.run import OPERATIONS
 from nfn_graph.spec import NetworkSpec
 
@@ -27,14 +28,14 @@ def check_graph(graph: WeightGraph) -> None:
         (graph.edge_types, list(spec.weight)),
     ):
         if set(found) != set(expected):
-            raise ValueError(f"Expected stores of the types {expected} (got {found})")
+            raise UserError(f"Expected stores of the types {expected} (got {found})")
     # First of all: afterwards no size is larger than a tensor of the file.
     graph._check(spec)
     for store in (*graph.node_stores, *graph.edge_stores):
         features = store.get("x") if "x" in store else store.get("edge_attr")
         if not isinstance(features, Tensor) or not features.is_floating_point():
             got = features.dtype if isinstance(features, Tensor) else type(features).__name__
-            raise ValueError(f"Expected floating-point features of {store._key!r} (got {got})")
+            raise UserError(f"Expected floating-point features of {store._key!r} (got {got})")
     _check_layout(layout)
 
 
@@ -51,6 +52,15 @@ def _check_layout(layout: Layout) -> None:
     _check_unique("tensors", [key for parts in tensors.values() for key in parts[0].keys])
     for key, parts in tensors.items():
         _check_parts(key, parts)
+    for key, parts in layout.aside.items():
+        carried = layout.carried.get(key)
+        if not isinstance(carried, Tensor):
+            raise UserError(f"Expected '{key}' to be carried along (got no such tensor)")
+        for placement in parts:
+            _check_placement(placement)
+            ends = [placement.store] if isinstance(placement.store, str) else placement.store[::2]
+            if placement.keys[0] != key or any(name not in layout.spec.neuron for name in ends):
+                raise UserError(f"Expected a place of '{key}' in the graph (got {placement})")
     known = {*layout.placed, *layout.carried}
     _check_unique("tensors", [*layout.placed, *layout.carried])
     _check_unique("keys", layout.keys)
@@ -58,15 +68,15 @@ def _check_layout(layout: Layout) -> None:
         allowed = known if keys is layout.keys else layout.placed
         unknown = [key for key in keys if key not in allowed]
         if unknown:
-            raise ValueError(f"Expected {name} of tensors of the graph (got {unknown[:5]})")
+            raise UserError(f"Expected {name} of tensors of the graph (got {unknown[:5]})")
     _check_computation(layout)
     if layout.before is not None:
         transform, before = layout.before
         if not isinstance(transform, str):
-            raise ValueError(f"Expected the name of a transform (got {transform!r})")
+            raise UserError(f"Expected the name of a transform (got {transform!r})")
         # No transform takes entries away; so no size here is larger than a tensor, either.
         if _num_entries(before) > _num_entries(layout):
-            raise ValueError(
+            raise UserError(
                 f"Expected at most {_num_entries(layout)} entries before the transform "
                 f"'{transform}' (got {_num_entries(before)})"
             )
@@ -79,12 +89,12 @@ def _check_computation(layout: Layout) -> None:
             below = len(layout.sources) if step.operation == "parameter" else _MOST_INPUTS
             number = step.args[0] if len(step.args) == 1 else None
             if type(number) is not int or not 0 <= number < below:
-                raise ValueError(f"Expected the number of an {step.operation} (got {step})")
+                raise UserError(f"Expected the number of an {step.operation} (got {step})")
         elif step.operation != "constant" and step.operation not in OPERATIONS:
-            raise ValueError(f"Expected an operation that is known (got '{step.operation}')")
+            raise UserError(f"Expected an operation that is known (got '{step.operation}')")
     unknown = [n.name for n in layout.computation.activations if n.name not in layout.spec.neuron]
     if unknown:
-        raise ValueError(f"Expected activations of neuron types of the graph (got {unknown[:5]})")
+        raise UserError(f"Expected activations of neuron types of the graph (got {unknown[:5]})")
 
 
 def _num_entries(layout: Layout) -> int:
@@ -95,32 +105,32 @@ def _check_spec(spec: NetworkSpec) -> None:
     names = [n.name for n in spec.neurons]
     names += [part for w in spec.weights for part in (w.source, w.name, w.target)]
     if not all(isinstance(name, str) for name in names):
-        raise ValueError(f"Expected names of types to be text (got {names})")
+        raise UserError(f"Expected names of types to be text (got {names})")
     _check_sizes("taps", [*(n.taps for n in spec.neurons), *(w.taps for w in spec.weights)])
     _check_sizes("sizes", [n.size for n in spec.neurons if n.size is not None])
     if not all(isinstance(flag, bool) for n in spec.neurons for flag in (n.fixed, n.role)):
-        raise ValueError("Expected neuron types to be fixed, and roles, or not (got other values)")
+        raise UserError("Expected neuron types to be fixed, and roles, or not (got other values)")
 
 
 def _check_placement(p: Placement) -> None:
     if not isinstance(p.keys, tuple) or not all(isinstance(key, str) for key in p.keys):
-        raise ValueError(f"Expected the keys of a tensor (got {p.keys!r})")
+        raise UserError(f"Expected the keys of a tensor (got {p.keys!r})")
     where = f"of '{p.keys[0]}'"
     if not p.dtype.is_floating_point:
-        raise ValueError(f"Expected a floating-point type {where} (got {p.dtype})")
+        raise UserError(f"Expected a floating-point type {where} (got {p.dtype})")
     _check_sizes(f"sizes {where}", [*p.shape, *p.view, *p.start, *p.stop, p.tap, p.block])
     ranks = {len(p.view), len(p.axes), len(p.start), len(p.stop)}
     roles = [axis for axis in p.axes if axis != "tap"]
     expected = ["neuron"] if isinstance(p.store, str) else ["source", "target"]
     if len(ranks) != 1 or any(axis not in _AXES for axis in p.axes) or sorted(roles) != expected:
-        raise ValueError(f"Expected the axes {expected} and taps {where} (got {p.axes})")
+        raise UserError(f"Expected the axes {expected} and taps {where} (got {p.axes})")
     _check_ranges(where, zip(p.start, p.stop, p.view, strict=True))
     if p.cut is not None:
         _check_sizes(f"cut {where}", [n for ends in p.cut for n in ends])
         _check_ranges(where, ((a, b, n) for (a, b), n in zip(p.cut, p.shape, strict=True)))
     viewed = [b - a for a, b in p.cut] if p.cut is not None else p.shape
     if math.prod(viewed) != math.prod(p.view):
-        raise ValueError(f"Expected a view of {list(viewed)} {where} (got {list(p.view)})")
+        raise UserError(f"Expected a view of {list(viewed)} {where} (got {list(p.view)})")
     # Without memory: that the view is one, and takes what it should.
     rows = torch.empty(p.count, p.taps, 1, dtype=p.dtype, device="meta")
     p.put(rows, torch.empty(*p.shape, 1, dtype=p.dtype, device="meta"))
@@ -130,7 +140,7 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
     """That the parts of a tensor are of one tensor, and take every entry once."""
     first = parts[0]
     if any((p.keys, p.shape, p.dtype) != (first.keys, first.shape, first.dtype) for p in parts):
-        raise ValueError(f"Expected one shape, type and set of names of '{key}' (got several)")
+        raise UserError(f"Expected one shape, type and set of names of '{key}' (got several)")
     if len(parts) > 1:
         taken = torch.zeros(first.shape, dtype=torch.uint8)
         for p in parts:
@@ -138,7 +148,7 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
             view[p.slices] += 1
         if not bool((taken == 1).all()):
             wrong = int((taken != 1).sum())
-            raise ValueError(
+            raise UserError(
                 f"Expected every entry of '{key}' to be placed once (got {wrong} that are not)"
             )
 
@@ -146,15 +156,15 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
 def _check_sizes(name: str, sizes: Iterable[Any]) -> None:
     wrong = [size for size in sizes if type(size) is not int or size < 0]
     if wrong:
-        raise ValueError(f"Expected {name} as whole numbers of at least 0 (got {wrong[:5]})")
+        raise UserError(f"Expected {name} as whole numbers of at least 0 (got {wrong[:5]})")
 
 
 def _check_ranges(where: str, ranges: Iterable[tuple[int, int, int]]) -> None:
     for start, stop, size in ranges:
         if not 0 <= start < stop <= size:
-            raise ValueError(f"Expected a part {where} within {size} (got {start}:{stop})")
+            raise UserError(f"Expected a part {where} within {size} (got {start}:{stop})")
 
 
 def _check_unique(name: str, keys: Sequence[str]) -> None:
     if any(not isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
-        raise ValueError(f"Expected {name} that are named once each (got {list(keys)[:20]})")
+        raise UserError(f"Expected {name} that are named once each (got {list(keys)[:20]})")

@@ -30,6 +30,7 @@ from nfn_graph.converters.files.checks import (
     check_unique,
 )
 from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
+from nfn_graph.messages import UserError
 
 _MOST_SHOWN = 5
 
@@ -181,7 +182,7 @@ def _imported(names: Sequence[str]) -> list[Any]:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 found.append((getattr(importlib.import_module(module), attribute), name))
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"Expected safe_globals to name what can be imported (got '{name}': {error})"
             ) from error
         if name.startswith("numpy."):

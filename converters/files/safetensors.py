@@ -16,6 +16,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import MAP_FROM, check_tensors, check_unique
 from nfn_graph.converters.optional import require
+from nfn_graph.messages import UserError
 
 # Where the header keeps what is no tensor.
 _NOTES = "__metadata__"
@@ -191,7 +192,7 @@ def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Ent
             entry = _Entry(begin, end, key, _DTYPES[value["dtype"]], tuple(value["shape"]))
             sizes = (begin, end, *entry.shape)
             if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
-                raise ValueError(f"sizes {list(sizes)}")
+                raise UserError(f"sizes {list(sizes)}")
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path, f"'{key}' as {str(value)[:200]}") from error
         if math.prod(entry.shape) * entry.dtype.itemsize != end - begin:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from nfn_graph.converters.jobs.workers import run_parallel
 from nfn_graph.converters.optional import require
+from nfn_graph.messages import UserError
 
 Engine = Literal["local", "processes", "ray"]
 Job = TypeVar("Job")
@@ -46,7 +47,7 @@ def run_jobs(
         yield from _run_in_processes(function, jobs)
         return
     if engine != "ray":
-        raise ValueError(f"Expected an engine: {', '.join(get_args(Engine))} (got '{engine}')")
+        raise UserError(f"Expected an engine: {', '.join(get_args(Engine))} (got '{engine}')")
     with _cluster() as ray:
         yield from _run_on(ray, function, jobs, gpus)
 

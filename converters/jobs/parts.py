@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nfn_graph.messages import UserError
+
 
 class Part(NamedTuple):
     """One of several parts of the work.
@@ -22,7 +24,7 @@ class Part(NamedTuple):
         first, slash, second = text.partition("/")
         if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
             return cls(int(first) - 1, int(second))
-        raise ValueError(f"Expected --shard as I/N with 1 <= I <= N (got '{text}')")
+        raise UserError(f"Expected --shard as I/N with 1 <= I <= N (got '{text}')")
 
     @property
     def suffix(self) -> str:

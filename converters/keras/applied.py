@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
@@ -36,7 +37,10 @@ class Applied:
         self, wiring: Wiring, layer: KerasLayer, values: Sequence[Value], others: Sequence[Any] = ()
     ) -> None:
         self.wiring, self.layer, self.values, self.others = wiring, layer, values, others
-        self._keys = keys_by_role(layer)
+
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        return keys_by_role(self.layer)
 
     @property
     def x(self) -> Value:
@@ -107,7 +111,7 @@ class Applied:
         return values * count if len(values) == 1 else values
 
 
-Operation = Callable[[Applied], Value]
+Operation = Callable[[Applied], "Value | list[Value]"]
 
 
 def activated(layer: Applied, x: Value) -> Value:

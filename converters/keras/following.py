@@ -106,4 +106,5 @@ def _apply(wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Value
         operation = None if layer.is_custom else LAYERS.get(layer.class_name)
         if operation is None:
             raise refusal(layer.class_name, layer.is_custom)
-        return [operation(Applied(wiring, layer, values, call.others))]
+        found = operation(Applied(wiring, layer, values, call.others))
+        return found if isinstance(found, list) else [found]

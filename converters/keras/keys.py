@@ -68,4 +68,4 @@ def snake_case(class_name: str) -> str:
     return re.sub(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", class_name).lower()
 
 
-_CONTAINERS = ("layers", "_layer_checkpoint_dependencies", "vars")
+_CONTAINERS = ("layers", "_layer_checkpoint_dependencies", "vars", "cell")

@@ -14,6 +14,12 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.applied import Applied, Operation, Sizes, activated
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
+from nfn_graph.converters.keras.recurrence import (
+    RECURRENT,
+    bidirectional,
+    recurrent,
+    time_distributed,
+)
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 
 
@@ -346,6 +352,9 @@ LAYERS: dict[str, Operation] = {
     "Masking": _along_axis,
     "PReLU": _prelu,
     "Concatenate": _concatenate,
+    **dict.fromkeys(RECURRENT, recurrent),
+    "Bidirectional": bidirectional,
+    "TimeDistributed": time_distributed(_dense),
 }
 for _n in (1, 2, 3):
     LAYERS[f"Conv{_n}D"] = LAYERS[f"Convolution{_n}D"] = _conv(_n)
@@ -360,7 +369,7 @@ for _n in (1, 2, 3):
 
 # Layers without a graph, which their network as a module does not have either.
 _WITHOUT_GRAPH = {
-    r".*(LSTM|GRU|RNN|Bidirectional).*": "a recurrence over time",
+    r".*(LSTM|GRU|RNN).*": "a recurrence over time other than LSTM, GRU and SimpleRNN",
     r".*Attention.*": "attention",
 }
 
@@ -369,9 +378,7 @@ def refusal(class_name: str, is_custom: bool = False) -> ConversionError:
     """Why the layers of a class cannot be followed."""
     for pattern, what in _WITHOUT_GRAPH.items():
         if re.fullmatch(pattern, class_name):
-            return ConversionError(
-                f"Expected a layer with a graph of weights (got {what}, which has none)"
-            )
+            return ConversionError(f"Expected a layer whose graph of weights is known (got {what})")
     what = f"the class {class_name}, which is {'none of Keras' if is_custom else 'not known'}"
     if class_name == "Lambda":
         what = "code of the author's, which is never run"

@@ -15,7 +15,7 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.config import KerasLayer
 from nfn_graph.converters.keras.keys import is_keras_1, snake_case
-from nfn_graph.converters.keras.layers import LAYERS, refusal
+from nfn_graph.converters.keras.layers import LAYERS
 from nfn_graph.converters.keras.roles import keys_by_role
 
 _BY_NAME = {
@@ -25,7 +25,7 @@ _BY_NAME = {
 # Layers that join others, or whose effect depends on options that the file does not hold.
 _UNCLEAR = (
     "Add Subtract Multiply Average Maximum Minimum Concatenate Reshape Permute RepeatVector "
-    "GroupNormalization"
+    "GroupNormalization Bidirectional TimeDistributed"
 )
 # Words in the names of layers without weights that act on every entry, or along positions.
 _HARMLESS = re.compile(
@@ -69,8 +69,11 @@ def class_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> str:
     if named is not None and named not in _UNCLEAR.split():
         return named
     words = set(roles)
+    if "recurrent_kernel" in words and not re.search(r"forward|backward", layer.name):
+        hidden, gates = tensors[roles["recurrent_kernel"]].shape
+        return {4: "LSTM", 3: "GRU"}.get(gates // hidden, "SimpleRNN")
     if "recurrent_kernel" in words or re.search(r"lstm|gru|rnn", layer.name):
-        raise ConversionError(f"layer '{layer.name}': {refusal('RNN')}")
+        raise refuse_chain(f"layer '{layer.name}', a recurrence over time in two directions")
     if kernel is not None and words <= {"kernel", "bias"}:
         return _kernel_class(kernel, roles.get("bias"), tensors)
     if "moving_mean" in words:
@@ -112,6 +115,8 @@ def ends_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> Ends | None:
     if key is None or tensors[key].dim() < 2:
         return None
     first, last = tensors[key].shape[-2:]
+    if "recurrent_kernel" in roles:
+        return Ends(first, tensors[roles["recurrent_kernel"]].shape[0])
     if layer.class_name.startswith("SeparableConv") and "pointwise_kernel" in roles:
         return Ends(first, tensors[roles["pointwise_kernel"]].shape[-1])
     if layer.class_name.startswith("DepthwiseConv"):

@@ -26,6 +26,10 @@ _ROLES: dict[str, Sequence[tuple[str | None, str]]] = {
     "GroupNormalization": (("scale", "gamma"), ("center", "beta")),
     "RMSNormalization": ((None, "scale"),),
     "PReLU": ((None, "alpha"),),
+    **dict.fromkeys(
+        ("LSTM", "GRU", "SimpleRNN"),
+        ((None, "kernel"), (None, "recurrent_kernel"), ("use_bias", "bias")),
+    ),
     "Embedding": ((None, "embeddings"),),
     "Normalization": ((None, "mean"), (None, "variance"), (None, "count")),
 }

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import onnx as files
 from nfn_graph.converters.onnx.node import Node, is_number
 from nfn_graph.converters.onnx.operators import OPERATORS
@@ -21,6 +21,7 @@ from nfn_graph.converters.optional import require
 from nfn_graph.converters.pytorch import as_inputs
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
+from nfn_graph.messages import one_line
 
 #: Operations that read stored numbers only for sizes, or not at all once a network is trained.
 _SIZED = frozenset({"Resize", "Upsample", "Dropout", "CastLike", "Shape", "Size", "Range"})
@@ -45,7 +46,7 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
         layout = _follow(path, model, tensors)
     except ConversionError as error:
         # Names are the file's own, and may hold line breaks.
-        reason = find_cause(path, model, tensors) or str(error)
+        reason = find_cause(path, model) or str(error)
         raise ConversionError(one_line(reason)) from error
     return WeightGraph.from_placements(layout, tensors)
 

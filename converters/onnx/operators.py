@@ -7,6 +7,7 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.axes import AXIS_OPERATORS
 from nfn_graph.converters.onnx.node import Node, Operator, by_name, is_number
+from nfn_graph.converters.onnx.recurrence import recurrent
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 from nfn_graph.converters.wiring.assembly import Use
 
@@ -68,6 +69,7 @@ def _statistics(node: Node) -> Value:
     if not isinstance(node.x, Signal):
         return node.wiring.pointwise(node.x)
     axis = node.integer("axis", -1)
+    node.wiring.statistics(node.x, [axis])
     return node.wiring.statistics(node.x, range(axis, 0 if axis < 0 else node.x.rank))
 
 
@@ -118,6 +120,7 @@ OPERATORS: dict[str, Operator] = AXIS_OPERATORS | by_name(
             "Round Sin Cos Tan Sinh Cosh Asin Acos Atan Clip Identity Dropout Cast CastLike Not "
             "IsNaN IsInf Shrink",
         ),
+        (recurrent, "LSTM GRU RNN"),
         (_shape, "Shape Size"),
         (_sizes, "Range"),
         (_filled, "ConstantOfShape"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from nfn_graph.converters.pytorch.registry import (
 )
 from nfn_graph.converters.pytorch.shapes import Shapes, map_tensors, shape_of
 from nfn_graph.converters.pytorch.targets import check_known, is_torch, operator_name
-from nfn_graph.converters.pytorch.tensors import StoredTensors, check_as_written
+from nfn_graph.converters.pytorch.tensors import StoredTensors, check_as_written, is_uniform
 from nfn_graph.converters.wiring import Opaque, Signal, Weight, Wiring
 
 
@@ -44,6 +45,8 @@ def follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> 
             elif node.op == "get_attr":
                 tensor = _attribute(module, str(node.target))
                 result = stored.fetch(tensor)
+                if isinstance(result, Opaque) and is_uniform(node, tensor):
+                    result = replace(result, is_uniform=True)
             elif node.op == "call_module":
                 leaf = modules[str(node.target)]
                 check_as_written(leaf)
@@ -81,6 +84,8 @@ def _call(stored: StoredTensors, node: fx.Node, args: Sequence[Any], kwargs: dic
     name = operator_name(target)
     if isinstance(target, type) and is_record(target):
         return target(*args, **kwargs)
+    if name in ("new_zeros", "new_ones"):
+        return wiring.constant(None, is_uniform=is_uniform(node))
     if values_in([*args, *kwargs.values()]):
         check_known(target)
         return apply(wiring, name, args, kwargs)
@@ -88,9 +93,9 @@ def _call(stored: StoredTensors, node: fx.Node, args: Sequence[Any], kwargs: dic
         check_known(target)
         if name == "getitem":
             return args[0][args[1]]
-        return wiring.constant(None) if is_torch(target) else UNKNOWN
+        return wiring.constant(None, is_uniform=is_uniform(node)) if is_torch(target) else UNKNOWN
     if is_torch(target):
-        return wiring.constant(None)
+        return wiring.constant(None, is_uniform=is_uniform(node))
     try:
         result = target(*args, **kwargs)
     except Exception as error:  # Whatever Python does with numbers that are not known.
@@ -142,8 +147,8 @@ def follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, 
                 return
             elif node.op == "get_attr":
                 result = wiring.constant(None)
-            elif not values_in([*args, *kwargs.values()]):
-                result = wiring.constant(shape)
+            elif not values_in([*args, *kwargs.values()]) or is_uniform(node):
+                result = wiring.constant(shape, is_uniform=is_uniform(node))
             else:
                 check_known(node.target)
                 result = apply(wiring, operator_name(node.target), args, kwargs)

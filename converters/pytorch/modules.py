@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nfn_graph.converters.pytorch.names import REFUSED
 from nfn_graph.converters.pytorch.operations import apply
+from nfn_graph.converters.pytorch.recurrence import recurrent_name, recurrent_weights
 from nfn_graph.converters.pytorch.tensors import normed_tensors
 from nfn_graph.converters.wiring import Opaque, Wiring
 
@@ -28,7 +28,6 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KNOWN_RANKS = (nn.BatchNorm2d, nn.BatchNorm3d, *_INSTANCE_NORMS)
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _PADDINGS = tuple(
     getattr(nn, f"{kind}Pad{n}d")
     for n in (1, 2, 3)
@@ -57,25 +56,31 @@ def apply_module(
             return fetch(tensor)
         return apply(w, "_weight_norm", [fetch(part) for part in normed[id(tensor)]], {})
 
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return _recurrent(w, module, fetch_stored, [*args, *kwargs.values()])
     name, rest = _as_operation(w, module, fetch_stored)
     return apply(w, name, [first, *rest], {})
 
 
-def why_refused(module: nn.Module) -> str | None:
-    """Why a module has no graph in any network, None if it may have one."""
-    kind = type(module).__name__
-    if isinstance(module, _RECURRENT):
-        return f"Expected a feedforward network (got {kind}: {REFUSED['lstm']})"
-    return None
+def _recurrent(
+    w: Wiring, module: nn.RNNBase | nn.RNNCellBase, fetch: Fetch, args: Sequence[Any]
+) -> Any:
+    """A recurrent network or cell, which takes its input and, perhaps, its first state."""
+    m: Any = module
+    name, (x, state) = recurrent_name(module), [*args, None][:2]
+    if isinstance(module, nn.RNNCellBase):
+        stored = (m.weight_ih, m.weight_hh, m.bias_ih, m.bias_hh)
+        return apply(w, name, [x, state, *map(fetch, stored)], {})
+    tensors = list(map(fetch, recurrent_weights(module)))
+    options = [m.bias, m.num_layers, 0.0, False, m.bidirectional, m.batch_first]
+    output, *states = apply(w, name, [x, state, tensors, *options], {})
+    return output, states[0] if len(states) == 1 else tuple(states)
 
 
 def _as_operation(w: Wiring, module: nn.Module, fetch: Fetch) -> tuple[str, list[Any]]:
     """A module as the function that it applies, with the arguments after the input."""
     m: Any = module
     kind = type(module).__name__
-    reason = why_refused(module)
-    if reason is not None:
-        w.refuse(reason)
     if isinstance(module, nn.Linear):
         return "linear", [fetch(m.weight), fetch(m.bias)]
     if isinstance(module, _CONVOLUTIONS):

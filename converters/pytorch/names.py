@@ -42,11 +42,6 @@ WITH_WEIGHT = frozenset(
 
 #: Operations that have no graph, and why.
 REFUSED = {
-    **{
-        f"{kind}{cell}": "a recurrence over time has no graph of weights"
-        for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-        for cell in ("", "_cell")
-    },
     "bilinear": "a bilinear map has neurons on three axes of its weight",
     "local_response_norm": "it mixes neighbouring channels, so their order matters",
     "unfold": "its entries move to other axes; use nn.Unfold, or a convolution of the same patches",

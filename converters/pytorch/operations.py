@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch import axes, positions, products, weights
+from nfn_graph.converters.pytorch import axes, positions, products, recurrence, weights
 from nfn_graph.converters.pytorch.names import (
     CASTS,
     ENTRYWISE,
@@ -34,7 +34,7 @@ from nfn_graph.converters.wiring import Opaque, Value, Wiring
 from nfn_graph.converters.wiring.assembly import Use
 from nfn_graph.run import leaves
 
-__all__ = ["apply", "axes", "positions", "products", "weights"]
+__all__ = ["apply", "axes", "positions", "products", "recurrence", "weights"]
 
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

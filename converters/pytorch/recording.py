@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from nfn_graph.converters.pytorch.names import CASTS
+from nfn_graph.converters.pytorch.recurrence import recurrent_name, recurrent_weights
 from nfn_graph.converters.pytorch.targets import is_known, operator_name
 from nfn_graph.converters.pytorch.tensors import StoredTensors, normed_tensors
 from nfn_graph.converters.wiring import Opaque, Signal, Weight
@@ -227,6 +228,8 @@ class FxRecorder:
 
     def _module(self, module: nn.Module, args: list[Any]) -> Any:
         x, *rest = args
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase) and not _weight_norms(module):
+            return self._recurrent(module, x, *rest)
         if any(arg is not None for arg in rest):
             raise Unrecordable(f"it calls {type(module).__name__} with further arguments")
         normed = normed_tensors(module)
@@ -245,6 +248,22 @@ class FxRecorder:
             return self._tape.call("gelu", x, approximate=module.approximate)
         name, arguments = self._as_call(module, x, fetch)
         return self._tape.call(name, *arguments)
+
+    def _recurrent(self, module: nn.RNNBase | nn.RNNCellBase, x: Any, state: Any = None) -> Any:
+        m: Any = module
+        name = recurrent_name(module)
+        if isinstance(module, nn.RNNCellBase):
+            tensors = [self._fetch(t) for t in (m.weight_ih, m.weight_hh, m.bias_ih, m.bias_hh)]
+            found = self._tape.call(name, x, state, *tensors)
+            return self._items(found, 2) if isinstance(module, nn.LSTMCell) else found
+        weights = [self._fetch(t) for t in recurrent_weights(module)]
+        options = [m.bias, m.num_layers, 0.0, False, m.bidirectional, m.batch_first]
+        found = self._tape.call(name, x, state, weights, *options)
+        output, *states = self._items(found, 3 if isinstance(module, nn.LSTM) else 2)
+        return output, states[0] if len(states) == 1 else tuple(states)
+
+    def _items(self, ref: Ref, count: int) -> tuple[Ref, ...]:
+        return tuple(self._tape.call("getitem", ref, i) for i in range(count))
 
     def _as_call(self, module: nn.Module, x: Any, fetch: FetchRef) -> tuple[str, list[Any]]:
         m: Any = module

@@ -8,11 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.pytorch.names import CASTS
+from nfn_graph.converters.pytorch.targets import operator_name
 from nfn_graph.converters.wiring import Value, Wiring
+
+#: What makes tensors of equal numbers, and what reads them without ever writing into them.
+_FILLS = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"})
+_READERS = frozenset(
+    {"add", "sub", "mul", "truediv", "linear", "matmul", "cat", "stack", "where"}
+) | {f"{kind}{cell}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")}
 
 
 class StoredTensors:
@@ -76,6 +84,35 @@ class StoredTensors:
 def is_weight(tensor: Tensor) -> bool:
     """Whether a tensor is one of features, or refused as such; masks and counts are carried."""
     return tensor.is_floating_point() or tensor.is_complex() or isinstance(tensor, nn.Parameter)
+
+
+def is_uniform(node: fx.Node, tensor: Tensor | None = None) -> bool:
+    """Whether a node makes a tensor of equal numbers, and nothing writes into it afterwards.
+
+    Args:
+        node: The node.
+        tensor: The tensor itself, if it was made while the computation was traced.
+    """
+    if tensor is None:
+        is_filled = operator_name(node.target) in _FILLS
+    else:
+        is_made = str(node.target).startswith("_tensor_constant")
+        is_filled = is_made and not tensor.is_meta and len(tensor.unique()) == 1
+    return is_filled and _stays(node)
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether no node may change a tensor, through a view of it or in place."""
+    for user in node.users:
+        name = operator_name(user.target)
+        if name in CASTS or name in ("float", "double", "cpu", "cuda"):
+            if not _stays(user):
+                return False
+        elif name.startswith("_assert"):
+            continue
+        elif user.op != "output" and user.op != "call_module" and name not in _READERS:
+            return False
+    return True
 
 
 def _spans(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.files.graph import (
@@ -29,6 +29,7 @@ from nfn_graph.converters.files.graph_checks import check_graph
 from nfn_graph.converters.state_dict import to_state_dict
 from nfn_graph.converters.store.shards import StoreDamageError, damage_error
 from nfn_graph.data import Layout
+from nfn_graph.messages import one_line
 from nfn_graph.spec import Key
 
 FOLDER = "architectures"
@@ -192,6 +193,7 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     # All that the document depends on; a transform's former layout is not compared, but written.
     signature = (
         *(layout, layout.computation, layout.keys, str(layout.channels), tuple(layout.carried)),
+        tuple(layout.aside.items()),
         tuple(tensors),
     )
     found = known.get(signature) if layout.before is None else None

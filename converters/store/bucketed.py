@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Sampler
 
 from nfn_graph.converters.store.reader import Numbers
+from nfn_graph.messages import UserError
 
 
 class BucketedSampler(Sampler[list[int]]):
@@ -34,7 +35,7 @@ class BucketedSampler(Sampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         if batch_size < 1 or seed < 0:
-            raise ValueError(
+            raise UserError(
                 f"Expected a batch size of at least 1 and a seed of at least 0 (got {batch_size} "
                 f"and {seed})"
             )

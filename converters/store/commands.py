@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.errors import one_line, printable
 from nfn_graph.converters.jobs.progress import counting
-from nfn_graph.converters.store.dataset import WeightDataset
+from nfn_graph.converters.store.dataset import WeightDataset, choose
 from nfn_graph.converters.store.export import ExportFormat, export_networks
-from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
+from nfn_graph.messages import one_line, printable
 
 StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
+Where = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")]
 
 
-def store(path: StorePath, /, *, verify: bool = False) -> int:
+def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int:
     """Show what a store holds, and check that it is as it was written.
 
     Sizes of files and the checksums of the table are always compared; a store that is damaged
@@ -26,10 +28,12 @@ def store(path: StorePath, /, *, verify: bool = False) -> int:
 
     Examples:
       nfn-graph store graphs/
+      nfn-graph store zoos/digits --where split=test width=8,16
       nfn-graph store zoos/digits --verify
 
     Args:
         path: The folder of a store.
+        where: Only networks whose columns have these values: width=8 or width=8,16.
         verify: Read everything and compare it with its checksums.
     """
     damage = list(find_damage(path)) if verify else []
@@ -38,29 +42,32 @@ def store(path: StorePath, /, *, verify: bool = False) -> int:
     if damage:
         print(f"{path}: {len(damage)} files are damaged")
         return 1
-    _print_contents(Store(path), path)
+    _print_contents(choose(WeightDataset(path), where))
     if verify:
         print("  checksums: all right")
     return 0
 
 
-def _print_contents(found: Store, path: Path) -> None:
-    size = sum(sum(shard.sizes.values()) for shard in found.shards)
-    counts = dict.fromkeys(found.architecture_names, 0)
-    for number in found.places.architecture.tolist():
-        counts[found.architecture_names[number]] += 1
+def _print_contents(found: WeightDataset) -> None:
+    size = sum(sum(shard.sizes.values()) for shard in found.store.shards)
+    numbers, counts = np.unique(found.architectures, return_counts=True)
+    of_all = "" if len(found) == len(found.store) else f" of {len(found.store)}"
     print(
-        f"{path}: {len(found)} networks of {len(counts)} architectures in {len(found.shards)} "
-        f"shards, {size / 1e6:.1f} MB"
+        f"{found.folder}: {len(found)}{of_all} networks of {len(counts)} architectures in "
+        f"{len(found.store.shards)} shards, {size / 1e6:.1f} MB"
     )
-    for number, (name, count) in enumerate(counts.items()):
-        layout = found.architecture(number).layout
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        layout = found.store.architecture(number).layout
         sizes = ", ".join(
             f"{neuron} {'+'.join(map(str, layers))}"
             for neuron, layers in zip(layout.spec.neuron, layout.shape.sizes, strict=True)
         )
-        print(f"  {count} x {name}: {sizes}")
-    print(f"  columns: {printable(', '.join(found.table.column_names))}")
+        print(f"  {count} x {found.store.architecture_names[number]}: {sizes}")
+    names = found.table.column_names
+    print(f"  columns: {printable(', '.join(names))}")
+    if "split" in names:
+        splits = sorted(Counter(found.column("split").to_pylist()).items(), key=str)
+        print(f"  splits: {printable(', '.join(f'{n} {split}' for split, n in splits))}")
 
 
 def export(
@@ -70,7 +77,7 @@ def export(
     out: Path,
     format: ExportFormat = "pt",
     channel: str | None = None,
-    where: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = (),
+    where: Where = (),
     overwrite: bool = False,
 ) -> int:
     """Write the networks of a store into files of their own: checkpoints, or graph files.
@@ -91,14 +98,7 @@ def export(
         where: Only networks whose columns have these values: width=8 or width=8,16.
         overwrite: Replace files that are there.
     """
-    dataset = WeightDataset(path)
-    for condition in where:
-        name, equals, values = condition.partition("=")
-        if not equals:
-            raise ValueError(f"Expected --where as NAME=VALUE (got '{condition}')")
-        dataset = dataset.where(**{name: values.split(",")})
-    if not len(dataset):
-        raise ValueError(f"Expected networks with {' '.join(where)} in '{path}' (got none)")
+    dataset = choose(WeightDataset(path), where)
     with counting("Writing", len(dataset)) as count_on:
         table = export_networks(
             dataset,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Dataset
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.state_dict import to_state_dict
 from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.batches import StoredGraphs
 from nfn_graph.converters.store.bucketed import BucketedSampler
-from nfn_graph.converters.store.reader import Numbers, Store
+from nfn_graph.converters.store.reader import Numbers, Store, rows_of
+from nfn_graph.messages import UserError
 
 Self = TypeVar("Self", bound="WeightDataset")
 
@@ -25,7 +28,7 @@ class WeightDataset(Dataset):
     """The networks of a store: graphs by position, subsets by metadata, batches at once.
 
     dataset = WeightDataset("zoo", attributes={"y": "test_accuracy"})
-    small = dataset.where(split="train", width=[8, 16])
+    small = dataset.where(split="train", width=[8, 16])  # or .where("split=train", "width=8,16")
     loader = DataLoader(small, batch_size=32, shuffle=True, num_workers=2)
 
     `dataset[i]` is a graph with memory of its own; slices, lists and masks give a subset, as of
@@ -87,6 +90,21 @@ class WeightDataset(Dataset):
         table = self.store.table
         return table if self._indices is None else table.take(arrow().array(self._indices))
 
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table as dicts."""
+        return rows_of(self.folder, self.table)
+
+    def column(self, name: str) -> Any:
+        """One column of the table, a `pyarrow.ChunkedArray`."""
+        column = _column(self.store.table, name)
+        return column if self._indices is None else column.take(arrow().array(self._indices))
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the table and the weights of the whole store."""
+        return self.store.fingerprint
+
     @property
     def architectures(self) -> Numbers:
         """A number for the architecture of every network: the same for the same shapes."""
@@ -101,34 +119,30 @@ class WeightDataset(Dataset):
         ]
         return np.array(sizes)[self.architectures].tolist()
 
-    def where(self: Self, **values: Any) -> Self:
-        """The networks whose columns have these values, or one of a list of values."""
-        table, is_chosen = self.table, None
-        for name, value in values.items():
-            column = _column(table, name)
-            wanted = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
-            try:
-                options = arrow().array(wanted).cast(column.type)
-            except (arrow().ArrowException, ValueError) as error:
-                raise ValueError(
-                    f"Expected values of column '{name}', which are {column.type} (got {value!r})"
-                ) from error
-            found = compute().is_in(column, value_set=options)
-            is_chosen = found if is_chosen is None else compute().and_(is_chosen, found)
-        if is_chosen is None:
-            return self
-        return self.select(np.flatnonzero(is_chosen.to_numpy()))
+    def where(self: Self, *conditions: str, **values: Any) -> Self:
+        """The networks that meet all conditions.
 
-    def select(self: Self, indices: Sequence[int] | Numbers | Tensor) -> Self:
+        Values have the type of their column: `"train_fraction=1.0"` finds the number 1.
+
+        Args:
+            conditions: Texts, as the command line takes them: `"width=8"`, or `"width=8,16"` for
+                one of several values.
+            values: The value that a column has, or a list of values of which it has one.
+        """
+        found = None
+        for name, wanted in [*map(_parsed, conditions), *values.items()]:
+            is_chosen = _is_in(self.column(name), name, wanted)
+            found = is_chosen if found is None else found & is_chosen
+        return self if found is None else self.select(found)
+
+    def select(self: Self, indices: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> Self:
         """Some of the networks, by position or by a mask."""
         return self.index_select(np.asarray(indices))
 
     def index_select(self: Self, idx: Any) -> Self:
         """As PyG's: a slice, positions, or a mask of all networks."""
         if isinstance(idx, slice):
-            found: Any = super().index_select(idx)
-            found._indices = np.asarray(found._indices, dtype=np.int64)
-            return found
+            return self._subset(self._positions()[idx])
         chosen = np.asarray(idx).flatten()
         if chosen.dtype == bool:
             if len(chosen) != len(self):
@@ -138,9 +152,43 @@ class WeightDataset(Dataset):
             chosen = np.flatnonzero(chosen)
         if len(chosen) and chosen.dtype.kind not in "iu":
             raise IndexError(f"Expected positions of networks (got {idx!r})")
+        return self._subset(self._positions(chosen.astype(np.int64)))
+
+    def _subset(self: Self, positions: Numbers) -> Self:
         subset = copy.copy(self)
-        subset._indices = self._positions(chosen.astype(np.int64))
+        subset._indices = positions
+        subset.__dict__.pop("rows", None)
         return subset
+
+    def examples(self) -> list[WeightGraph]:
+        """One network of every architecture."""
+        _, first = np.unique(self.architectures, return_index=True)
+        return [self[int(i)] for i in np.sort(first)]
+
+    def with_attributes(self: Self, **values: Tensor) -> Self:
+        """The same networks with further attributes: tensors with a row for each of them."""
+        found = copy.copy(self)
+        found.attributes = dict(self.attributes)
+        at = torch.from_numpy(self._positions())
+        for name, rows in values.items():
+            _check_attribute(name)
+            if len(rows) != len(self):
+                raise UserError(
+                    f"Expected {len(self)} rows of '{name}', one per network (got {len(rows)})"
+                )
+            found.attributes[name] = rows.new_zeros(len(self.store), *rows.shape[1:])
+            found.attributes[name][at] = rows
+        return found
+
+    def with_transform(self: Self, transform: Callable[[WeightGraph], Any] | None) -> Self:
+        """The same networks, each passed through a function when it is read."""
+        found = copy.copy(self)
+        found.transform = transform
+        return found
+
+    def state_dict(self, index: int, channel: str | None = None) -> dict[str, Tensor]:
+        """The checkpoint of one network; of several channels, the weights or the named one."""
+        return to_state_dict(self.store.graph(self.indices()[index]), channel)
 
     def __getitem__(self, idx: Any) -> Any:
         return super().__getitem__(idx)
@@ -176,8 +224,40 @@ class WeightDataset(Dataset):
 
 def _column(table: Any, name: str) -> Any:
     if name not in table.column_names:
-        raise ValueError(f"Expected a column of the store: {table.column_names} (got '{name}')")
+        raise UserError(f"Expected a column of the store: {table.column_names} (got '{name}')")
     return table.column(name)
+
+
+def _parsed(condition: str) -> tuple[str, list[str]]:
+    name, equals, values = condition.partition("=")
+    if not equals:
+        raise UserError(f"Expected a condition as NAME=VALUE, such as width=8 (got '{condition}')")
+    return name, values.split(",")
+
+
+def _is_in(column: Any, name: str, value: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Where a column has a value, or one of several."""
+    several = isinstance(value, list | tuple | set | frozenset)
+    wanted = list(value) if several else [value]
+    try:
+        options = arrow().array(wanted).cast(column.type)
+    except (arrow().ArrowException, ValueError) as error:
+        got = ",".join(map(str, wanted))
+        raise UserError(
+            f"Expected values of column '{name}', which are {column.type} (got '{got}')"
+        ) from error
+    found: np.ndarray[Any, np.dtype[np.bool_]]
+    found = compute().is_in(column, value_set=options).to_numpy()
+    return found
+
+
+def choose(dataset: Self, conditions: Sequence[str]) -> Self:
+    """The networks that meet the conditions of an option `--where`, at least one."""
+    chosen = dataset.where(*conditions)
+    if not len(chosen):
+        found = f"with {' '.join(conditions)} " if conditions else ""
+        raise UserError(f"Expected networks {found}in '{dataset.folder}' (got none)")
+    return chosen
 
 
 def _numbers(table: Any, name: str, column: str) -> Tensor:
@@ -186,14 +266,18 @@ def _numbers(table: Any, name: str, column: str) -> Tensor:
     types = arrow().types
     is_number = types.is_boolean(values.type) or types.is_integer(values.type)
     if (not is_number and not types.is_floating(values.type)) or values.null_count:
-        raise ValueError(
+        raise UserError(
             f"Expected numbers without gaps in column '{column}' for the attribute '{name}' "
             f"(got {values.type} with {values.null_count} gaps)"
         )
+    _check_attribute(name)
+    found = torch.from_numpy(values.to_numpy().copy())
+    return found.to(torch.get_default_dtype()) if found.is_floating_point() else found
+
+
+def _check_attribute(name: str) -> None:
     if "index" in name or "batch" in name or name in ("layout", "ptr"):
-        raise ValueError(
+        raise UserError(
             f"Expected another name of an attribute, which PyG does not treat as a pointer "
             f"(got '{name}')"
         )
-    found = torch.from_numpy(values.to_numpy().copy())
-    return found.to(torch.get_default_dtype()) if found.is_floating_point() else found

@@ -11,6 +11,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store.architecture import FOLDER
 from nfn_graph.converters.store.shards import METADATA, SEAL, SHARDS, WEIGHTS, seal_of
+from nfn_graph.messages import UserError
 
 FILE = "store.json"
 VERSION = 2
@@ -35,7 +36,7 @@ def create(folder: Path, description: Mapping[str, Any]) -> None:
     others = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     strange = [n for n in others if n not in _FOLDERS and not n.startswith(f".{Path(FILE).stem}.")]
     if strange or any(any((folder / part).glob("*")) for part in _FOLDERS):
-        raise ValueError(
+        raise UserError(
             f"Expected a new or empty folder, or a store with its file '{FILE}' (got "
             f"'{folder}', which holds {(strange or others)[:3]}). Choose another one."
         )
@@ -51,7 +52,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """What `store.json` says, if this version of the package can read the store."""
     path = folder / FILE
     if not path.is_file() and (folder / _OLD).is_file():
-        raise ValueError(
+        raise UserError(
             f"Expected version {VERSION} of the format in '{folder}' (got version 1, which has "
             f"'{_OLD}'). Build the zoo again."
         )
@@ -70,7 +71,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"Expected the description of a store in '{path}' (got {type(error).__name__}: "
             f"{error}). The file is damaged: restore it, or build or convert into a new folder."
         ) from error
-    raise ValueError(
+    raise UserError(
         f"Expected version {VERSION} of '{_FORMAT}' in '{path}' (got version {version} of "
         f"'{format_}'). Use the version of nfn-graph that wrote it."
     )
@@ -80,7 +81,7 @@ def _unsealed(found: dict[str, Any]) -> dict[str, Any]:
     """What a description says without its checksum, with which it agrees."""
     seal = found.pop(SEAL)
     if seal != seal_of(found):
-        raise ValueError(f"the checksum {seal} of something else")
+        raise UserError(f"the checksum {seal} of something else")
     if not isinstance(found.get("key", ""), str):
         raise TypeError(f"the key {found['key']}, which is no name of a column")
     return found

@@ -10,6 +10,7 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.io import save
 from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.dataset import WeightDataset
+from nfn_graph.messages import UserError
 
 ExportFormat = Literal["pt", "safetensors", "npz", "graph"]
 
@@ -68,13 +69,13 @@ def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
         found = [f"{position:06d}" for position in dataset.indices()]
     for name in found:
         if not isinstance(name, str) or Path(name).anchor or ".." in Path(name).parts:
-            raise ValueError(f"Expected files below '{dataset.folder}' (got '{name}')")
+            raise UserError(f"Expected files below '{dataset.folder}' (got '{name}')")
     networks: dict[str, str] = {}
     for name in found:
         has_suffix = format_ != "graph" and name.lower().endswith(suffix)
         file = name if has_suffix else f"{name}{suffix}"
         if file in networks:
-            raise ValueError(
+            raise UserError(
                 f"Expected a file for each network (got '{file}' for '{networks[file]}' and "
                 f"'{name}'). Choose another --format, or export one of them with --where."
             )

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nfn_graph.messages import UserError
+
 try:
     import fcntl
 except ImportError:  # not on this system
@@ -26,7 +28,7 @@ def only_writer(path: Path, what: str) -> Iterator[bool]:
     """
     with _locked(path, shared=False, wait=False) as found:
         if found is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected no other process that writes {what} (got one that does). Wait for it, "
                 f"or divide the work between both with --shard 1/2 and --shard 2/2."
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
 from nfn_graph.converters.store.architecture import (
     Architecture,
@@ -30,8 +30,10 @@ from nfn_graph.converters.store.shards import (
     file_of,
     list_shards,
     read_shards,
+    seal_of,
 )
 from nfn_graph.converters.store.writer import record_key
+from nfn_graph.messages import UserError, one_line
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -60,7 +62,7 @@ class Store:
         self.description = read_description(self.folder)
         found = read_shards(self.folder)
         if not found:
-            raise ValueError(f"Expected at least one finished shard in '{self.folder}' (got none)")
+            raise UserError(f"Expected at least one finished shard in '{self.folder}' (got none)")
         self.shards = [shard for shard, _ in found]
         self.table = _concatenated(self.folder, [table for _, table in found])
         key = self.description.get("key")
@@ -76,14 +78,13 @@ class Store:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the table as dicts."""
-        try:
-            found: list[dict[str, Any]] = self.table.to_pylist()
-        except (ValueError, OverflowError) as error:
-            raise ConversionError(
-                f"Expected a table of values that Python has in '{self.folder}' (got: "
-                f"{one_line(error)})"
-            ) from error
-        return found
+        return rows_of(self.folder, self.table)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum of the table and the weights, from those of the shards."""
+        checksums = {shard.name: shard.checksums for shard in self.shards}
+        return seal_of(checksums)[:32]
 
     @cached_property
     def _notes(self) -> list[str | None]:
@@ -165,6 +166,17 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.__dict__.items() if key != "rows"}
         return {**kept, "_mapped": {}, "_architectures": {}}
+
+
+def rows_of(folder: Path, table: Any) -> list[dict[str, Any]]:
+    """The rows of a table as dicts."""
+    try:
+        found: list[dict[str, Any]] = table.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise ConversionError(
+            f"Expected a table of values that Python has in '{folder}' (got: {one_line(error)})"
+        ) from error
+    return found
 
 
 def _concatenated(folder: Path, tables: Sequence[Any]) -> Any:

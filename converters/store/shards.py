@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.store.arrow import arrow, parquet
+from nfn_graph.messages import UserError, one_line
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
 _SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
@@ -114,7 +115,7 @@ def read_record(folder: Path, name: str) -> Shard:
         record = json.loads(check_regular(path).read_text("utf-8"))
         seal = record.pop(SEAL)
         if seal != seal_of(record):
-            raise ValueError(f"the checksum {seal} of something else")
+            raise UserError(f"the checksum {seal} of something else")
         _check_record(record)
         return Shard(name, **{**record, "architectures": tuple(record["architectures"])})
     except FileNotFoundError:
@@ -137,7 +138,7 @@ def _check_record(record: Mapping[str, Any]) -> None:
         and 0 < networks <= sizes[WEIGHTS]
     )
     if not is_right:
-        raise ValueError(f"a record that says {str(record)[:200]}")
+        raise UserError(f"a record that says {str(record)[:200]}")
 
 
 def _wrong_size(folder: Path, shard: Shard, part: str) -> str | None:
@@ -160,7 +161,7 @@ def read_table(folder: Path, shard: Shard) -> Any:
     try:
         rows = library.read_metadata(buffer).num_rows
         if rows != shard.networks:
-            raise ValueError(f"{rows} rows instead of {shard.networks}")
+            raise UserError(f"{rows} rows instead of {shard.networks}")
         table = library.read_table(buffer)
         table.validate(full=True)
         _check_places(table, shard)
@@ -176,25 +177,23 @@ def _check_places(table: Any, shard: Shard) -> None:
     """
     schema = table.schema
     if len(set(schema.names)) < len(schema) or not set(PLACE) <= set(schema.names):
-        raise ValueError(f"the columns {schema.names}")
+        raise UserError(f"the columns {schema.names}")
     text = arrow().string()
     types = [schema.field(name).type for name in PLACE]
     if types != [text, text, arrow().int64(), text]:
-        raise ValueError(
-            f"the columns {', '.join(PLACE)} of the types {', '.join(map(str, types))}"
-        )
+        raise UserError(f"the columns {', '.join(PLACE)} of the types {', '.join(map(str, types))}")
     shards, names, rows, _ = (table.column(name).combine_chunks() for name in PLACE)
     if shards.unique().to_pylist() != [shard.name]:
-        raise ValueError(f"networks of the shards {shards.unique().to_pylist()[:5]}")
+        raise UserError(f"networks of the shards {shards.unique().to_pylist()[:5]}")
     if sorted(map(str, names.unique().to_pylist())) != sorted(shard.architectures):
-        raise ValueError(f"networks of the architectures {names.unique().to_pylist()[:5]}")
+        raise UserError(f"networks of the architectures {names.unique().to_pylist()[:5]}")
     which = names.dictionary_encode().indices.to_numpy()
     order, counts = np.argsort(which, kind="stable"), np.bincount(which)
     expected = np.arange(len(which)) - np.repeat(counts.cumsum() - counts, counts)
     found = rows.to_numpy(zero_copy_only=False)[order]
     if not np.array_equal(found, expected):
         wrong = np.flatnonzero(found != expected)[0]
-        raise ValueError(f"row {found[wrong]} of an architecture instead of {expected[wrong]}")
+        raise UserError(f"row {found[wrong]} of an architecture instead of {expected[wrong]}")
 
 
 def wrong_files(folder: Path, shard: Shard) -> Iterator[tuple[Path, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nfn_graph.converters.errors import ConversionError, one_line
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.store.architecture import FOLDER, architecture_file
 from nfn_graph.converters.store.description import FILE, read_description
 from nfn_graph.converters.store.reader import Store
@@ -22,6 +22,7 @@ from nfn_graph.converters.store.shards import (
     read_record,
     wrong_files,
 )
+from nfn_graph.messages import one_line
 
 
 def find_damage(folder: Path) -> Iterator[Damage]:

@@ -29,6 +29,7 @@ from nfn_graph.converters.store.shards import (
     file_of,
     publish,
 )
+from nfn_graph.messages import UserError
 
 Row = dict[str, Any]
 
@@ -42,10 +43,14 @@ class StoreWriter:
     Args:
         folder: The store's folder; a new store is made of a new or empty one.
         description: What `store.json` says of a new store.
+        types: Columns of the table whose types are given, as of arrow; others follow from values.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, description: Mapping[str, Any], types: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
+        self.types = dict(types or {})
         self._known: dict[Any, Architecture] = {}
         if not is_store(folder):
             create(folder, description)
@@ -71,7 +76,7 @@ class StoreWriter:
         for row, graph in networks:
             taken = [column for column in PLACE if column in row]
             if taken:
-                raise ValueError(
+                raise UserError(
                     f"Expected other columns than {', '.join(PLACE)}, which lead to a network (got "
                     f"'{taken[0]}' in a row for shard '{name}'). Rename it"
                 )
@@ -81,7 +86,7 @@ class StoreWriter:
             rows.append({**row, **dict(zip(PLACE, place, strict=True))})
             group.append(network)
         if not rows:
-            raise ValueError(f"Expected networks for shard '{name}' (got none)")
+            raise UserError(f"Expected networks for shard '{name}' (got none)")
         tensors: dict[str, Tensor] = {}
         for group in groups.values():
             self._keep(group[0].architecture)
@@ -90,9 +95,10 @@ class StoreWriter:
         # Of a list of rows, arrow takes the columns of the first.
         columns = dict.fromkeys(column for row in rows for column in row)
         table = arrow().Table.from_pylist([{**dict.fromkeys(columns), **row} for row in rows])
-        # Without a note in any row, the column has no type of its own.
-        notes = table.column("notes").cast(arrow().string())
-        table = table.set_column(table.column_names.index("notes"), "notes", notes)
+        # Without a value in any row, a column has no type of its own.
+        for column, type_ in {**self.types, "notes": arrow().string()}.items():
+            at = table.column_names.index(column)
+            table = table.set_column(at, column, table.column(column).cast(type_))
         with replacing(file_of(self.folder, METADATA, name)) as temporary:
             parquet().write_table(table, temporary)
         return publish(self.folder, name, len(rows), tuple(groups))
@@ -101,7 +107,7 @@ class StoreWriter:
         """Deletes what a killed process left of shards that it has not published."""
         for name in names:
             if self.is_done(name):
-                raise ValueError(f"Expected a new shard (got '{name}', published before)")
+                raise UserError(f"Expected a new shard (got '{name}', published before)")
             for part in (SHARDS, METADATA, WEIGHTS):
                 path = file_of(self.folder, part, name)
                 for left in (path, *path.parent.glob(f".{name}.*")):

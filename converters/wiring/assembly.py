@@ -34,16 +34,27 @@ SCALARS = "scalars"
 
 @dataclass
 class Use:
-    """What the axes of one stored tensor are: neurons in a role, or taps."""
+    """What the axes of one stored tensor are: neurons in a role, or taps.
+
+    Args:
+        key: The tensor.
+        shape: Its shape.
+        dtype: Its dtype.
+        roles: What every axis is.
+        neurons: The layers along every axis of neurons.
+        rows: The first and the last of the entries along the first axis, if they are used on
+            their own.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     roles: list[PlacementAxis | None] = field(default_factory=list)
     neurons: list[Segments | None] = field(default_factory=list)
+    rows: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor) -> Use:
+    def of(cls, key: str, tensor: Tensor, rows: tuple[int, int] | None = None) -> Use:
         """A tensor of whose axes nothing is known yet."""
         if not tensor.is_floating_point():
             raise ConversionError(
@@ -51,7 +62,7 @@ class Use:
                 f"quantised or complex networks to real floating-point ones first"
             )
         rank = tensor.dim()
-        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank)
+        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank, rows)
 
     def set_taps(self, axis: int) -> None:
         """Says that an axis holds taps."""
@@ -125,13 +136,15 @@ def build_layout(
     taps: dict[str | WeightKey, int] = dict.fromkeys(names.values(), 0)
     parallel: Counter[tuple[str, str]] = Counter()
     placements = []
+    known: dict[str, dict[tuple[str, str], WeightKey]] = {}
     for key, use in uses.items():
-        stores: dict[tuple[str, str], WeightKey] = {}
+        stores = known.setdefault(use.key, {})
         for piece in pieces[key]:
             ends = [names[nest] for nest in nesting.types(piece.ends)]
             store = _store(ends, parallel, stores)
             named = Piece(piece.leaves, nesting.named(piece.ends))
-            placement = _placement(use, named, store, taps.get(store, 0), tied.get(key, ()))
+            others = tied.get(use.key, ())
+            placement = _placement(use, named, store, taps.get(store, 0), others)
             taps[store] = placement.tap + placement.taps
             placements.append(placement)
     neurons = [
@@ -155,13 +168,14 @@ def build_layout(
     if not weights:
         raise ConversionError("Expected a network with a weight between two layers (got none)")
     used = {name for p in placements for name in p.keys}
+    stored = dict.fromkeys(use.key for use in uses.values())
     return Layout(
         NetworkSpec(tuple(neurons), tuple(weights)),
         Shape(tuple(sizes), (((0, 0),),) * len(weights)),
         tuple(placements),
         carried={key: tensor for key, tensor in tensors.items() if key not in used},
         keys=tuple(tensors),
-        computation=tape.computation({key: i for i, key in enumerate(uses)}, names),
+        computation=tape.computation({key: i for i, key in enumerate(stored)}, names),
     )
 
 
@@ -221,12 +235,14 @@ def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
 
 def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
     """The parts of a tensor, each within one layer or pair of layers."""
-    axes = [
-        [Leaf((None,), (0, size), (size,), (0,), (size,))]
-        if segments is None
-        else list(_leaves(without_fixed(segments, whole), size))
-        for size, segments in zip(use.shape, use.neurons, strict=True)
-    ]
+    axes: list[list[Leaf]] = []
+    for size, segments in zip(use.shape, use.neurons, strict=True):
+        first, last = use.rows if use.rows and not axes else (0, size)
+        if segments is None:
+            count = last - first
+            axes.append([Leaf((None,), (first, last), (count,), (0,), (count,))])
+        else:
+            axes.append(list(_leaves(without_fixed(segments, whole), first, last)))
     for chosen in product(*axes):
         leaves = _one_of_fixed(chosen, use.neuron_roles())
         found = [
@@ -255,14 +271,15 @@ def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tup
     return tuple(found)
 
 
-def _leaves(segments: Segments, size: int) -> Iterator[Leaf]:
-    offset = 0
+def _leaves(segments: Segments, first: int, last: int) -> Iterator[Leaf]:
+    """The layers of an axis, or of the entries `first:last` of one."""
+    offset = first
     for segment in segments:
         length = segment.size or 1
         if len(segment.factors) == 1:
             # Whole layers one after another are slices; no view is needed.
-            layer = _layer(segment.factors[0])
-            yield Leaf((layer,), (0, size), (size,), (offset,), (offset + length,))
+            layer, inner = _layer(segment.factors[0]), offset - first
+            yield Leaf((layer,), (first, last), (last - first,), (inner,), (inner + length,))
         else:
             cut = (offset, offset + length)
             view = tuple(size_of(factor) or 1 for factor in segment.factors)

@@ -61,7 +61,12 @@ class AxisOperations(ValueSource):
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenation along one axis."""
         if all(isinstance(v, Opaque) for v in values):
-            return self.opaque(values)
+            same = len({v.origin for v in values if isinstance(v, Opaque)}) == 1
+            return self._moved(values[0]) if same else self.opaque(values)
+        first = values[0]
+        is_number = isinstance(first, Weight) and max(first.shape, default=1) == 1
+        if is_number and all(value == first for value in values):
+            return first  # One number is repeated wherever it is used.
         like = next((v for v in values if isinstance(v, Signal)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
@@ -93,6 +98,9 @@ class AxisOperations(ValueSource):
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
         """The entries `start:stop:step` of an axis; negative bounds count from the end."""
+        if isinstance(x, Weight) and position_of(axis, x.rank) == 0 and step == 1:
+            first, last, _ = slice(start, stop).indices(x.shape[0])
+            return x if (first, last) == (0, x.shape[0]) else self.rows(x, first, last)
         if not isinstance(x, Signal):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
@@ -233,7 +241,7 @@ class AxisOperations(ValueSource):
             if x.shape is None:
                 return self._unneeded(x)
             at = position_of(axis, len(x.shape) + 1)
-            return self.opaque([x], (*x.shape[:at], 1, *x.shape[at:]))
+            return self._moved(x, (*x.shape[:at], 1, *x.shape[at:]))
         at = position_of(axis, x.rank + 1)
         if isinstance(x, Weight):
             return x.view([*range(at), None, *range(at, x.rank)])
@@ -276,7 +284,12 @@ class AxisOperations(ValueSource):
         """The result of an operation without weights on a value without neurons."""
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a part of a tensor of the checkpoint)")
-        return self.opaque([x])
+        return self._moved(x)
+
+    def _moved(self, x: Value, shape: Sizes | None = None) -> Opaque:
+        """A value without neurons whose entries were repeated, or moved to other axes."""
+        is_uniform = isinstance(x, Opaque) and x.is_uniform
+        return replace(self.opaque([x], shape), is_uniform=is_uniform)
 
     def _beside(self, x: Value, like: Signal, axis: int) -> Signal:
         """An operand of a concatenation, as an activation."""

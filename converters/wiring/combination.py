@@ -148,13 +148,18 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         x = replace(x, stored=(*extra, *x.stored))
     shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
     _choose(wiring, x, [size != 1 for size in shape])
-    along = [i for i in x.neuron_axes if shape[i] != 1 and x.shape[i] != 1]
+    along = [
+        i
+        for i in x.neuron_axes
+        if shape[i] != 1 and x.shape[i] != 1 and not (other.is_uniform and shape[i] == x.shape[i])
+    ]
     if any(shape[i] is None for i in along):
         raise ConversionError(
             f"Expected known shapes along neurons (got {shown(other.shape)}). {_HINT}"
         )
     if along:
-        return _both_activations(wiring, x, wiring.claim_axes(replace(other, shape=shape), along))
+        sizes = tuple(n if i in along or i not in x.neuron_axes else 1 for i, n in enumerate(shape))
+        return _both_activations(wiring, x, wiring.claim_axes(replace(other, shape=sizes), along))
     stored = [
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
         for axis, n in zip(x.stored, shape, strict=True)

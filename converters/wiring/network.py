@@ -388,7 +388,22 @@ class Wiring(Reductions):
         for weight in self._shown:
             for key, own in weight.parts:
                 self._fix_shown(key, own)
+        self._check_rows()
         return build_layout(self.uses, self.tensors, self.tied, self.values, self.tape)
+
+    def _check_rows(self) -> None:
+        """Refuses tensors of which only some rows are used, or the same ones twice."""
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for use in self.uses.values():
+            rows.setdefault(use.key, []).append(use.rows or (0, use.shape[0] if use.shape else 1))
+        for key, found in rows.items():
+            bounds = [n for pair in sorted(found) for n in pair]
+            size = (*self.tensors[key].shape, 1)[0]
+            if bounds[0] != 0 or bounds[-1] != size or bounds[1:-1:2] != bounds[2::2]:
+                raise ConversionError(
+                    f"Expected every row of '{key}' to be used in one place (got rows "
+                    f"{sorted(found)} of {size})"
+                )
 
     def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
         """A weight that the network returns shows the order of the neurons along its axes.

@@ -59,6 +59,7 @@ class ValueSource:
         #: All activations, from which follows what is nested in what.
         self.values: list[Signal] = []
         self._shown: list[Weight] = []
+        self._rows: dict[str, tuple[str, tuple[int, int]]] = {}
         self._has_output = False
         self._output_axes: list[Segments] = []
 
@@ -78,9 +79,10 @@ class ValueSource:
         """An input of the network."""
         return Opaque(None if shape is None else tuple(shape), next(self._origins), True)
 
-    def constant(self, shape: Sizes | None = ()) -> Opaque:
+    def constant(self, shape: Sizes | None = (), *, is_uniform: bool = False) -> Opaque:
         """A tensor that is no part of the checkpoint."""
-        return Opaque(None if shape is None else tuple(shape), next(self._origins))
+        known = None if shape is None else tuple(shape)
+        return Opaque(known, next(self._origins), is_uniform=is_uniform or known == ())
 
     def parameter(self, key: str) -> Weight:
         """A tensor of the checkpoint."""
@@ -88,6 +90,32 @@ class ValueSource:
             raise ConversionError(f"Expected a tensor '{key}' in the checkpoint (got none)")
         shape = tuple(self.tensors[key].shape)
         return Weight(shape, ((key, tuple(range(len(shape)))),))
+
+    def entry(self, weight: Weight, index: int) -> Weight:
+        """One entry of a stored tensor along its first axis, which belongs to a layer of its own.
+
+        Such are the directions of a recurrent network that are stored in one tensor.
+        """
+        whole = self.rows(weight, index, index + 1)
+        return Weight(whole.shape[1:], tuple((key, own[1:]) for key, own in whole.parts))
+
+    def rows(self, weight: Weight, start: int, stop: int) -> Weight:
+        """The entries `start:stop` of a stored tensor along its first axis, as one of their own.
+
+        So the weights of queries, keys and values that are stored in one tensor. All other entries
+        must be used in the same way.
+        """
+        parts = []
+        for key, own in weight.parts:
+            if not own or own[0] != 0 or key in self._rows or key in self.uses:
+                self.refuse(
+                    f"Expected a stored tensor as it is (got a view of '{key}' whose first axis "
+                    f"is taken apart)"
+                )
+            name = f"{key}[{start}:{stop}]"
+            self._rows[name] = (key, (start, stop))
+            parts.append((name, own))
+        return Weight((stop - start, *weight.shape[1:]), tuple(parts))
 
     def opaque(self, values: Sequence[Value], shape: Sizes | None = None) -> Opaque:
         """Any parameter-free function of opaque values."""
@@ -131,9 +159,10 @@ class ValueSource:
 
     def _claimed_layer(self, x: Opaque, axis: int, size: int) -> Layer:
         name = (x.origin, axis, size)
-        if name not in self._claims:
+        # Equal numbers are the same to every reader, in any order.
+        if name not in self._claims or x.is_uniform:
             layer = self.layer(size)
-            layer.is_input, layer.is_fixed = x.is_input, True
+            layer.is_input, layer.is_fixed = x.is_input, not x.is_uniform
             self._claims[name] = layer
         return self._claims[name]
 
@@ -154,6 +183,7 @@ class ValueSource:
         One number is a tap of the network. Of more, nothing would say which neurons they meet.
         """
         going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
+        going_on.update(key for key, _ in self._rows.values())
         for operand in operands:
             for key in _keys_of(operand):
                 if key in going_on or key in self.uses:
@@ -254,7 +284,8 @@ class ValueSource:
     def use_of(self, key: str) -> Use:
         """What is known of a tensor's axes."""
         if key not in self.uses:
-            self.uses[key] = Use.of(key, self.tensors[key])
+            stored, rows = self._rows.get(key, (key, None))
+            self.uses[key] = Use.of(stored, self.tensors[stored], rows)
         return self.uses[key]
 
     def fresh(self, size: int) -> Neurons:

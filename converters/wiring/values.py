@@ -182,6 +182,7 @@ class Opaque:
             belong here too.
         key: A tensor of the checkpoint that is no weight, such as a mask of whole numbers, from
             which it was computed without any input.
+        is_uniform: Whether all of its entries are one number, so that it shows no order.
     """
 
     shape: tuple[int | None, ...] | None
@@ -189,6 +190,7 @@ class Opaque:
     is_input: bool = False
     exposes: tuple[Layer, ...] = ()
     key: str | None = None
+    is_uniform: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
 from nfn_graph.converters.files.checks import check_regular, repeated
 from nfn_graph.converters.files.detect import detect
+from nfn_graph.messages import UserError
 
 #: The folders in which runs of Ray Tune keep their checkpoints, by their number.
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")
@@ -83,7 +84,7 @@ def parse_json(path: Path, text: str, where: str = "") -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError(f"'{repeated([key for key, _ in pairs])[0]}' twice")
+            raise UserError(f"'{repeated([key for key, _ in pairs])[0]}' twice")
         return found
 
     try:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.files import read_json
+from nfn_graph.messages import UserError
 
 SPLIT_NAMES = ("train", "val", "test")
 
@@ -28,7 +29,7 @@ class Splits(NamedTuple):
 def refuse_split_file(path: Path, given: Path | None) -> None:
     """Raises where a layout has no file of splits, but one was given."""
     if given is not None:
-        raise ValueError(f"Expected no split file for '{path}' (got '{given}')")
+        raise UserError(f"Expected no split file for '{path}' (got '{given}')")
 
 
 def find_split_file(path: Path, names: Sequence[str], given: Path | None) -> Path | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.state_dict import from_state_dict, to_module
+from nfn_graph.messages import UserError
 
 Row = dict[str, Any]
 _ALIASES = {"validation": "val"}
@@ -165,7 +166,7 @@ class Zoo(Sequence[WeightGraph]):
             row = self.source.rows[at]
             row = row if name in row else self.row(i)
             if name not in row:
-                raise ValueError(f"Expected a column of the zoo: {list(row)} (got '{name}')")
+                raise UserError(f"Expected a column of the zoo: {list(row)} (got '{name}')")
             found.append(row[name])
         return found
 
@@ -174,7 +175,7 @@ class Zoo(Sequence[WeightGraph]):
         name = _ALIASES.get(name, name)
         if name not in self.splits:
             known = ", ".join(self.splits) or "none"
-            raise ValueError(
+            raise UserError(
                 f"Expected a split of '{self.path}': {known} (got '{name}'). {self.source.unsplit}"
             )
         chosen = set(self.indices)

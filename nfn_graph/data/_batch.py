@@ -16,6 +16,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from nfn_graph.data._graph import WeightGraph
 from nfn_graph.data._layout import Layout
 from nfn_graph.features import group_of_rows
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec
 
 
@@ -33,6 +34,14 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
 
     Networks that lack a type of the union get an empty store of it before PyG's own collate,
     so that pointers and `batch[i]` come out right.
+
+    Example:
+        >>> from nfn_graph import Batch, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> batch = Batch.from_data_list([random_graph(spec, {"hidden1": n}) for n in (3, 5)])
+        >>> batch.num_graphs, batch["hidden1"].x.shape, batch[1]["hidden1"].x.shape
+        (2, torch.Size([8, 1, 1]), torch.Size([5, 1, 1]))
     """
 
     @classmethod
@@ -51,7 +60,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         """
         graphs = list(data_list)
         if not graphs:
-            raise ValueError("Expected at least one graph to batch (got none)")
+            raise UserError("Expected at least one graph to batch (got none)")
         for graph in graphs:
             if not isinstance(graph, WeightGraph) or isinstance(graph, PyGBatch):
                 raise TypeError(f"Expected WeightGraphs to batch (got {type(graph).__name__})")
@@ -80,7 +89,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
             attributes: Attributes of the graphs, such as labels, with one row per network.
         """
         if not layouts:
-            raise ValueError("Expected at least one layout to batch (got none)")
+            raise UserError("Expected at least one layout to batch (got none)")
         # Most networks of a batch share their layout.
         kinds = {id(layout): layout for layout in layouts}
         spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
@@ -145,6 +154,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
         **kwargs: For `torch.utils.data.DataLoader`.
+
+    Example:
+        >>> from nfn_graph import DataLoader, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graphs = [random_graph(spec, {"hidden1": n}) for n in range(2, 12)]
+        >>> [batch.num_graphs for batch in DataLoader(graphs, batch_size=4)]
+        [4, 4, 2]
     """
 
     def __init__(
@@ -240,7 +257,7 @@ def _check_channels(graphs: Sequence[WeightGraph]) -> None:
     channels = [next(iter(graph.edge_stores)).edge_attr.shape[-1] for graph in graphs]
     if len(set(channels)) > 1:
         first = next(i for i, c in enumerate(channels) if c != channels[0])
-        raise ValueError(
+        raise UserError(
             f"Expected {channels[0]} channels of every graph, as of graph 0 "
             f"(got {channels[first]} of graph {first})"
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nfn_graph.data._layout import Layout, Placement, PlacementAxis
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, Shape
 from nfn_graph.spec._checks import check_unique
 
@@ -49,28 +50,28 @@ def _check_chain(
     keys: Sequence[tuple[str, str]],
 ) -> None:
     if not weights:
-        raise ValueError("Expected at least one weight tensor (got none)")
+        raise UserError("Expected at least one weight tensor (got none)")
     if len(biases) != len(weights) or len(keys) != len(weights):
-        raise ValueError(
+        raise UserError(
             f"Expected as many biases and keys as weights (got {len(weights)} weights, "
             f"{len(biases)} biases, {len(keys)} keys)"
         )
     check_unique([name for pair in keys for name in pair], "tensors")
     for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
         if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
-            raise ValueError(
+            raise UserError(
                 f"Expected '{key[0]}' to be a floating-point tensor [out, in, ...] "
                 f"(got {list(weight.shape)} of {weight.dtype})"
             )
         if i and weight.shape[1] != weights[i - 1].shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"Expected '{key[0]}' to have {weights[i - 1].shape[0]} inputs, the outputs "
                 f"of '{keys[i - 1][0]}' (got {weight.shape[1]})"
             )
         if bias is not None and (
             tuple(bias.shape) != (weight.shape[0],) or not bias.is_floating_point()
         ):
-            raise ValueError(
+            raise UserError(
                 f"Expected '{key[1]}' to be a floating-point tensor [{weight.shape[0]}] "
                 f"(got {list(bias.shape)} of {bias.dtype})"
             )

@@ -8,6 +8,8 @@ from functools import cached_property
 from types import EllipsisType
 from typing import Any, Union
 
+from nfn_graph.messages import UserError
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -120,13 +122,13 @@ class Computation:
 
     def __post_init__(self) -> None:
         if self.reason is None and not (self.steps and self.outputs):
-            raise ValueError("Expected steps and outputs, or the reason why there are none")
+            raise UserError("Expected steps and outputs, or the reason why there are none")
         for number, step in enumerate(self.steps):
             if any(not 0 <= ref.step < number for ref in step.operands):
-                raise ValueError(f"Expected operands from earlier steps (got %{number} = {step})")
+                raise UserError(f"Expected operands from earlier steps (got %{number} = {step})")
         named = [*self.outputs, *(neurons.value for neurons in self.activations)]
         if any(not 0 <= ref.step < len(self.steps) for ref in named):
-            raise ValueError(f"Expected results of {len(self.steps)} steps (got {named})")
+            raise UserError(f"Expected results of {len(self.steps)} steps (got {named})")
 
     def __hash__(self) -> int:
         return self._hash
@@ -137,7 +139,8 @@ class Computation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has other hashes of the same text.
-        return {name: value for name, value in vars(self).items() if name != "_hash"}
+        derived = ("_hash", "last_uses", "num_inputs")
+        return {name: value for name, value in vars(self).items() if name not in derived}
 
     @classmethod
     def unknown(cls, reason: str) -> Computation:
@@ -169,6 +172,15 @@ class Computation:
             ),
             self.reason,
         )
+
+    @cached_property
+    def last_uses(self) -> tuple[tuple[int, ...], ...]:
+        """For every step, the results that no later step needs."""
+        last = {ref.step: number for number, step in enumerate(self.steps) for ref in step.operands}
+        done: list[list[int]] = [[] for _ in self.steps]
+        for result, number in last.items():
+            done[number].append(result)
+        return tuple(map(tuple, done))
 
     @cached_property
     def num_inputs(self) -> int:

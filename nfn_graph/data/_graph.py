@@ -17,6 +17,7 @@ from nfn_graph.data._chain import chain_layout
 from nfn_graph.data._layout import Layout, gather_tensors, scatter_tensors
 from nfn_graph.data._plain import to_data, to_hetero_data
 from nfn_graph.features import Incidence, WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, Symmetry
 
 _Graph = TypeVar("_Graph", bound="WeightGraph")
@@ -36,7 +37,7 @@ class WeightStorage(EdgeStorage):
 
     def __getitem__(self, key: str) -> Any:
         if key == "edge_index" and key not in self._mapping:
-            raise ValueError(
+            raise UserError(
                 f"Expected edges with an edge_index (got {self._key} of a WeightGraph, which "
                 f"stores none). Use graph.materialize()."
             )
@@ -52,6 +53,16 @@ class WeightGraph(HeteroData):
     Layers are completely connected, so no `edge_index` is stored; :meth:`materialize` adds it.
 
     Made by :meth:`from_tensors`, :meth:`from_placements` and the converters.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> weights, biases = [torch.ones(4, 2), torch.ones(1, 4)], [torch.ones(4), torch.ones(1)]
+        >>> graph = WeightGraph.from_tensors(weights, biases)
+        >>> graph["hidden1"].x.shape, graph["input", "weight", "hidden1"].edge_attr.shape
+        (torch.Size([4, 1, 1]), torch.Size([8, 1, 1]))
+        >>> graph.to_tensors()["0.weight"].equal(weights[0])
+        True
     """
 
     @classmethod
@@ -79,10 +90,10 @@ class WeightGraph(HeteroData):
     def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
         """The graph that a layout's placements make of named tensors."""
         if not layout.placements:
-            raise ValueError("Expected a layout with placements of tensors (got none)")
+            raise UserError("Expected a layout with placements of tensors (got none)")
         missing = [p.keys[0] for p in layout.placements if p.keys[0] not in tensors]
         if missing:
-            raise ValueError(f"Expected tensors {missing} (got {list(tensors)})")
+            raise UserError(f"Expected tensors {missing} (got {list(tensors)})")
         stores = gather_tensors(layout, tensors)
         like = next(iter(stores.values()))
         mapping: dict[Any, dict[str, Any]] = {"_global_store": {"layout": layout}}
@@ -98,7 +109,7 @@ class WeightGraph(HeteroData):
         """The layout of every network: one, or those of a batch."""
         layout = self._global_store.get("layout")
         if layout is None:
-            raise ValueError(
+            raise UserError(
                 "Expected a graph made by WeightGraph.from_tensors, a converter or "
                 "nfn_graph.Batch (got one without a layout)"
             )
@@ -112,7 +123,7 @@ class WeightGraph(HeteroData):
         first = set(specs[0].unsized.types.values())
         for other in specs[1:]:
             if set(other.unsized.types.values()) != first:
-                raise ValueError(
+                raise UserError(
                     f"Expected a batch of networks that share their types (got {len(specs)} "
                     f"different specs, collated by PyG's own Batch, which mixes up networks: "
                     f"{specs[0].difference(other)}). {_COLLATE_HINT}"
@@ -185,9 +196,9 @@ class WeightGraph(HeteroData):
         channels follows.
         """
         if len(self.layouts) != 1 or not isinstance(self.layout, Layout):
-            raise ValueError("Expected one network (got a batch; take batch[i] of it)")
+            raise UserError("Expected one network (got a batch; take batch[i] of it)")
         if not self.layout.placements:
-            raise ValueError(
+            raise UserError(
                 "Expected a graph made of tensors (got one made of features, such as by "
                 "nfn_graph.testing.random_graph)"
             )
@@ -357,19 +368,19 @@ class WeightGraph(HeteroData):
             for key, type_ in types.items():
                 x = self[key].get(attribute) if key in known else None
                 if not isinstance(x, Tensor):
-                    raise ValueError(
+                    raise UserError(
                         f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
                         f"{_COLLATE_HINT}"
                     )
                 rows = sum(counts[i] * layout.num_rows(key) for i, layout in layouts.items())
                 if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
-                    raise ValueError(
+                    raise UserError(
                         f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "
                         f"{key!r} (got {list(x.shape)})"
                     )
                 channels = x.shape[2] if channels is None else channels
                 if x.shape[2] != channels:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected {channels} channels of {kind} type {key!r} as of the "
                         f"others (got {x.shape[2]})"
                     )
@@ -386,16 +397,16 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
     known = spec.unsized.types
     for key, type_ in own.unsized.types.items():
         if key not in known:
-            raise ValueError(
+            raise UserError(
                 f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
                 f"Use NetworkSpec.union of the specs of all networks."
             )
         if known[key] != type_:
-            raise ValueError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
+            raise UserError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
     for name, neuron in own.neuron.items():
         expected_size = spec.neuron[name].size
         if expected_size is not None and neuron.size != expected_size:
-            raise ValueError(
+            raise UserError(
                 f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
                 f"(got {'different sizes' if neuron.size is None else neuron.size}). Use "
                 f"'np' and NetworkSpec.union of the specs of all networks, which leaves sizes open."

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfn_graph.data._computation import Computation
 from nfn_graph.data._layout_checks import check_placements, check_shape, shared_neurons
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, Shape
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
@@ -93,7 +94,7 @@ class Placement:
     def take(self, tensor: Tensor) -> Tensor:
         """The tensor's entries as rows `[count, taps]` of the store; a view if possible."""
         if tuple(tensor.shape) != self.shape:
-            raise ValueError(
+            raise UserError(
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
                 f"(got {tuple(tensor.shape)})"
             )
@@ -165,6 +166,8 @@ class Layout:
         within: The spec of the batch that it was collated into, if any.
         carried: Tensors of the checkpoint that are no features (counters and other
             integers), by key, kept as they are.
+        aside: Tensors that were left out on purpose, by key, which are carried, too; and which of
+            their axes lie along neurons of the graph, so that they can be permuted with them.
         keys: All keys of the checkpoint in its order.
         channels: Further channels of the features, after the weights themselves: by name,
             the keys that they hold values for and their dtypes.
@@ -178,6 +181,7 @@ class Layout:
     placements: tuple[Placement, ...] = ()
     within: NetworkSpec | None = None
     carried: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    aside: Mapping[str, tuple[Placement, ...]] = field(default_factory=dict, compare=False)
     keys: tuple[str, ...] = field(default=(), compare=False)
     channels: Mapping[str, Mapping[str, torch.dtype]] = field(default_factory=dict, compare=False)
     before: tuple[str, Layout] | None = field(default=None, compare=False)

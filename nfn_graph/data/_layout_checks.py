@@ -11,13 +11,14 @@ from nfn_graph.spec import Key, NetworkSpec
 
 if TYPE_CHECKING:
     from nfn_graph.data._layout import Placement
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Shape
 
 
 def check_shape(spec: NetworkSpec, shape: Shape) -> None:
     """Raises unless the sizes are those of a network of that spec."""
     if len(shape.sizes) != len(spec.neurons) or len(shape.blocks) != len(spec.weights):
-        raise ValueError(
+        raise UserError(
             f"Expected sizes of {len(spec.neurons)} neuron types and blocks of "
             f"{len(spec.weights)} weight types (got {len(shape.sizes)} and {len(shape.blocks)})"
         )
@@ -25,7 +26,7 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
     for neuron in spec.neurons:
         sizes = layers[neuron.name]
         if len(sizes) != 1 and not neuron.role:
-            raise ValueError(
+            raise UserError(
                 f"Expected one layer of neuron type '{neuron.name}' (got sizes {sizes})"
             )
         inside = math.prod(sum(layers[parent]) for parent in neuron.parents)
@@ -33,25 +34,25 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
             inside //= shared_neurons(spec, layers, *neuron.parents)
         exact = inside if len(neuron.parents) == 2 else neuron.size and neuron.size * inside
         if exact is not None and sum(sizes) != exact:
-            raise ValueError(
+            raise UserError(
                 f"Expected {exact} neurons of the {'fixed ' if neuron.fixed else ''}type "
                 f"'{neuron.name}' (got {sum(sizes)})"
             )
         if neuron.parents and (sum(sizes) == 0 or sum(sizes) % inside):
-            raise ValueError(
+            raise UserError(
                 f"Expected equally many neurons of type '{neuron.name}' in each of the {inside} "
                 f"neurons of '{neuron.parents[0]}' (got {sum(sizes)} neurons)"
             )
     for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
         targets, sources = len(layers[weight.target]), len(layers[weight.source])
         if not all(0 <= t < targets and 0 <= s < sources for t, s in blocks):
-            raise ValueError(
+            raise UserError(
                 f"Expected tensors of weight type {weight.key} between layers below "
                 f"({targets}, {sources}) (got (target, source) layers {blocks})"
             )
         # So that the edges of a neuron are one run in both orders of the edges.
         if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
-            raise ValueError(
+            raise UserError(
                 f"Expected tensors of weight type {weight.key} that join other layers each, in "
                 f"order (got (target, source) layers {blocks}). Give parallel tensors types of "
                 f"different names."
@@ -66,10 +67,10 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
     used: dict[str, int] = {}
     for p in placements:
         if p.store not in spec.types:
-            raise ValueError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
+            raise UserError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
         blocks = len(layers[p.store] if isinstance(p.store, str) else joined[p.store])
         if not 0 <= p.block < blocks:
-            raise ValueError(
+            raise UserError(
                 f"Expected '{p.keys[0]}' in a block of {p.store!r} below {blocks} (got {p.block})"
             )
         if isinstance(p.store, str):
@@ -86,7 +87,7 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
             if axis != "tap":
                 found[axis] = found.get(axis, 1) * count
         if found != expected:
-            raise ValueError(
+            raise UserError(
                 f"Expected '{p.keys[0]}' to have {expected} neurons along its axes, the sizes "
                 f"of {p.store!r} (got {found})"
             )
@@ -98,13 +99,13 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
             runs = sorted(taps.get((key, block), []))
             ends = [0, *(end for _, end in runs)]
             if [begin for begin, _ in runs] != ends[:-1] or ends[-1] != count:
-                raise ValueError(
+                raise UserError(
                     f"Expected tensors for all {count} taps of {key!r}, each once (got taps {runs})"
                 )
     sizes = {p.keys[0]: math.prod(p.shape) for p in placements}
     for name, count in used.items():
         if count != sizes[name]:
-            raise ValueError(
+            raise UserError(
                 f"Expected all {sizes[name]} entries of '{name}' to be placed once (got {count})"
             )
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from nfn_graph.data._graph import WeightGraph
+from nfn_graph.messages import UserError
 
 Batches = list[list[int]]
 # Networks whose sizes differ by less than such a factor may take each other's place in a batch.
@@ -41,6 +42,15 @@ class EdgeBatchSampler(Sampler[list[int]]):
         seed: Decides the batches.
         rank: Which of several processes the batches are for.
         world_size: The number of processes.
+
+    Example:
+        >>> from nfn_graph import DataLoader, EdgeBatchSampler, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graphs = [random_graph(spec, {"hidden1": n}) for n in (4, 8, 40, 8, 4)]
+        >>> sampler = EdgeBatchSampler(graphs, max_edges=160, shuffle=False)
+        >>> [batch.num_graphs for batch in DataLoader(graphs, batch_sampler=sampler)]
+        [3, 2]
     """
 
     def __init__(
@@ -54,7 +64,7 @@ class EdgeBatchSampler(Sampler[list[int]]):
         world_size: int = 1,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise ValueError(f"Expected a rank from 0 to {world_size - 1} (got {rank})")
+            raise UserError(f"Expected a rank from 0 to {world_size - 1} (got {rank})")
         self.sizes = network_sizes(data)
         self.max_edges = max_edges
         self.shuffle = shuffle
@@ -153,17 +163,17 @@ class EdgeBatchSampler(Sampler[list[int]]):
 
     def _check(self) -> None:
         if len(self.sizes) < self.world_size:
-            raise ValueError(
+            raise UserError(
                 f"Expected at least one network for each of {self.world_size} ranks "
                 f"(got {len(self.sizes)})"
             )
         smallest, largest = min(self.sizes), max(self.sizes)
         if smallest < 1:
             where = self.sizes.index(smallest)
-            raise ValueError(f"Expected networks with edges (got {smallest} of network {where})")
+            raise UserError(f"Expected networks with edges (got {smallest} of network {where})")
         if largest > self.max_edges:
             where = self.sizes.index(largest)
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
                 f"{largest} of network {where}). Raise max_edges, or leave such networks out."
             )

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from nfn_graph.features._fold import fold, owned_taps, unfold
 from nfn_graph.features._incidence import Incidence
 from nfn_graph.features._rows import Rows
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Symmetry, WeightKey
 
 # Graphs make features, and features only hand their graph back.
@@ -32,6 +33,16 @@ class WeightFeatures:
             :class:`FoldedSpec` that layers work on.
         incidence: Which rows belong together, shared by all features of a batch.
         origin: The graph that the features came from.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> features = graph.features("hnp")
+        >>> doubled = features.map(lambda x: 2 * x)
+        >>> doubled.to_graph()["hidden1"].x.equal(2 * graph["hidden1"].x)
+        True
     """
 
     __slots__ = ("_origin", "_tensors", "incidence", "spec")
@@ -139,7 +150,7 @@ class WeightFeatures:
     def to_graph(self) -> WeightGraph:
         """The graph (or batch) with these features: the inverse of `graph.features(...)`."""
         if self._origin is None:
-            raise ValueError(
+            raise UserError(
                 "Expected features made by graph.features(...) (got features without a graph)"
             )
         return self._origin.with_features(self.unfold()._tensors)
@@ -163,7 +174,7 @@ class WeightFeatures:
     def cat(features: Sequence[WeightFeatures]) -> WeightFeatures:
         """Features of the same networks side by side, along the channels."""
         if not features:
-            raise ValueError("Expected at least one WeightFeatures to concatenate (got none)")
+            raise UserError("Expected at least one WeightFeatures to concatenate (got none)")
         first = features[0]
         for other in features[1:]:
             first._check_same(other)
@@ -239,11 +250,11 @@ class WeightFeatures:
 
     def _check_same(self, other: WeightFeatures) -> None:
         if self.spec != other.spec:
-            raise ValueError(f"Expected features of {self.spec} (got {other.spec})")
+            raise UserError(f"Expected features of {self.spec} (got {other.spec})")
         if self.incidence is not other.incidence and (
             self.incidence.shapes != other.incidence.shapes
         ):
-            raise ValueError(
+            raise UserError(
                 f"Expected features of the same networks (got sizes {self.incidence.shapes} "
                 f"and {other.incidence.shapes})"
             )

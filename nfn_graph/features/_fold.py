@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nfn_graph.features._incidence import Incidence
 from nfn_graph.features._rows import is_lasting
+from nfn_graph.messages import UserError
 from nfn_graph.spec import FoldedSpec, Key, Piece, Site
 
 Tensors = dict[Key, Tensor]
@@ -107,7 +108,7 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
         for graph, shape in enumerate(incidence.shapes):
             present = [len(shape.blocks[order[key]]) for key in keys if not isinstance(key, str)]
             if len(set(present)) > 1:
-                raise ValueError(
+                raise UserError(
                     f"Expected network {graph} to have all or none of the weight types "
                     f"{keys}, which join the same neurons (got {present} tensors). Batch "
                     f"networks that agree there."

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nfn_graph.data import Batch, Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, WeightKey
 
 
@@ -16,7 +17,7 @@ def spec_from_nfn(network_spec: Any) -> NetworkSpec:
     """Our spec of the networks that a published `NetworkSpec` describes."""
     shapes = [tuple(int(n) for n in array.shape) for array in network_spec.weight_spec]
     if not shapes or any(len(shape) < 2 for shape in shapes):
-        raise ValueError(f"Expected a weight_spec of shapes [out, in, ...] (got {shapes})")
+        raise UserError(f"Expected a weight_spec of shapes [out, in, ...] (got {shapes})")
     inputs, outputs = shapes[0][1], shapes[-1][0]
     return NetworkSpec.chain(
         len(shapes),
@@ -40,12 +41,12 @@ def batch_from_nfn(features: Any) -> Batch:
     for name, tensors, least in (("weights", weights, 4), ("biases", biases, 3)):
         shapes = [tuple(x.shape) for x in tensors]
         if not shapes or any(len(s) < least or s[:2] != shapes[0][:2] for s in shapes):
-            raise ValueError(
+            raise UserError(
                 f"Expected {name} of at least {least} axes that begin with the same batch and "
                 f"channels (got {shapes})"
             )
     if biases[0].shape[:2] != weights[0].shape[:2]:
-        raise ValueError(
+        raise UserError(
             f"Expected biases that begin with {tuple(weights[0].shape[:2])}, batch and channels "
             f"as of the weights (got {tuple(biases[0].shape[:2])})"
         )
@@ -82,7 +83,7 @@ def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
     spec = _check_chain(graph.spec)
     shapes = {layout.shape_in(spec) for layout in layouts}
     if len(shapes) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected networks of one size (got {len(shapes)} sizes). Use to_nfn(batch[i])."
         )
     sizes = {n: size for n, (size,) in zip(spec.neuron, shapes.pop().sizes, strict=True)}
@@ -109,7 +110,7 @@ def _check_chain(spec: NetworkSpec) -> NetworkSpec:
     is_chain = [w.source for w in spec.weights] == names[:-1] and len(set(names)) == len(names)
     taps = [spec.neuron[name].taps for name in names]
     if not is_chain or len(names) != len(spec.neurons) or taps != [0] + [1] * len(spec.weights):
-        raise ValueError(f"Expected a chain of layers with a bias in each (got {spec})")
+        raise UserError(f"Expected a chain of layers with a bias in each (got {spec})")
     return spec
 
 
@@ -120,7 +121,7 @@ def _kernel(layout: Layout, key: WeightKey, taps: int) -> tuple[int, ...]:
             return placement.shape[2:]
     if taps == 1:
         return ()
-    raise ValueError(
+    raise UserError(
         f"Expected a graph that knows the kernel size of {key} (got one that was not made from "
         f"tensors, with {taps} taps)"
     )

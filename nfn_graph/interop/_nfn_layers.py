@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nfn_graph.interop._nfn_data import spec_from_nfn
 from nfn_graph.interop._nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
 from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPool, TypeScale
+from nfn_graph.messages import UserError
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
 from nfn_graph.nn.encoding import position_name
 from nfn_graph.spec import NETWORK, Key, NetworkSpec, Symmetry, module_name
@@ -129,7 +130,7 @@ def _np_linear(module: Any, _: int | None) -> list[Step]:
 def _pool(module: Any, symmetry: Symmetry) -> list[Step]:
     spec = spec_from_nfn(module.network_spec)
     if symmetry == "hnp" and len(spec.weights) == 1:
-        raise ValueError(
+        raise UserError(
             "Expected an HNPPool of at least two layers (got one; the published one averages "
             "over outputs there, which keep their order, and Pool does not)"
         )
@@ -142,7 +143,7 @@ def _pool(module: Any, symmetry: Symmetry) -> list[Step]:
 
 def _sinusoidal(module: Any, in_channels: int | None) -> list[Step]:
     if in_channels is None:
-        raise ValueError(
+        raise UserError(
             "Expected in_channels, the channels of the input of IOSinusoidalEncoding "
             "(got None, and no layer that follows tells). Use from_nfn(module, in_channels=...)."
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn import Dropout, Pool
 from nfn_graph.spec import Key, module_name
 
@@ -110,4 +111,4 @@ class MatrixDropout(nn.Module):
 def _check_types(features: WeightFeatures, known: nn.ParameterDict) -> None:
     types = {module_name(key) for key, x in features.tensors() if x.shape[1]}
     if types != set(known.keys()):
-        raise ValueError(f"Expected features of the types {sorted(known)} (got {sorted(types)})")
+        raise UserError(f"Expected features of the types {sorted(known)} (got {sorted(types)})")

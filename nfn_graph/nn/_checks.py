@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.ops._precision import autocast_dtype
 from nfn_graph.spec import FoldedSpec, NetworkSpec
 
@@ -44,9 +45,9 @@ def check_features(
     # The compiler cannot compare specs: there, shapes that do not fit are found by torch.
     comparable = features.spec is not spec and not torch.compiler.is_compiling()
     if comparable and not _fits(spec, features.spec):
-        raise ValueError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
+        raise UserError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
     if channels is not None and features.channels != channels:
-        raise ValueError(f"Expected features of {channels} channels (got {features.channels})")
+        raise UserError(f"Expected features of {channels} channels (got {features.channels})")
     return features.owned()
 
 
@@ -56,12 +57,12 @@ def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> 
     if like is None:
         return
     if like.device != features.device:
-        raise ValueError(
+        raise UserError(
             f"Expected features on {like.device}, where the parameters of the layer are (got "
             f"{features.device}). Use batch.to('{like.device}') or move the model."
         )
     if like.dtype != features.dtype and autocast_dtype(features.device) is None:
-        raise ValueError(
+        raise UserError(
             f"Expected features of {like.dtype}, as the parameters of the layer (got "
             f"{features.dtype}). Use batch.to({like.dtype}) or model.to({features.dtype})."
         )
@@ -70,7 +71,7 @@ def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> 
 def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     """Raises unless the value is one of the choices."""
     if value not in choices:
-        raise ValueError(f"Expected one of {list(choices)} (got {value!r})")
+        raise UserError(f"Expected one of {list(choices)} (got {value!r})")
     return value
 
 

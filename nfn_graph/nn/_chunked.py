@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._fused import down_maps, own_parts, scale_summaries, up
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
@@ -50,10 +51,10 @@ class LayerBlock(NamedTuple):
         inner = module.layer if isinstance(module, Residual) else module
         parts: list[nn.Module] = list(inner) if isinstance(inner, nn.Sequential) else [inner]
         if any(isinstance(part, Dropout) and part.training and part.p for part in parts):
-            raise ValueError("Expected a model in eval() for chunk_edges (got one in train())")
+            raise UserError("Expected a model in eval() for chunk_edges (got one in train())")
         layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, NFLinear)]
         if len(layers) != 1:
-            raise ValueError(f"Expected one NFLinear in a block (got {len(layers)})")
+            raise UserError(f"Expected one NFLinear in a block (got {len(layers)})")
         place, layer = layers[0]
         return cls(parts[:place], layer, parts[place + 1 :], residual, {})
 
@@ -68,12 +69,12 @@ class ChunkedFeatures:
 
     def __init__(self, features: WeightFeatures, chunk_edges: int) -> None:
         if torch.is_grad_enabled():
-            raise ValueError(
+            raise UserError(
                 "Expected torch.no_grad() or torch.inference_mode() for chunk_edges (got "
                 "gradients enabled). For training use recompute=True."
             )
         if chunk_edges < 1:
-            raise ValueError(f"Expected chunk_edges of at least 1 (got {chunk_edges})")
+            raise UserError(f"Expected chunk_edges of at least 1 (got {chunk_edges})")
         if not isinstance(features.spec, FoldedSpec):
             raise TypeError("Expected features after the fold (got features before it)")
         self.input = features

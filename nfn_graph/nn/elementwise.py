@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.resolver import normalize_string
 
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
 #: The activations of `torch.nn` that act on every value by itself.
@@ -45,7 +46,7 @@ class Activation(nn.Module):
                 f"Use 'relu' or torch.nn.ReLU()."
             )
         if getattr(function, "inplace", False):
-            raise ValueError(f"Expected a function that keeps its input (got {function})")
+            raise UserError(f"Expected a function that keeps its input (got {function})")
         self.function = function
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
@@ -61,12 +62,22 @@ class Dropout(nn.Module):
         per_channel: Whether to zero a channel of a tap for all entries of a type of one
             network together, which commutes with permutations for every random draw;
             elementwise dropout does so only in distribution.
+
+    Example:
+        >>> from nfn_graph import Dropout, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> layer = Dropout(0.5).eval()
+        >>> features = graph.features()
+        >>> layer(features).neurons["hidden1"].equal(features.neurons["hidden1"])
+        True
     """
 
     def __init__(self, p: float = 0.5, per_channel: bool = False) -> None:
         super().__init__()
         if not 0 <= p < 1:
-            raise ValueError(f"Expected a probability in [0, 1) (got {p})")
+            raise UserError(f"Expected a probability in [0, 1) (got {p})")
         self.p = p
         self.per_channel = per_channel
 
@@ -94,6 +105,16 @@ class Residual(nn.Module):
 
     Args:
         layer: The layer, or several in an `nn.Sequential`.
+
+    Example:
+        >>> from nfn_graph import Activation, NetworkSpec, Residual
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> layer = Residual(Activation("identity"))
+        >>> features = graph.features()
+        >>> layer(features).neurons["hidden1"].equal(2 * features.neurons["hidden1"])
+        True
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -104,7 +125,7 @@ class Residual(nn.Module):
         """Applies the layer."""
         new: WeightFeatures = self.layer(features)
         if new.channels != features.channels:
-            raise ValueError(
+            raise UserError(
                 f"Expected a layer that keeps the {features.channels} channels of its input "
                 f"(got {new.channels})"
             )
@@ -115,6 +136,6 @@ def _named(name: str) -> nn.Module:
     """The activation of that name, whatever its case, hyphens and underscores."""
     known = {normalize_string(n): n for n in _ACTIVATIONS} | {"swish": "SiLU"}
     if normalize_string(name) not in known:
-        raise ValueError(f"Expected the name of an activation of {_ACTIVATIONS} (got {name!r})")
+        raise UserError(f"Expected the name of an activation of {_ACTIVATIONS} (got {name!r})")
     module: nn.Module = getattr(nn, known[normalize_string(name)])()
     return module

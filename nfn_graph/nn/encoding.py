@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import NeuronRows, WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features
 from nfn_graph.ops._precision import without_autocast
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
@@ -41,6 +42,16 @@ class IOEncoding(nn.Module):
     Shapes:
         - input: features of `spec` with `in_channels`, before the fold.
         - output: the same with `out_channels`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import IOEncoding, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = IOEncoding(spec, in_channels=1, kind="sinusoidal", num_bands=6)
+        >>> layer(graph.features()).channels  # the value, 6 sines, 6 cosines and the position
+        14
     """
 
     def __init__(
@@ -92,7 +103,7 @@ class IOEncoding(nn.Module):
         channels = self.in_channels
         for neuron in self.spec.neurons:
             if neuron.fixed and neuron.size is None:
-                raise ValueError(
+                raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for a learned "
                     f"encoding (got an open size). Use kind='sinusoidal'."
                 )
@@ -191,6 +202,15 @@ class FourierFeatures(nn.Module):
         num_features: Rows of the random matrix :math:`B`; the output has twice as many
             channels.
         scale: Standard deviation of its entries.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import FourierFeatures, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> FourierFeatures(in_channels=1, num_features=16)(graph.features()).channels
+        32
     """
 
     frequencies: Tensor

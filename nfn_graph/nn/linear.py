@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from nfn_graph.features import Incidence, WeightFeatures, is_lasting
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features, check_folded, check_parameters
 from nfn_graph.nn._fused import Plan, fused_message_passing
 from nfn_graph.nn._message_passing import message_passing
@@ -50,6 +51,16 @@ class NFLinear(nn.Module):
     Shapes:
         - input: features of `spec` with `in_channels`.
         - output: features of `spec` with `out_channels`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = NFLinear(spec.fold("np"), in_channels=1, out_channels=8)
+        >>> layer(graph.features("np")).neurons["hidden1"].shape
+        torch.Size([4, 1, 8])
     """
 
     def __init__(
@@ -203,7 +214,7 @@ class NFLinear(nn.Module):
         total = sum(sizes.values())
         if total > limit:
             largest = max(sizes, key=sizes.__getitem__)
-            raise ValueError(
+            raise UserError(
                 f"Expected a layer of at most {limit:,} parameters (got {total:,}, of which "
                 f"{sizes[largest]:,} at {_called(largest)}). HNP grows with the square of fixed "
                 f"sizes: use 'np' with IOEncoding, fewer channels, or raise max_parameters."

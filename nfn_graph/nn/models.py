@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_features
 from nfn_graph.nn._chunked import ChunkedFeatures
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
@@ -50,6 +51,12 @@ class NFNOptions(TypedDict, total=False):
         recompute: Whether to keep only the input of every layer for the backward pass and to
             compute the rest of it again: less memory, more time.
         max_parameters: See :class:`NFLinear`.
+
+    Example:
+        >>> from nfn_graph import NFN, NetworkSpec, NFNOptions
+        >>> options = NFNOptions(act="silu", dropout=0.1, norm=True)
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> model = NFN(spec, channels=(8, 8), out_features=1, **options)
     """
 
     in_channels: int
@@ -109,7 +116,7 @@ class _Layers(nn.Module):
                 f"(got {type(spec).__name__})"
             )
         if not channels:
-            raise ValueError("Expected the channels of at least one NF-Layer (got none)")
+            raise UserError("Expected the channels of at least one NF-Layer (got none)")
         if symmetry == "np" and io_encoding != "learned":
             spec = spec.unsized  # Then any number of inputs and outputs will do.
         Activation(act)  # Refuses an unknown name also where no layer uses it.
@@ -203,6 +210,16 @@ class InvariantNFN(_Layers):
     Shapes:
         - input: a graph, a batch, or features before the fold.
         - output: `[graphs, out_features]`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import InvariantNFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> model = InvariantNFN(spec, channels=(8, 8), out_features=10, head=(64,))
+        >>> model(graph).shape
+        torch.Size([1, 10])
     """
 
     def __init__(
@@ -266,6 +283,16 @@ class EquivariantNFN(_Layers):
     Shapes:
         - input: a graph, a batch, or features before the fold.
         - output: features after the fold with `channels[-1]` channels.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import EquivariantNFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> model = EquivariantNFN(spec, channels=(8, 1), edit_scale=0.01)
+        >>> model(graph).to_graph()["input", "weight", "hidden1"].edge_attr.shape
+        torch.Size([8, 1, 1])
     """
 
     def __init__(
@@ -279,7 +306,7 @@ class EquivariantNFN(_Layers):
     ) -> None:
         super().__init__(spec, channels, symmetry, ends_active=False, **options)
         if edit_scale is not None and channels[-1] != self.in_channels:
-            raise ValueError(
+            raise UserError(
                 f"Expected {self.in_channels} output channels of a model that edits its input "
                 f"(got channels {tuple(channels)})"
             )
@@ -367,6 +394,18 @@ def NFN(
         symmetry: `"np"` or `"hnp"`.
         out_features: Outputs per network of an invariant model.
         **options: See :class:`NFNOptions`, and the arguments of the two models.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NFN, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> NFN(spec, channels=(8, 8), symmetry="hnp", out_features=3)(graph).shape
+        torch.Size([1, 3])
+        >>> edited = NFN(spec, channels=(8, 1), symmetry="np")(graph)
+        >>> edited.to_graph()["hidden1"].x.shape
+        torch.Size([4, 1, 1])
     """
     if out_features is None:
         for name in ("head", "head_dropout", "pool", "pool_full"):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_features
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, module_name
 from nfn_graph.spec._checks import check_count
@@ -28,6 +29,16 @@ class ChannelNorm(nn.Module):
         spec: The spec of the features, folded or not.
         channels: Channels of input and output.
         eps: Added to the variance.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import ChannelNorm, NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}, channels=8).to(torch.float32)
+        >>> x = ChannelNorm(spec, 8)(graph.features()).neurons["hidden1"]
+        >>> bool(x.mean(-1).abs().max() < 1e-5)
+        True
     """
 
     def __init__(self, spec: NetworkSpec | FoldedSpec, channels: int, eps: float = 1e-5) -> None:
@@ -63,6 +74,17 @@ class Standardize(nn.Module):
     Args:
         spec: The networks' own spec.
         channels: Channels of input and output.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import NetworkSpec, Standardize
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4}).to(torch.float32)
+        >>> layer = Standardize(spec, 1).fit(graph)
+        >>> x = layer(graph.features()).weights["input", "weight", "hidden1"]
+        >>> round(x.std(unbiased=False).item(), 4)
+        1.0
     """
 
     def __init__(self, spec: NetworkSpec, channels: int) -> None:
@@ -104,7 +126,7 @@ class Standardize(nn.Module):
                 spread[name] = spread.get(name, 0) + squares
                 count[name] = before + n
         if not count:
-            raise ValueError("Expected at least one graph to fit the statistics (got none)")
+            raise UserError("Expected at least one graph to fit the statistics (got none)")
         for name, n in count.items():
             std = (spread[name] / n).sqrt()
             getattr(self.mean, name).copy_(mean[name])

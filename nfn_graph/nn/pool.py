@@ -39,6 +39,14 @@ class Pool(nn.Module):
     Shapes:
         - input: features of `spec`.
         - output: `[graphs, num_entries, channels]`.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, Pool
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> Pool(spec.fold("np"))(graph.features("np")).shape  # two weight types, two bias types
+        torch.Size([1, 4, 1])
     """
 
     def __init__(

@@ -19,6 +19,8 @@ from typing import Literal, get_args
 import torch
 from torch.autograd import forward_ad
 
+from nfn_graph.messages import UserError
+
 Backend = Literal["fused", "plain", "torch-scatter"]
 
 _BACKEND: ContextVar[Backend] = ContextVar("nfn_graph_backend", default="fused")
@@ -30,9 +32,16 @@ def use_backend(name: Backend) -> Iterator[None]:
 
     Args:
         name: The backend.
+
+    Example:
+        >>> from nfn_graph import use_backend
+        >>> from nfn_graph.ops import current_backend
+        >>> with use_backend("plain"):
+        ...     current_backend()
+        'plain'
     """
     if name not in get_args(Backend):
-        raise ValueError(f"Expected a backend of {list(get_args(Backend))} (got {name!r})")
+        raise UserError(f"Expected a backend of {list(get_args(Backend))} (got {name!r})")
     if name == "torch-scatter" and importlib.util.find_spec("torch_scatter") is None:
         raise ModuleNotFoundError(
             "Expected the package torch-scatter (got none). Install it with "
@@ -46,7 +55,13 @@ def use_backend(name: Backend) -> Iterator[None]:
 
 
 def current_backend() -> Backend:
-    """The backend in use."""
+    """The backend in use.
+
+    Example:
+        >>> from nfn_graph.ops import current_backend
+        >>> current_backend()
+        'fused'
+    """
     if torch.compiler.is_compiling():
         return "plain"  # The compiler fuses by itself.
     backend = _BACKEND.get()

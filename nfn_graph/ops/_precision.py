@@ -16,12 +16,28 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which autocast is off on a device."""
+    """A block in which autocast is off on a device.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.ops import without_autocast
+        >>> x = torch.ones(2, 2)
+        >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(x.device):
+        ...     (x @ x).dtype
+        torch.float32
+    """
     if autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float16 overflows above 65,504, so they use at least float32."""
+    """The dtype of sums: float16 overflows above 65,504, so they use at least float32.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.ops import sum_dtype
+        >>> sum_dtype(torch.float16), sum_dtype(torch.float64)
+        (torch.float32, torch.float64)
+    """
     return torch.promote_types(dtype, torch.float32)

@@ -27,6 +27,18 @@ def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
         x: The rows.
         segments: Which rows belong together.
         relu: Whether to sum the ReLU of the rows.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph.ops import segment_sum
+        >>> key = "input", "weight", "hidden1"
+        >>> features = graph.features()
+        >>> x = features.weights[key].flatten(1)
+        >>> segment_sum(x, features.rows(key).targets).shape  # one sum for every target neuron
+        torch.Size([4, 1])
     """
     backend = current_backend()
     if backend == "fused":
@@ -38,20 +50,55 @@ def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
 
 
 def segment_mean(x: Tensor, segments: Segments) -> Tensor:
-    """Averages the rows of every segment; the mean over nothing is 0."""
+    """Averages the rows of every segment; the mean over nothing is 0.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph.ops import segment_mean
+        >>> key = "input", "weight", "hidden1"
+        >>> features = graph.features()
+        >>> x = features.weights[key].flatten(1)
+        >>> segment_mean(x, features.rows(key).sources).shape  # one mean for every source neuron
+        torch.Size([2, 1])
+    """
     wide = x.to(sum_dtype(x.dtype))
     return divide_by_count(segment_sum(wide, segments), segments.counts).to(x.dtype)
 
 
 def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """The largest of the rows with each index, value by value; 0 where there is none."""
+    """The largest of the rows with each index, value by value; 0 where there is none.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.ops import segment_max
+        >>> segment_max(torch.tensor([[1.0], [3.0], [2.0]]), torch.tensor([0, 0, 1]), 3)
+        tensor([[3.],
+                [2.],
+                [0.]])
+    """
     where = index.long().unsqueeze(1).expand_as(x)
     zeros = x.new_zeros(count, x.shape[1])
     return zeros.scatter_reduce(0, where, x, "amax", include_self=False)
 
 
 def expand(x: Tensor, segments: Segments) -> Tensor:
-    """Gives every row the value of its segment: `[segments, width] -> [rows, width]`."""
+    """Gives every row the value of its segment: `[segments, width] -> [rows, width]`.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph.ops import expand
+        >>> key = "input", "weight", "hidden1"
+        >>> features = graph.features()
+        >>> x = features.neurons["hidden1"].flatten(1)
+        >>> expand(x, features.rows(key).targets).shape  # a row for every edge
+        torch.Size([8, 1])
+    """
     backend = current_backend()
     if backend == "fused":
         return Expand.apply(x, segments, None)
@@ -61,5 +108,13 @@ def expand(x: Tensor, segments: Segments) -> Tensor:
 
 
 def divide_by_count(sums: Tensor, counts: Tensor) -> Tensor:
-    """Turns sums into means; the mean over nothing is 0."""
+    """Turns sums into means; the mean over nothing is 0.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.ops import divide_by_count
+        >>> divide_by_count(torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0]))
+        tensor([[2.],
+                [0.]])
+    """
     return sums / counts.clamp(min=1).to(sums.dtype).unsqueeze(1)

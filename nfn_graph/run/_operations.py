@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nfn_graph.messages import UserError
+from nfn_graph.run._recurrence import RECURRENT
+
 Operation = Callable[..., Any]
 
 #: Functions of single entries.
@@ -123,7 +126,7 @@ def _attention(
 ) -> Tensor:
     """`F.scaled_dot_product_attention` in operations that can be batched and derived twice."""
     if dropout_p:
-        raise ValueError(f"Expected attention without dropout (got dropout_p={dropout_p})")
+        raise UserError(f"Expected attention without dropout (got dropout_p={dropout_p})")
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
@@ -162,6 +165,7 @@ OPERATIONS: dict[str, Operation] = {
     "im2col": F.unfold,
     "_weight_norm": _weight_norm,
     "scaled_dot_product_attention": _attention,
+    **RECURRENT,
 }
 
 

@@ -5,33 +5,217 @@ activations :math:`x_k` at many inputs,
 
 .. math:: y_j = \sum_{e = (j, k)} w_e x_k
 
-is a weighted sum over rows, `embedding_bag`, which makes no tensor of edges times inputs. Its
-derivative in the activations is the same over the edges sorted by their sources, and that in the
-weights one inner product per edge; each of them is differentiable in the same way.
+and the derivatives of this in the weights and in the activations are bilinear maps of the same
+kind, so three autograd functions that call each other are differentiable any number of times. No
+tensor of edges times inputs is made.
+
+Networks of equal sizes that follow each other are a *run* and one batched product. Where the runs
+are too short for that, the product is a weighted sum over rows, `embedding_bag`. A convolution is
+the same product with the values below its window as rows, which are laid out for a few networks
+at a time.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from nfn_graph.messages import UserError
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """Which rows the weights of complete layers join, network after network.
+#: A product of fewer multiplications than this takes longer to start than to compute.
+_SHORT_RUN = 2**17
+#: The inner products of `embedding_bag` are several times slower than its sums.
+_SHORT_INNER_RUN = 2**14
+#: The most entries that are laid out below windows at once: what stays in the cache.
+_MOST_COLUMNS = 2**19
+
+
+class Run(NamedTuple):
+    """Networks of equal sizes that follow each other.
+
+    Attributes:
+        networks: How many.
+        targets: The target rows of each.
+        sources: The source rows of each.
+        first_target: The first target row.
+        first_source: The first source row.
+        first_edge: The first edge.
+    """
+
+    networks: int
+    targets: int
+    sources: int
+    first_target: int
+    first_source: int
+    first_edge: int
+
+    def split(self, most: int) -> Iterator[Run]:
+        """Runs of at most so many networks."""
+        for done in range(0, self.networks, most):
+            yield Run(
+                min(most, self.networks - done),
+                self.targets,
+                self.sources,
+                self.first_target + done * self.targets,
+                self.first_source + done * self.sources,
+                self.first_edge + done * self.targets * self.sources,
+            )
+
+    def of_targets(self, y: Tensor) -> Tensor:
+        """Their target rows, `[networks, targets, columns]`."""
+        rows = y[self.first_target : self.first_target + self.networks * self.targets]
+        return rows.view(self.networks, self.targets, math.prod(y.shape[1:]))
+
+    def of_sources(self, x: Tensor) -> Tensor:
+        """Their source rows, `[networks * sources, ...]`."""
+        return x[self.first_source : self.first_source + self.networks * self.sources]
+
+    def of_edges(self, weights: Tensor, taps: int) -> Tensor:
+        """Their weights, `[networks, targets, sources * taps]`."""
+        count = self.networks * self.targets * self.sources
+        own = weights[self.first_edge * taps : (self.first_edge + count) * taps]
+        return own.view(self.networks, self.targets, self.sources * taps)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The positions that a convolution reads for one position of its result.
 
     Args:
+        kernel: How many, along each axis.
+        stride: The distance of windows.
+        dilation: The distance of neighbours in a window.
+        pads: The zeros before the first and after the last position of each axis.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def taps(self) -> int:
+        """How many positions in all."""
+        return math.prod(self.kernel)
+
+    def padded(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The number of positions with zeros around them."""
+        return tuple(n + a + b for n, (a, b) in zip(sizes, self.pads, strict=True))
+
+    def results(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The number of positions of the result."""
+        found = tuple(
+            (n - d * (k - 1) - 1) // s + 1
+            for n, k, s, d in zip(
+                self.padded(sizes), self.kernel, self.stride, self.dilation, strict=True
+            )
+        )
+        if min(found) < 1:
+            raise UserError(f"Expected positions for a kernel {self.kernel} (got {sizes})")
+        return found
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Values `[rows, *positions, inputs]` as `[rows, *kernel, *results, inputs]`."""
+        results = self.results(tuple(x.shape[1:-1]))
+        pads = [n for pair in reversed(self.pads) for n in pair]
+        x = F.pad(x, [0, 0, *pads]) if any(pads) else x.contiguous()
+        row, *steps, one = x.stride()
+        taps = [n * d for n, d in zip(steps, self.dilation, strict=True)]
+        moves = [n * s for n, s in zip(steps, self.stride, strict=True)]
+        shape = (x.shape[0], *self.kernel, *results, x.shape[-1])
+        return x.as_strided(shape, (row, *taps, *moves, one))
+
+    def sums(self, columns: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """The transpose of :meth:`columns`: sums `[rows, *positions, inputs]`."""
+        axes = len(sizes)
+        x = columns.new_zeros(columns.shape[0], *self.padded(sizes), columns.shape[-1])
+        by_tap = columns.flatten(1, axes)
+        for number, tap in enumerate(itertools.product(*map(range, self.kernel))):
+            places = tuple(
+                slice(p * d, p * d + (n - 1) * s + 1, s)
+                for p, d, n, s in zip(
+                    tap,
+                    self.dilation,
+                    columns.shape[1 + axes : 1 + 2 * axes],
+                    self.stride,
+                    strict=True,
+                )
+            )
+            x[(slice(None), *places)] += by_tap[:, number]
+        inner = (slice(a, a + n) for n, (a, _) in zip(sizes, self.pads, strict=True))
+        return x[(slice(None), *inner)]
+
+
+class Layers:
+    """The complete layers of networks, one after the other.
+
+    Args:
+        targets: The number of target rows of every network.
+        sources: The number of source rows of every network.
+        device: Where indices are needed.
+    """
+
+    def __init__(
+        self, targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device
+    ) -> None:
+        self._targets, self._sources, self._device = targets, sources, device
+        self.num_targets, self.num_sources = sum(targets), sum(sources)
+        runs = []
+        target = source = edge = 0
+        for (j, k), same in itertools.groupby(zip(targets, sources, strict=True)):
+            run = Run(len(list(same)), j, k, target, source, edge)
+            runs.append(run)
+            target += run.networks * j
+            source += run.networks * k
+            edge += run.networks * j * k
+        self.num_edges = edge
+        self.runs = tuple(runs)
+
+    def has_long_runs(self, columns: int, short: int) -> bool:
+        """Whether batched products are faster than sums over edges."""
+        return len(self.runs) == 1 or self.num_edges * columns >= short * len(self.runs)
+
+    @cached_property
+    def edges(self) -> Edges:
+        """Which rows the edges join."""
+        return _edges(self._targets, self._sources, self._device)
+
+
+@lru_cache(maxsize=128)
+def complete_layers(
+    targets: tuple[int, ...], sources: tuple[int, ...], is_shared: bool, device: torch.device
+) -> Layers:
+    """The complete layers of networks.
+
+    Args:
+        targets: The number of target rows of every network.
+        sources: The number of source rows of every network.
+        is_shared: Whether all networks read the same rows, so that they are one large layer.
+        device: Where indices are needed.
+    """
+    if is_shared:
+        return Layers((sum(targets),), sources[:1], device)
+    return Layers(targets, sources, device)
+
+
+class Edges(NamedTuple):
+    """Which rows the weights of complete layers join, network after network.
+
+    Attributes:
         source: The source row of every edge, in the order of the targets.
         target: The target row of every edge.
         pointers: Where the edges of every target begin, and where the last ones end.
         order: The edges in the order of their sources.
         target_by_source: The target row of every edge in that order.
         pointers_by_source: Where the edges of every source begin in that order.
-        networks: How many networks read the same rows; 1 if all have rows of their own.
     """
 
     source: Tensor
@@ -40,28 +224,15 @@ class Edges:
     order: Tensor
     target_by_source: Tensor
     pointers_by_source: Tensor
-    networks: int
 
 
-@lru_cache(maxsize=64)
-def complete_edges(
-    targets: tuple[int, ...], sources: tuple[int, ...], is_shared: bool, device: torch.device
-) -> Edges:
-    """The edges of complete layers.
-
-    Args:
-        targets: The number of target rows of every network.
-        sources: The number of source rows of every network.
-        is_shared: Whether all networks read the same rows.
-        device: Where the indices are needed.
-    """
+def _edges(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Edges:
     out, into = torch.tensor(targets), torch.tensor(sources)
     count = out * into
     network = torch.repeat_interleave(count)
     first = _before(count)[:-1]
     place = torch.arange(int(count.sum())) - first[network]
-    in_rows = torch.zeros_like(into) if is_shared else _before(into)[:-1]
-    out_rows = _before(out)[:-1]
+    in_rows, out_rows = _before(into)[:-1], _before(out)[:-1]
     into_, out_ = into[network], out[network]
     # In the order of the sources, an edge lies at place k * out + j instead of j * in + k.
     j, k = place % out_, place // out_
@@ -72,7 +243,6 @@ def complete_edges(
         order=(first[network] + j * into_ + k).to(device),
         target_by_source=(out_rows[network] + j).to(device),
         pointers_by_source=_before(out.repeat_interleave(into)).to(device),
-        networks=len(targets) if is_shared else 1,
     )
 
 
@@ -80,91 +250,188 @@ def _before(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def product(weights: Tensor, x: Tensor, edges: Edges) -> Tensor:
-    """Weighted sums `[targets, inputs]` of rows `[sources, inputs]`, by weights `[edges]`."""
-    return Product.apply(weights, x, edges)
+def product(weights: Tensor, x: Tensor, layers: Layers, window: Window | None = None) -> Tensor:
+    """The rows of all targets.
+
+    Args:
+        weights: The weights of all edges, `[edges * taps]`.
+        x: The rows of all sources: `[sources, inputs]`, or `[sources, *positions, inputs]` for
+            convolutions.
+        layers: Which rows the edges join.
+        window: What a convolution reads.
+
+    Returns:
+        `[targets, inputs]`, or `[targets, *results, inputs]`.
+    """
+    if window is not None:
+        window.results(tuple(x.shape[1:-1]))
+    result: Tensor = Product.apply(weights, x, layers, window, tuple(x.shape[1:-1]))
+    return result
 
 
-class Product(torch.autograd.Function):
-    """:func:`product`, differentiable any number of times."""
-
-    @staticmethod
-    def forward(weights: Tensor, x: Tensor, edges: Edges) -> Tensor:
-        """Sums over the edges of every target."""
-        return _bags(x, edges.source, edges.pointers, weights)
+class _Bilinear(torch.autograd.Function):
+    """One of three maps: of two tensors, layers, a window, and the positions of the sources."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps weights and activations."""
-        weights, x, ctx.edges = inputs
-        ctx.save_for_backward(weights, x)
+        """Keeps the two tensors."""
+        first, second, *ctx.rest = inputs
+        ctx.save_for_backward(first, second)
+
+    @classmethod
+    def vmap(
+        cls, info: Any, dims: tuple[int | None, ...], first: Tensor, second: Tensor, *rest: Any
+    ) -> tuple[Tensor, int]:
+        """One after the other: what is to be differentiated many times is small."""
+
+        def at(x: Tensor, dim: int | None, i: int) -> Tensor:
+            return x if dim is None else x.select(dim, i)
+
+        parts = [
+            cls.apply(at(first, dims[0], i), at(second, dims[1], i), *rest)
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(parts), 0
+
+
+class Product(_Bilinear):
+    """:func:`product`: of weights and sources, the targets."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def forward(
+        weights: Tensor, x: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
+    ) -> Tensor:
+        """Sums over the edges of every target."""
+        weights = weights.contiguous()
+        if window is None:
+            if not layers.has_long_runs(x.shape[1], _SHORT_RUN):
+                edges = layers.edges
+                return _bags(x, edges.source, edges.pointers, weights)
+            x = x.contiguous()
+            y = x.new_empty(layers.num_targets, x.shape[1])
+            for run in layers.runs:
+                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
+                torch.bmm(run.of_edges(weights, 1), own, out=run.of_targets(y))
+            return y
+        results = window.results(sizes)
+        parts = []
+        for part in x.split(_images(layers, window, results, x.shape[-1]), -1):
+            y = x.new_empty(layers.num_targets, *results, part.shape[-1])
+            columns = math.prod(y.shape[1:])
+            for run in _short(layers, window, results, part.shape[-1]):
+                own = window.columns(run.of_sources(part))
+                own = own.reshape(run.networks, run.sources * window.taps, columns)
+                torch.bmm(run.of_edges(weights, window.taps), own, out=run.of_targets(y))
+            parts.append(y)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Inner products, and sums over the edges of every source."""
         weights, x = ctx.saved_tensors
-        to_weights, to_x, _ = ctx.needs_input_grad
         return (
-            Inner.apply(grads[0], x, ctx.edges) if to_weights else None,
-            Back.apply(weights, grads[0], ctx.edges) if to_x else None,
-            None,
+            Inner.apply(grads[0], x, *ctx.rest) if ctx.needs_input_grad[0] else None,
+            Back.apply(weights, grads[0], *ctx.rest) if ctx.needs_input_grad[1] else None,
+            *(None, None, None),
         )
 
 
-class Back(torch.autograd.Function):
-    """The derivative of :class:`Product` in the activations: the same from targets to sources."""
+class Back(_Bilinear):
+    """The derivative of :class:`Product` in the sources: of weights and targets, the sources."""
 
     @staticmethod
-    def forward(weights: Tensor, y: Tensor, edges: Edges) -> Tensor:
+    def forward(
+        weights: Tensor, y: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
+    ) -> Tensor:
         """Sums over the edges of every source."""
-        own = weights.index_select(0, edges.order)
-        x = _bags(y, edges.target_by_source, edges.pointers_by_source, own)
-        return x.reshape(edges.networks, -1, x.shape[1]).sum(0) if edges.networks > 1 else x
+        weights = weights.contiguous()
+        if window is None:
+            if not layers.has_long_runs(y.shape[1], _SHORT_RUN):
+                edges = layers.edges
+                own = weights.index_select(0, edges.order)
+                return _bags(y, edges.target_by_source, edges.pointers_by_source, own)
+            y = y.contiguous()
+            x = y.new_empty(layers.num_sources, y.shape[1])
+            for run in layers.runs:
+                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
+                torch.bmm(run.of_edges(weights, 1).mT, run.of_targets(y), out=own)
+            return x
+        results = window.results(sizes)
+        parts = []
+        for part in y.split(_images(layers, window, results, y.shape[-1]), -1):
+            part = part.contiguous()
+            x = y.new_empty(layers.num_sources, *sizes, part.shape[-1])
+            for run in _short(layers, window, results, part.shape[-1]):
+                own = torch.bmm(run.of_edges(weights, window.taps).mT, run.of_targets(part))
+                own = own.view(-1, *window.kernel, *results, part.shape[-1])
+                run.of_sources(x).copy_(window.sums(own, sizes))
+            parts.append(x)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps weights and activations."""
-        weights, y, ctx.edges = inputs
-        ctx.save_for_backward(weights, y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Inner products, and sums over the edges of every target."""
         weights, y = ctx.saved_tensors
-        to_weights, to_y, _ = ctx.needs_input_grad
         return (
-            Inner.apply(y, grads[0], ctx.edges) if to_weights else None,
-            Product.apply(weights, grads[0], ctx.edges) if to_y else None,
-            None,
+            Inner.apply(y, grads[0], *ctx.rest) if ctx.needs_input_grad[0] else None,
+            Product.apply(weights, grads[0], *ctx.rest) if ctx.needs_input_grad[1] else None,
+            *(None, None, None),
         )
 
 
-class Inner(torch.autograd.Function):
-    """The derivative of :class:`Product` in the weights: one inner product per edge."""
+class Inner(_Bilinear):
+    """The derivative of :class:`Product` in the weights: of targets and sources, the weights."""
 
     @staticmethod
-    def forward(y: Tensor, x: Tensor, edges: Edges) -> Tensor:
-        """Products of the rows at both ends."""
-        return torch.ops.aten._embedding_bag_per_sample_weights_backward(
-            y.contiguous(), x.contiguous(), edges.source, edges.pointers[:-1], edges.target, 0
-        )
+    def forward(
+        y: Tensor, x: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
+    ) -> Tensor:
+        """Inner products of the rows at both ends of every edge."""
+        x, y = x.contiguous(), y.contiguous()
+        if window is None:
+            if not layers.has_long_runs(x.shape[1], _SHORT_INNER_RUN):
+                source, target, pointers, *_ = layers.edges
+                return torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                    y, x, source, pointers[:-1], target, 0
+                )
+            weights = x.new_empty(layers.num_edges)
+            for run in layers.runs:
+                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
+                torch.bmm(run.of_targets(y), own.mT, out=run.of_edges(weights, 1))
+            return weights
+        results = window.results(sizes)
+        images = _images(layers, window, results, x.shape[-1])
+        weights = x.new_zeros(layers.num_edges * window.taps)
+        for left, right in zip(y.split(images, -1), x.split(images, -1), strict=True):
+            left, columns = left.contiguous(), math.prod(left.shape[1:])
+            for run in _short(layers, window, results, left.shape[-1]):
+                own = window.columns(run.of_sources(right))
+                own = own.reshape(run.networks, run.sources * window.taps, columns)
+                run.of_edges(weights, window.taps).baddbmm_(run.of_targets(left), own.mT)
+        return weights
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps the activations."""
-        y, x, ctx.edges = inputs
-        ctx.save_for_backward(y, x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Sums over the edges of every target, and of every source."""
         y, x = ctx.saved_tensors
-        to_y, to_x, _ = ctx.needs_input_grad
         return (
-            Product.apply(grads[0], x, ctx.edges) if to_y else None,
-            Back.apply(grads[0], y, ctx.edges) if to_x else None,
-            None,
+            Product.apply(grads[0], x, *ctx.rest) if ctx.needs_input_grad[0] else None,
+            Back.apply(grads[0], y, *ctx.rest) if ctx.needs_input_grad[1] else None,
+            *(None, None, None),
         )
+
+
+def _images(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> int:
+    """How many images a network's windows are laid out for at once."""
+    each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
+    return min(max(1, 32 * _MOST_COLUMNS // max(each, 1)), max(images, 1))
+
+
+def _short(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> Iterator[Run]:
+    """Runs of as many networks as windows are laid out for at once."""
+    for run in layers.runs:
+        each = run.sources * window.taps * math.prod(results) * images
+        yield from run.split(max(1, _MOST_COLUMNS // max(each, 1)))
 
 
 def _bags(x: Tensor, rows: Tensor, pointers: Tensor, weights: Tensor) -> Tensor:

@@ -6,20 +6,19 @@ neuron alone acts on the rows; a linear map or a convolution is a product over t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from nfn_graph.data import Computation
+from nfn_graph.data import Computation, Ref
+from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
-from nfn_graph.run._products import complete_edges, product
+from nfn_graph.run._products import Window, complete_layers, product
 
 
 class NotRaggedError(Exception):
@@ -95,17 +94,20 @@ def evaluate_ragged(
     tensors: Callable[[int], Stored],
     inputs: Sequence[Tensor],
     num_networks: int,
+    wanted: Sequence[Ref],
 ) -> list[Any]:
-    """The results of all steps of networks that differ in width.
+    """The results of steps of networks that differ in width; None for those not wanted.
 
     Args:
         computation: What to compute.
         tensors: The networks' tensors by their number.
         inputs: Inputs `[networks, ...]`, or `[1, ...]` if they share them.
         num_networks: How many networks there are.
+        wanted: Which results are wanted.
     """
     results: list[Any] = []
-    for step in computation.steps:
+    kept = {ref.step for ref in wanted}
+    for number, step in enumerate(computation.steps):
         if step.operation == "input":
             results.append(Same(inputs[number_in(step.args)]))
         elif step.operation == "parameter":
@@ -117,7 +119,19 @@ def evaluate_ragged(
             args = [resolved(arg, results.__getitem__) for arg in step.args]
             kwargs = {name: resolved(arg, results.__getitem__) for name, arg in step.kwargs}
             results.append(_apply(step.operation, args, kwargs, num_networks))
+        # Memory that was used a moment ago is the fastest to use again.
+        for done in computation.last_uses[number]:
+            if done not in kept:
+                results[done] = None
     return results
+
+
+def is_ragged(computation: Computation) -> bool:
+    """Whether every operation is one that works on rows."""
+    return all(
+        step.operation in ENTRYWISE or step.operation in _HANDLERS or step.operation in _OTHERS
+        for step in computation.steps
+    )
 
 
 def as_same(value: Any, num_networks: int) -> Any:
@@ -265,26 +279,29 @@ def _sizes(name: str, x: Rows, axis: int | None = None) -> Any:
 def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value:
     if not isinstance(weight, Stored) or weight.rank != 2:
         return _equal_sizes("linear", [x, weight, bias], {}, num_networks)
-    shared = isinstance(x, Same) and x.data.shape[0] == 1
-    if isinstance(x, Same) and shared:
-        data = x.data[0].movedim(-1, 0)
-        inputs = Rows(data, x.rank - 1, (data.shape[0],) * num_networks)
-    else:
-        inputs = as_rows(x, -1, num_networks)
-    y = _multiplied(weight.data, weight, inputs, shared)
+    inputs, shared = _sources(x, -1, num_networks)
+    layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
+    y = product(weight.data, inputs.data.flatten(1), layers)
+    y = y.reshape(-1, *inputs.data.shape[1:])
     result = Rows(y, inputs.rank - 1, tuple(shape[0] for shape in weight.shapes))
     return result if bias is None else _with_vector(num_networks, torch.add, result, bias, -1)
 
 
-def _multiplied(weights: Tensor, weight: Stored, x: Rows, shared: bool) -> Tensor:
-    """The rows of all targets, given the entries of one tap of a weight."""
+def _sources(x: Value, axis: int, num_networks: int) -> tuple[Rows, bool]:
+    """The rows that a layer reads, and whether all networks read the same ones."""
+    if isinstance(x, Same) and x.data.shape[0] == 1:
+        at = axis % x.rank
+        data = x.data[0].movedim(at, 0)
+        return Rows(data, at, (data.shape[0],) * num_networks), True
+    return as_rows(x, axis, num_networks), False
+
+
+def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of target and source rows."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
-        raise ValueError(f"Expected inputs of sizes {sources} (got {x.counts})")
-    targets = tuple(shape[0] for shape in weight.shapes)
-    edges = complete_edges(targets, sources, shared, weights.device)
-    rest = x.data.shape[1:]
-    return product(weights, x.data.reshape(x.data.shape[0], -1), edges).reshape(-1, *rest)
+        raise UserError(f"Expected inputs of sizes {sources} (got {x.counts})")
+    return tuple(shape[0] for shape in weight.shapes), sources
 
 
 def _with_vector(
@@ -317,51 +334,28 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         if len(kernels) > 1:
             raise NotRaggedError
         kernel = kernels.pop()
-        strides, dilations = _each(stride, spatial), _each(dilation, spatial)
-        shared = isinstance(x, Same) and x.data.shape[0] == 1
-        if isinstance(x, Same) and shared:
-            data = x.data[0].movedim(1, 0)
-            inputs = Rows(data, 1, (data.shape[0],) * num_networks)
-        else:
-            inputs = as_rows(x, 1, num_networks)
-        padded = _padded(inputs.data, padding, kernel, dilations)
-        sizes = [
-            (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(padded.shape[2:], kernel, strides, dilations, strict=True)
-        ]
-        if min(sizes) < 1:
-            raise ValueError(f"Expected positions for a kernel {kernel} (got {padded.shape[2:]})")
-        taps = weight.data.reshape(-1, *kernel).flatten(1).t().contiguous()
-        y: Tensor | None = None
-        for tap, place in zip(taps, itertools.product(*map(range, kernel)), strict=True):
-            shifted = padded[
-                (
-                    *(slice(None), slice(None)),
-                    *(
-                        slice(p * d, p * d + (n - 1) * s + 1, s)
-                        for p, d, n, s in zip(place, dilations, sizes, strides, strict=True)
-                    ),
-                )
-            ]
-            part = _multiplied(tap, weight, replace(inputs, data=shifted), shared)
-            y = part if y is None else y + part
-        if y is None:
-            raise NotRaggedError
+        dilations = _each(dilation, spatial)
+        pads = _pads(padding, kernel, dilations)
+        window = Window(kernel, _each(stride, spatial), dilations, pads)
+        inputs, shared = _sources(x, 1, num_networks)
+        layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
+        # With the inputs as the last axis, windows are copied in long pieces.
+        y = product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
         result = Rows(y, 1, tuple(shape[0] for shape in weight.shapes))
         return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
 
     return apply
 
 
-def _padded(x: Tensor, padding: Any, kernel: Sequence[int], dilations: Sequence[int]) -> Tensor:
+def _pads(
+    padding: Any, kernel: Sequence[int], dilations: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
     if padding == "valid":
-        return x
-    pads: list[int] = []
-    for i in reversed(range(len(kernel))):
-        total = dilations[i] * (kernel[i] - 1)
-        ends = (total // 2, total - total // 2)
-        pads += ends if padding == "same" else [_each(padding, len(kernel))[i]] * 2
-    return F.pad(x, pads) if any(pads) else x
+        return ((0, 0),) * len(kernel)
+    if padding == "same":
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    return tuple((n, n) for n in _each(padding, len(kernel)))
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
@@ -504,6 +498,8 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
     return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
 
 
+#: Operations that take part without a handler.
+_OTHERS = frozenset({"input", "parameter", "constant", "shape", "size", "dim"})
 _POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from torch import nn
 
+from nfn_graph.messages import UserError
+
 # A spec checks itself when it is made.
 if TYPE_CHECKING:
     from nfn_graph.spec._types import NetworkSpec
@@ -23,7 +25,7 @@ _RESERVED = (
 def check_name(name: str, what: str) -> None:
     """Raises unless a type can have that name."""
     if not isinstance(name, str) or not name.isidentifier() or "__" in name or name in _RESERVED:
-        raise ValueError(
+        raise UserError(
             f"Expected the name of a {what} to be a Python identifier without '__', not 'y', "
             f"'layout', 'network' or an attribute of torch.nn.ModuleDict (got {name!r})"
         )
@@ -32,7 +34,7 @@ def check_name(name: str, what: str) -> None:
 def check_count(value: int, least: int, what: str) -> int:
     """Raises unless the value is an integer that is large enough."""
     if not isinstance(value, SupportsIndex) or value.__index__() < least:
-        raise ValueError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
+        raise UserError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
     return value
 
 
@@ -40,9 +42,7 @@ def check_unique(names: Sequence[object], what: str) -> None:
     """Raises if a name comes twice."""
     repeated = sorted(repr(name) for name, count in Counter(names).items() if count > 1)
     if repeated:
-        raise ValueError(
-            f"Expected the names of {what} to differ (got {', '.join(repeated)} twice)"
-        )
+        raise UserError(f"Expected the names of {what} to differ (got {', '.join(repeated)} twice)")
 
 
 def check_nesting(spec: NetworkSpec) -> None:
@@ -54,25 +54,25 @@ def check_nesting(spec: NetworkSpec) -> None:
         what = f"neuron type '{neuron.name}'"
         known = all(place.get(name, i) < i for name in neuron.parents)
         if not known or len(neuron.parents) > 2 or len(set(neuron.parents)) < len(neuron.parents):
-            raise ValueError(
+            raise UserError(
                 f"Expected one or two parents of {what}, which the spec lists before it "
                 f"(got {neuron.parents})"
             )
         parents = [spec.neuron[name] for name in neuron.parents]
         if any(n.role for n in (neuron, *parents)):
-            raise ValueError(
+            raise UserError(
                 f"Expected {what} and its parents to be single layers (got a role type)"
             )
         if len(parents) == 2 and neuron.fixed:
-            raise ValueError(f"Expected the pairs of {what} to be free (got a fixed type)")
+            raise UserError(f"Expected the pairs of {what} to be free (got a fixed type)")
         if len(parents) == 1 and parents[0].fixed and not neuron.fixed:
-            raise ValueError(
+            raise UserError(
                 f"Expected a free parent of the free {what} (got '{parents[0].name}', whose "
                 f"neurons keep their order). Give the neurons inside each a type of their own."
             )
     for weight in spec.weights:
         if weight.source == weight.target and spec.neuron[weight.source].parents:
-            raise ValueError(
+            raise UserError(
                 f"Expected the weight type {weight.key} between two neuron types, or of one "
                 f"without parents with itself (got '{weight.source}', which has parents)"
             )

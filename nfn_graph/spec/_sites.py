@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from nfn_graph.messages import UserError
 from nfn_graph.spec._types import PRIME, Key, NetworkSpec, Symmetry, WeightType, module_name
 
 NETWORK = "network"
@@ -188,16 +189,16 @@ class FoldedSpec:
         if symmetry == "np":
             return cls(spec.free, symmetry)._prepared()
         if symmetry != "hnp":
-            raise ValueError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
+            raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
         for neuron in spec.neurons:
             if neuron.fixed and neuron.size is None:
-                raise ValueError(
+                raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for 'hnp' "
                     f"(got networks of different sizes, or none given). Use 'np', or "
                     f"networks that agree there."
                 )
             if neuron.role:
-                raise ValueError(
+                raise UserError(
                     f"Expected depth types for 'hnp' (got the role type '{neuron.name}': the fold "
                     f"would give its neurons taps that only some of its layers own). Use 'np'."
                 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from nfn_graph.messages import UserError
 from nfn_graph.spec._checks import check_count, check_name, check_nesting, check_unique
 
 # The fold is built from a spec, and a spec offers it as a method.
@@ -49,6 +50,11 @@ class NeuronType:
             these neurons are the pairs of both parents (the queries of grouped-query
             attention: query heads times dimensions), and nothing but the parents moves them.
             The size of a fixed type counts the neurons inside one parent.
+
+    Example:
+        >>> from nfn_graph import NeuronType
+        >>> NeuronType("hidden1", taps=3).taps  # a bias, and the scale and shift of a norm
+        3
     """
 
     name: str
@@ -79,6 +85,11 @@ class WeightType:
     Neuron types with a common parent are joined inside of it only, as by the kernel of a
     grouped convolution. The taps of a convolution are the `h * w` entries of one kernel.
     `name` tells tensors over the same pair of layers apart.
+
+    Example:
+        >>> from nfn_graph import WeightType
+        >>> WeightType("hidden1", "hidden2", taps=9).key  # a 3x3 convolution
+        ('hidden1', 'weight', 'hidden2')
     """
 
     source: str
@@ -123,12 +134,12 @@ hidden1->hidden2:1, hidden2->output:1)
         check_unique([n.name for n in self.neurons], "neuron types")
         check_unique([w.key for w in self.weights], "weight types")
         if not self.weights:
-            raise ValueError("Expected at least one weight type (got none)")
+            raise UserError("Expected at least one weight type (got none)")
         names = {n.name for n in self.neurons}
         for weight in self.weights:
             for end in (weight.source, weight.target):
                 if end not in names:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected the ends of weight type {weight.key} to be neuron types "
                         f"of the spec (got '{end}', known: {sorted(names)})"
                     )
@@ -150,7 +161,7 @@ hidden1->hidden2:1, hidden2->output:1)
         bias_list = [biases] * num_layers if isinstance(biases, bool) else list(biases)
         for name, values in (("taps", tap_list), ("biases", bias_list)):
             if len(values) != num_layers:
-                raise ValueError(f"Expected {num_layers} values of '{name}' (got {len(values)})")
+                raise UserError(f"Expected {num_layers} values of '{name}' (got {len(values)})")
         names = ["input", *(f"hidden{i}" for i in range(1, num_layers)), "output"]
         sizes: list[int | None] = [None] * (num_layers + 1)
         sizes[0], sizes[-1] = input_size, output_size
@@ -175,7 +186,7 @@ hidden1->hidden2:1, hidden2->output:1)
         """
         unique = list(dict.fromkeys(specs))
         if not unique:
-            raise ValueError("Expected at least one spec to unite (got none)")
+            raise UserError("Expected at least one spec to unite (got none)")
         if len(unique) == 1:
             return unique[0]
         neurons: dict[str, NeuronType] = {}
@@ -188,7 +199,7 @@ hidden1->hidden2:1, hidden2->output:1)
             for weight in spec.weights:
                 known_weight = weights.setdefault(weight.key, weight)
                 if known_weight.taps != weight.taps:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected one number of taps for weight type {weight.key} "
                         f"(got {known_weight.taps} and {weight.taps}). Use "
                         f"nfn_graph.transforms.GrowKernels.to_largest(graphs)."
@@ -346,13 +357,13 @@ def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSp
 def _unite(first: NeuronType, second: NeuronType) -> NeuronType:
     name = first.name
     if first.taps != second.taps:
-        raise ValueError(
+        raise UserError(
             f"Expected one number of taps for neuron type '{name}' (got {first.taps} and "
             f"{second.taps}). Use nfn_graph.transforms.FillBiases.to_largest(graphs)."
         )
     for field in ("fixed", "role", "parents"):
         if getattr(first, field) != getattr(second, field):
-            raise ValueError(
+            raise UserError(
                 f"Expected neuron type '{name}' to be the same in all networks "
                 f"(got {field}={getattr(first, field)} and {field}={getattr(second, field)})"
             )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import Batch, WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.spec import FoldedSpec, Symmetry
 from nfn_graph.symmetry import Permutation, from_places, layer_sizes
 from nfn_graph.testing._random import random_graph
@@ -23,6 +24,14 @@ class Completeness(NamedTuple):
         parameters: Its parameters, without those that only shift the output.
         rank: The dimension of the space of its matrices.
         orbits: The dimension of the space of all equivariant matrices.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import completeness
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("np")
+        >>> found = completeness(NFLinear(folded, 1, 1, bias=False), folded)
+        >>> found.rank == found.orbits
+        True
     """
 
     parameters: int
@@ -38,6 +47,12 @@ def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int
             its parameters.
         spec: The folded spec.
         channels: Its input and output channels.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import assert_complete
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("hnp")
+        >>> assert_complete(NFLinear(folded, 1, 1, bias=False), folded)
     """
     found = completeness(layer, spec, channels)
     if found.rank == found.orbits:
@@ -67,6 +82,13 @@ def completeness(
 
     Args:
         sizes: Neurons per free type; by default small sizes that tell all orbits apart.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import completeness
+        >>> folded = NetworkSpec.chain(2, input_size=2, output_size=2).fold("np")
+        >>> completeness(NFLinear(folded, 1, 1, bias=False, pointwise=True), folded)
+        Completeness(parameters=4, rank=4, orbits=32)
     """
     graph = random_graph(spec.unfolded, sizes)
     orbits = orbit_labels(graph, spec.symmetry)
@@ -83,6 +105,16 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
 
     Works on any graph of one network, knows nothing of folds or layers: it applies
     transpositions of neighbouring neurons to the graph until no label changes.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph.testing import orbit_labels
+        >>> labels = orbit_labels(graph, "hnp")
+        >>> labels.shape, int(labels.max()) + 1 == spec.fold("hnp").num_orbits
+        (torch.Size([17, 17]), True)
     """
     raw = graph.features()
     sizes = [x.shape[0] * x.shape[1] for _, x in raw.tensors()]
@@ -121,7 +153,20 @@ def _entries(features: WeightFeatures) -> Tensor:
 def matrices_of(
     layer: nn.Module, graph: WeightGraph, spec: FoldedSpec, channels: tuple[int, int]
 ) -> Tensor:
-    """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`."""
+    """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFLinear
+        >>> from nfn_graph.testing import matrices_of
+        >>> folded = spec.fold("hnp")
+        >>> matrices = matrices_of(NFLinear(folded, 1, 1, bias=False), graph, folded, (1, 1))
+        >>> len(matrices) == folded.num_orbits
+        True
+    """
     entries = sum(x.shape[0] * x.shape[1] for _, x in graph.features().tensors())
     inputs = entries * channels[0]
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)
@@ -143,7 +188,7 @@ def matrices_of(
     flat = torch.cat([p.flatten() for p in parameters.values()])
     expected = torch.tensordot(flat, matrices, 1)
     if not torch.allclose(matrix(flat), expected, rtol=1e-9, atol=1e-9):
-        raise ValueError("Expected a layer that is linear in its parameters (got one that is not)")
+        raise UserError("Expected a layer that is linear in its parameters (got one that is not)")
     return matrices
 
 

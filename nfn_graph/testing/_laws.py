@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
 from nfn_graph.nn import (
     Activation,
     ChannelNorm,
@@ -49,6 +50,15 @@ def assert_equivariant(
         trials: How many random elements to try; each moves something in every layer.
         tolerance: Largest difference, relative to the largest value of the output; by the
             dtype if None.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFLinear
+        >>> from nfn_graph.testing import assert_equivariant
+        >>> assert_equivariant(NFLinear(spec.fold("hnp"), 1, 8).double(), graph, "hnp")
     """
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = _as_graph(function(_input(function, graph, symmetry, folded)))
@@ -72,6 +82,15 @@ def assert_invariant(
     r"""Raises `AssertionError` unless :math:`f(\sigma U) = f(U)`.
 
     The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> from nfn_graph import NFN
+        >>> from nfn_graph.testing import assert_invariant
+        >>> assert_invariant(NFN(spec, (8,), "hnp", out_features=3).double(), graph)
     """
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = function(_input(function, graph, symmetry, folded))
@@ -93,7 +112,7 @@ def _symmetry_of(function: object) -> Symmetry:
         return "hnp"
     if "np" in found:
         return "np"
-    raise ValueError(
+    raise UserError(
         "Expected a function that says which symmetry it keeps (got none with a folded spec). "
         "Use symmetry='np' or symmetry='hnp'."
     )
@@ -143,7 +162,7 @@ def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
         places[name] = torch.cat(layers)
     permutation = from_places(graph, places)
     if permutation.is_identity:
-        raise ValueError(
+        raise UserError(
             f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
             f"the law says something (got only the identity)"
         )

@@ -8,6 +8,7 @@ import torch
 
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.data._layout_checks import shared_neurons
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, Shape
 
 
@@ -28,10 +29,17 @@ def random_graph(
         channels: Channels of the features.
         dtype: Of the features.
         generator: For reproducible values.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
+        >>> random_graph(spec, {"hidden1": 4}, channels=3)["hidden1"].x.shape
+        torch.Size([4, 1, 3])
     """
     unknown = [name for name in sizes or {} if name not in spec.neuron]
     if unknown:
-        raise ValueError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
+        raise UserError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
     shape = _shape(spec, sizes or {})
     graph = WeightGraph()
     graph.layout = layout = Layout(spec, shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
@@ -23,12 +24,21 @@ class FillBiases(ReversibleTransform):
         taps: How many biases free neurons must have at least. Where additions tie layers, a
             neuron has one for each of them; further ones of zero, named `hidden1.bias2`, bring
             networks with other ties together. Or the number for each neuron type by name.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import FillBiases
+        >>> graph = WeightGraph.from_tensors([torch.randn(4, 2), torch.randn(1, 4)])
+        >>> fill = FillBiases()
+        >>> fill(graph)["hidden1"].x.shape, fill.inverse(fill(graph))["hidden1"].x.shape
+        (torch.Size([4, 1, 1]), torch.Size([4, 0, 1]))
     """
 
     def __init__(self, taps: int | Mapping[str, int] = 1) -> None:
         counts = list(taps.values()) if isinstance(taps, Mapping) else [taps]
         if any(not isinstance(count, int) or count < 1 for count in counts):
-            raise ValueError(f"Expected at least one bias (got {taps!r})")
+            raise UserError(f"Expected at least one bias (got {taps!r})")
         self.taps = taps
 
     def __repr__(self) -> str:
@@ -90,7 +100,7 @@ def _new_biases(
         if tap == 0 and weight is not None:
             key = _bias_key(weight.keys[0])
         if key in taken:
-            raise ValueError(f"Expected the name '{key}' to be free for a new bias (got a tensor)")
+            raise UserError(f"Expected the name '{key}' to be free for a new bias (got a tensor)")
         empty = rows.new_empty(rows.shape[0])
         found.append(Placement.whole(key, empty, neuron.name, ("neuron",), tap))
     return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Layout, Placement, Range, View, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, WeightKey
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
@@ -26,6 +27,15 @@ class GrowKernels(ReversibleTransform):
 
     Args:
         sizes: The kernel size of every convolution, such as `(5, 5)`; or one per weight type.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import GrowKernels
+        >>> graph = WeightGraph.from_tensors([torch.randn(4, 1, 3, 3), torch.randn(2, 4, 3, 3)])
+        >>> grow = GrowKernels((5, 5))
+        >>> grow(graph)["input", "weight", "hidden1"].edge_attr.shape
+        torch.Size([4, 25, 1])
     """
 
     def __init__(self, sizes: Sequence[int] | Mapping[WeightKey, Sequence[int]]) -> None:
@@ -50,7 +60,7 @@ class GrowKernels(ReversibleTransform):
                 if kernel := kernel_of(p):
                     known = sizes.setdefault(_weight(p), kernel)
                     if len(known) != len(kernel):
-                        raise ValueError(
+                        raise UserError(
                             f"Expected a kernel of {len(known)} axes at '{p.keys[0]}', as in "
                             f"other networks (got {kernel})"
                         )
@@ -108,7 +118,7 @@ class GrowKernels(ReversibleTransform):
         for key, stores in _stores(layout).items():
             found = {store: self.sizes.get(store) for store in stores}
             if len({None if size is None else tuple(size) for size in found.values()}) > 1:
-                raise ValueError(
+                raise UserError(
                     f"Expected one kernel size for all types that hold a part of '{key}' "
                     f"(got {found})"
                 )
@@ -135,7 +145,7 @@ def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) ->
                 taps = sum(math.prod(sizes[store]) if kernel_of(p) else p.taps for p in block)
                 before = known.setdefault(store, (taps, block[0].keys[0]))
                 if before[0] != taps:
-                    raise ValueError(
+                    raise UserError(
                         f"Expected '{block[0].keys[0]}' and '{before[1]}' of two networks to have "
                         f"equally many taps as {store} (got {taps} and {before[0]}). Only the "
                         f"kernels of convolutions can grow; the taps of a linear layer are the "
@@ -167,7 +177,7 @@ def _weight(placement: Placement) -> WeightKey:
 
 def _check_fits(placement: Placement, kernel: Kernel, size: Kernel) -> None:
     if len(size) != len(kernel) or any(k > s for k, s in zip(kernel, size, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"Expected a kernel of {len(size)} axes, at most {size}, at '{placement.keys[0]}' "
             f"(got {kernel})"
         )

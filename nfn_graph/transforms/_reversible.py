@@ -9,19 +9,30 @@ from torch import Tensor
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph.data import Layout, WeightGraph, stored_tensors
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
 Stores = dict[Key, Tensor]
 
 
 class ReversibleTransform(BaseTransform):
-    """A transform of a graph that can be undone."""
+    """A transform of a graph that can be undone.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import RoleTypes
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(4, 4), torch.ones(1, 4)])
+        >>> roles = RoleTypes()
+        >>> roles.inverse(roles(graph)).spec == graph.spec
+        True
+    """
 
     def forward(self, data: WeightGraph) -> WeightGraph:
         """Transforms a graph (not a batch)."""
         _check_single(data)
         if any(neuron.role for neuron in data.spec.neurons):
-            raise ValueError(
+            raise UserError(
                 f"Expected a network without role types (got {data.spec}). RoleTypes comes last."
             )
         layout, stores = self._forward(data.layout, stored_tensors(data, data.layout.spec))
@@ -32,7 +43,7 @@ class ReversibleTransform(BaseTransform):
         _check_single(graph)
         name, before = graph.layout.before or ("none", None)
         if name != self._name or before is None:
-            raise ValueError(
+            raise UserError(
                 f"Expected a graph made by {self._name} (got one whose last transform is "
                 f"{name}). Undo transforms last first."
             )

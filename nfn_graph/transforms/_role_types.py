@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from nfn_graph.data import Layout
+from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
 from nfn_graph.transforms._grow_kernels import kernel_of
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
@@ -21,6 +22,14 @@ class RoleTypes(ReversibleTransform):
 
     Args:
         name: The name of the shared type.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import RoleTypes
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(4, 4), torch.ones(1, 4)])
+        >>> RoleTypes()(graph).node_types
+        ['input', 'hidden', 'output']
     """
 
     def __init__(self, name: str = "hidden") -> None:
@@ -36,7 +45,7 @@ class RoleTypes(ReversibleTransform):
             taps = {spec.taps[m] for m in members}
             if len(taps) > 1:
                 found = {member: spec.taps[member] for member in members}
-                raise ValueError(
+                raise UserError(
                     f"Expected one number of taps for all layers of the role {key!r} "
                     f"(got {found}). {_advice(layout, members)}"
                 )
@@ -105,14 +114,14 @@ class _Plan:
     def __post_init__(self) -> None:
         for neuron in self.spec.neurons:
             if neuron.fixed and neuron.name == self.name:
-                raise ValueError(
+                raise UserError(
                     f"Expected a name for the hidden layers that no fixed layer has "
                     f"(got {self.name!r})"
                 )
             self._join(neuron.name, neuron.name if neuron.fixed else self.name)
         for weight in self.spec.weights:
             if self.spec.is_self(weight):
-                raise ValueError(
+                raise UserError(
                     f"Expected weights between two layers (got the self weight {weight.key}, "
                     f"which role types cannot tell from one between hidden layers)"
                 )

@@ -7,16 +7,23 @@ from typing import Any, get_args
 
 from torch import nn
 
-from nfn_graph import NFN, Batch, NetworkSpec, Probe, ProbeNet, Standardize, WeightGraph
+from nfn_graph import (
+    NFN,
+    NetworkSpec,
+    Probe,
+    ProbeEncoding,
+    ProbeNet,
+    Standardize,
+    WeightGraph,
+)
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
-from nfn_graph.tasks.models.statistics import StatNN
+from nfn_graph.tasks.models.statistics import ProbeStatNN, Statistics, StatNN
 
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
-# Networks per batch where only statistics are computed.
-_FIT_BATCH = 256
 
 
 def build_model(
@@ -47,7 +54,8 @@ def build_model(
             start="grid" if is_grid else "uniform",
             learned=not is_grid,
         )
-        return ProbeNet(probe, out_features, settings.head, settings.head_dropout)
+        kind = ProbeStatNN if settings.statistics else ProbeNet
+        return kind(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
         model = NFN(
             spec,
@@ -66,7 +74,7 @@ def build_model(
         return PlainGraphModel(
             name, spec, out_features, settings.channels, settings.head, settings.head_dropout
         )
-    raise ValueError(
+    raise UserError(
         f"Expected the name of a model: {', '.join(get_args(ModelName))} (got '{name}')"
     )
 
@@ -95,13 +103,16 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
     return most
 
 
-def fit_inputs(model: nn.Module, graphs: Sequence[WeightGraph]) -> None:
-    """Sets the statistics by which a model standardizes its input."""
+def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
+    """Sets the statistics by which a model standardizes its input.
+
+    Args:
+        model: The model.
+        batches: Batches of networks, which are read once for every part that needs them.
+    """
     for part in model.modules():
-        if isinstance(part, (Standardize, StatNN, ProbeNet)):
-            # One batch at a time: all of them would take the memory of the networks once more.
-            starts = range(0, len(graphs), _FIT_BATCH)
-            part.fit(Batch.from_data_list(graphs[i : i + _FIT_BATCH]) for i in starts)
+        if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):
+            part.fit(batches)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import NetworkSpec, Standardize, WeightFeatures, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Key
 
@@ -68,7 +69,7 @@ class FlatMLP(nn.Module):
         for name, rows in features.incidence.neurons.items():
             most = int(rows.position.max()) + 1 if rows.count else 0
             if most > self.sizes.get(name, 0):
-                raise ValueError(
+                raise UserError(
                     f"Expected networks with at most {self.sizes.get(name, 0)} neurons of type "
                     f"'{name}', for which this MLP was made (got {most})"
                 )

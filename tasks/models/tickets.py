@@ -26,6 +26,7 @@ from nfn_graph import (
     WeightFeatures,
     WeightGraph,
 )
+from nfn_graph.messages import UserError
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
 _MOST = 8.0
@@ -74,7 +75,7 @@ class TicketAutoencoder(nn.Module):
     ) -> None:
         super().__init__()
         if latent < 1:
-            raise ValueError(f"Expected at least one latent channel (got {latent})")
+            raise UserError(f"Expected at least one latent channel (got {latent})")
         self.latent = latent
         both: dict[str, Any] = {"pointwise": pointwise, **options}
         width = 2 + positions

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nfn_graph.converters.optional import require
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.canvas import INK, colours_of, figure_style, panels_of, save_figure
 from nfn_graph.tasks.reports.runs import BACKGROUND, metric_name
 
@@ -46,7 +47,7 @@ def scatter(
         r2: The coefficient of determination, if known.
     """
     if not len(true) == len(predicted) == len(true if groups is None else groups):
-        raise ValueError(
+        raise UserError(
             f"Expected as many true values as predictions and groups (got {len(true)}, "
             f"{len(predicted)} and {'none' if groups is None else len(groups)})"
         )
@@ -86,7 +87,7 @@ def curves(
     others = {name: xy for name, xy in columns.items() if name not in losses}
     drawn = [(kind, part) for kind, part in (("loss", losses), ("metric", others)) if part]
     if not drawn:
-        raise ValueError("Expected at least one column to draw learning curves of (got none)")
+        raise UserError("Expected at least one column to draw learning curves of (got none)")
     ticker = require("matplotlib.ticker", "to draw figures")
     with figure_style():
         figure, panels = panels_of(len(drawn), (4.6, 3.5))
@@ -128,7 +129,7 @@ def confusion(
     """A confusion matrix: a row per true class, coloured by its share of that row."""
     count = len(classes)
     if len(matrix) != count or any(len(row) != count for row in matrix):
-        raise ValueError(
+        raise UserError(
             f"Expected a confusion matrix of {count} rows and columns, one per class (got rows "
             f"of {[len(row) for row in matrix]})"
         )
@@ -161,7 +162,7 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
     """
     rows = [r for r in table if r["part"] != "run" and r["metric"] not in BACKGROUND]
     if not rows:
-        raise ValueError("Expected at least one metric to draw (got none)")
+        raise UserError("Expected at least one metric to draw (got none)")
     labels, parts, metrics = (_unique(rows, key) for key in ("label", "part", "metric"))
     colours = colours_of(len(labels))
     with figure_style():

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.runs import format_value
-from nfn_graph.tasks.reports.template import PAGE, STYLE
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # A figure wider than this, or in relation to its height, gets a row of its own.
@@ -54,10 +53,13 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     Every string is plain text: whatever it holds is shown, none of it acts.
     """
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    page = environment.from_string(PAGE).render(
-        title=title, style=Markup(STYLE), sections=[_section(section) for section in sections]
+    page = environment.get_template("page.html.j2").render(
+        title=title, sections=[_section(section) for section in sections]
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
@@ -78,7 +80,7 @@ def _section(section: Section) -> dict[str, object]:
 def _table(table: Table) -> dict[str, object]:
     for row in table.rows:
         if len(row) != len(table.columns):
-            raise ValueError(
+            raise UserError(
                 f"Expected rows of {len(table.columns)} cells: {list(table.columns)} (got {row})"
             )
     cells = [
@@ -105,7 +107,7 @@ def is_number(value: object) -> bool:
 def _figure(shown: Shown) -> dict[str, object]:
     data = shown.png_path.read_bytes()
     if not data.startswith(_PNG) or len(data) < 24:
-        raise ValueError(f"Expected a PNG picture (got '{shown.png_path}')")
+        raise UserError(f"Expected a PNG picture (got '{shown.png_path}')")
     width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
     return {
         "data": base64.b64encode(data).decode("ascii"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.json_files import read_json
 
 # Facts about the data, which no model changes.
@@ -52,15 +53,13 @@ def read_run(folder: Path) -> Run:
     ):
         if not isinstance(found[name].get(part), kind):
             got = type(found[name][part]).__name__ if part in found[name] else "none"
-            raise ValueError(f"Expected '{part}' in '{folder / name}' (got {got})")
+            raise UserError(f"Expected '{part}' in '{folder / name}' (got {got})")
     evaluations = metrics.get("evaluations") or {}
     described = [config.get("zoo") or {}, evaluations]
     if isinstance(evaluations, dict):
         described += evaluations.values()
     if not all(isinstance(value, dict) for value in described):
-        raise ValueError(
-            f"Expected the zoo and the evaluations of a run in '{folder}' (got others)"
-        )
+        raise UserError(f"Expected the zoo and the evaluations of a run in '{folder}' (got others)")
     return Run(folder, config["task"], config["options"], config, metrics)
 
 

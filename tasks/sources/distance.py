@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nfn_graph.messages import UserError
+
 # Where the points lie: shares of the near, middle and far ones, and their noise. The rest is
 # uniform over the cube.
 _NEAR = ((0.5, 0.02), (0.25, 0.1))
@@ -28,7 +30,7 @@ def sample_distances(clouds: Tensor, num_points: int, seeds: list[int]) -> Dista
         seeds: One for each shape, so that its points do not depend on the others.
     """
     if len(seeds) != len(clouds):
-        raise ValueError(f"Expected a seed for each of {len(clouds)} shapes (got {len(seeds)})")
+        raise UserError(f"Expected a seed for each of {len(clouds)} shapes (got {len(seeds)})")
     points, distances = [], []
     for cloud, seed in zip(clouds, seeds, strict=True):
         generator = torch.Generator().manual_seed(seed)

@@ -8,11 +8,13 @@ from functools import cached_property
 
 from torch import Tensor
 
+from nfn_graph.messages import UserError
+
 _TEST_EVERY = 5
 _MOST_CLASSES = 100_000
 
 
-class SourceError(ValueError):
+class SourceError(UserError):
     """A data source that cannot be read, with the reason and what to do."""
 
 

@@ -2,6 +2,6 @@
 
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.run import evaluate, train
-from nfn_graph.tasks.training.task import Task, TaskData
+from nfn_graph.tasks.training.task import Task
 
-__all__ = ["Preset", "Task", "TaskData", "TrainOptions", "evaluate", "train"]
+__all__ = ["Preset", "Task", "TrainOptions", "evaluate", "train"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch.utils.data import Sampler
 
-from nfn_graph import DataLoader, EdgeBatchSampler, WeightGraph
+from nfn_graph import EdgeBatchSampler
 from nfn_graph.data import network_sizes
+from nfn_graph.tasks.training.data import PreparedGraphs, PreparedLoader
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.zoo.seeds import generator_of, seed_of
 
@@ -29,7 +30,7 @@ class RunBatches(pl.LightningDataModule):
         graphs: The networks by split.
     """
 
-    def __init__(self, options: TrainOptions, graphs: Mapping[str, Sequence[WeightGraph]]) -> None:
+    def __init__(self, options: TrainOptions, graphs: Mapping[str, PreparedGraphs]) -> None:
         super().__init__()
         self.options = options
         self.graphs = graphs
@@ -37,11 +38,11 @@ class RunBatches(pl.LightningDataModule):
         self._train_batches(0, options.devices * options.nodes)
         _in_order(graphs["validation"], options, 0, options.devices * options.nodes)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> PreparedLoader:
         """This process's part of every step."""
         return self._loader("train", self._train_batches(*self._place()))
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> PreparedLoader:
         """This process's part, in as many batches as any other's."""
         batches = _in_order(self.graphs["validation"], self.options, *self._place())
         return self._loader("validation", batches)
@@ -72,23 +73,17 @@ class RunBatches(pl.LightningDataModule):
             graphs, options.max_edges, seed=seed, rank=rank, world_size=world_size
         )
 
-    def _loader(self, split: str, batches: Sampler[list[int]]) -> DataLoader:
-        workers = self.options.workers
-        return DataLoader(
-            self.graphs[split],
-            batch_sampler=batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-        )
+    def _loader(self, split: str, batches: Sampler[list[int]]) -> PreparedLoader:
+        return PreparedLoader(self.graphs[split], batches, self.options.workers)
 
 
-def eval_loader(graphs: Sequence[WeightGraph], options: TrainOptions) -> DataLoader:
+def eval_loader(graphs: PreparedGraphs, options: TrainOptions) -> PreparedLoader:
     """Batches of networks in their order, where no gradients are computed."""
-    return DataLoader(graphs, batch_sampler=_in_order(graphs, options))
+    return PreparedLoader(graphs, _in_order(graphs, options), options.workers)
 
 
 def _in_order(
-    graphs: Sequence[WeightGraph], options: TrainOptions, rank: int = 0, world_size: int = 1
+    graphs: PreparedGraphs, options: TrainOptions, rank: int = 0, world_size: int = 1
 ) -> EdgeBatchSampler:
     places: dict[str, Any] = {"rank": rank, "world_size": world_size, "shuffle": False}
     if not options.max_edges:

@@ -1,71 +1,209 @@
-"""From a zoo to graphs that are ready for a model."""
+"""From a store to the networks that a model reads: by split, with labels, in batches or at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from nfn_graph import WeightGraph
-from nfn_graph.tasks.training.task import Options, Task, TaskData
-from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
-from nfn_graph.tasks.zoo.options import Split
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch_geometric.transforms import Compose
+
+from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
+from nfn_graph.converters import WeightDataset
+from nfn_graph.converters.store.dataset import choose
+from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.models import fit_inputs, sizes_of
+from nfn_graph.tasks.training.options import TrainOptions
+from nfn_graph.tasks.training.task import Options, Task
+from nfn_graph.tasks.zoo.folder import open_networks
+
+# Networks per batch where only statistics are computed.
+_FIT_BATCH = 256
+# So many networks, and entries of them, are kept in memory where nobody says otherwise.
+_MOST_NETWORKS = 5_000
+_MOST_ENTRIES = 50_000_000
+
+
+class PreparedGraphs(Sequence[WeightGraph]):
+    """Networks as a model reads them: with labels, transformed and prepared.
+
+    They are read from the store batch by batch, so that no more than a few batches are in memory,
+    unless all of them are to be kept there.
+
+    Args:
+        task: The task, which says what is done to networks.
+        zoo: The networks.
+        facts: What the task knows about its data.
+        in_memory: Whether to read and prepare all networks now, and to keep them.
+    """
+
+    def __init__(
+        self,
+        task: Task[Options],
+        zoo: WeightDataset,
+        facts: Mapping[str, Any],
+        in_memory: bool = False,
+    ) -> None:
+        self.task: Task[Any] = task
+        self.facts = facts
+        labelled = zoo.with_attributes(**task.attributes(zoo, facts))
+        transforms = [*_casts(zoo, task.options), task.transform(facts)]
+        kept = [transform for transform in transforms if transform is not None]
+        self.networks = labelled.with_transform(Compose(kept) if kept else None)
+        self._kept: list[WeightGraph] | None = None
+        if in_memory:
+            self._kept = [self._read(i) for i in range(len(zoo))]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of weights of every network, for `EdgeBatchSampler`."""
+        return self.networks.sizes
+
+    def __len__(self) -> int:
+        return len(self.networks)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._read(index) if self._kept is None else self._kept[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[WeightGraph]:
+        """What a loader asks for: of networks in the store, they are not prepared yet."""
+        if self._kept is None:
+            return self.networks.__getitems__(indices)
+        return [self._kept[i] for i in indices]
+
+    def ready(self, batch: Batch) -> WeightGraph:
+        """A batch of what :meth:`__getitems__` returned, prepared."""
+        return self.task.prepare(batch, self.facts) if self._kept is None else batch
+
+    def _read(self, index: int) -> WeightGraph:
+        return self.task.prepare(self.networks[index], self.facts)
+
+
+def _casts(zoo: WeightDataset, options: TrainOptions) -> list[Callable[[WeightGraph], Any]]:
+    """What brings weights to the precision that is computed in, if any have another one."""
+    wanted = torch.float64 if options.precision == "64-true" else torch.float32
+    numbers = np.unique(zoo.architectures).tolist()
+    found = {zoo.store.architecture(i).plain for i in numbers}
+    # Lightning itself makes single precision double.
+    is_right = all(kind is not None and kind[0] in (torch.float32, wanted) for kind in found)
+    is_same = len({kind and kind[0] for kind in found}) == 1
+    return [] if is_right and is_same else [partial(WeightGraph.to, dtype=wanted)]
+
+
+class PreparedLoader(DataLoader):
+    """Batches of prepared networks.
+
+    Workers read them. They are prepared in the process that uses them, since what belongs
+    together in a batch is found once, for preparing it and for the model.
+
+    Args:
+        graphs: The networks.
+        batches: Which of them are in which batch.
+        workers: Processes that read them; 0 to read in this one.
+    """
+
+    def __init__(
+        self, graphs: PreparedGraphs, batches: Sampler[list[int]], workers: int = 0
+    ) -> None:
+        super().__init__(
+            graphs,
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        self.graphs = graphs
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return map(self.graphs.ready, super().__iter__())
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The networks of a zoo by split, ready for a model.
+
+    Attributes:
+        zoos: The parts of the zoo, row for row the networks.
+        graphs: Their graphs, prepared.
+        facts: What else the task knows about them, such as the names of classes.
+        in_memory: Whether all networks are kept in memory.
+    """
+
+    zoos: Mapping[str, WeightDataset]
+    graphs: Mapping[str, PreparedGraphs]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    in_memory: bool = False
 
 
 def load_data(task: Task[Options]) -> TaskData:
     """The networks of the task's zoo, by split."""
-    zoo = open_for(task, task.options.zoo, task.options.where)
-    zoos = {split: zoo.where(split=split) for split in get_args(Split)}
-    most = task.options.train_networks
-    if most:
-        zoos["train"] = zoos["train"][:most]
+    options = task.options
+    whole = open_for(task, options.zoo)
+    choose(whole, options.where)
+    zoos = {split: part.where(*options.where) for split, part in split_zoo(whole, options).items()}
+    zoos = {split: task.usable(part) for split, part in zoos.items()}
+    if options.train_networks:
+        zoos["train"] = zoos["train"][: options.train_networks]
     for split, part in zoos.items():
         if not len(part):
-            raise ValueError(
-                f"Expected networks of split '{split}' in '{zoo.folder}' (got none). Build a "
-                f"larger zoo, or use other values of --where."
+            raise UserError(
+                f"Expected networks of split '{split}' in '{whole.folder}' (got none). Use a "
+                f"larger zoo, other values of --where, or --split to draw the splits at random."
             )
-    facts = task.facts(zoo)
-    graphs = {split: load_graphs(task, part, facts) for split, part in zoos.items()}
-    return TaskData(zoos, graphs, facts)
+    facts = task.facts(zoos)
+    in_memory = options.in_memory == "yes" or (
+        options.in_memory == "auto" and fits_memory(zoos.values())
+    )
+    graphs = {split: PreparedGraphs(task, part, facts, in_memory) for split, part in zoos.items()}
+    return TaskData(zoos, graphs, facts, in_memory)
 
 
-def open_for(task: Task[Options], path: Path, where: Sequence[str]) -> ZooFolder:
-    """The networks of a zoo that a task can use."""
-    zoo = open_zoo_folder(path)
-    if zoo.description["kind"] != task.kind:
-        raise ValueError(
-            f"Expected a zoo of kind '{task.kind}' for {task.name} (got '{path}', a zoo of kind "
-            f"'{zoo.description['kind']}'). Build one with: nfn-graph zoo {task.kind} --out ..."
+def fits_memory(zoos: Sequence[WeightDataset] | Any) -> bool:
+    """Whether networks are so few and small that they had better be kept in memory."""
+    sizes = [zoo.sizes for zoo in zoos]
+    return sum(map(len, sizes)) <= _MOST_NETWORKS and sum(map(sum, sizes)) <= _MOST_ENTRIES
+
+
+def open_for(task: Task[Options], path: Path) -> WeightDataset:
+    """The networks of a zoo, which must be of the kind that a task needs."""
+    zoo = open_networks(path)
+    kind = zoo.description.get("kind")
+    if task.kind not in (None, kind):
+        got = "a store of converted files" if kind is None else f"a zoo of kind '{kind}'"
+        raise UserError(
+            f"Expected a zoo of kind '{task.kind}' for {task.name} (got '{path}', {got}). Build "
+            f"one with: nfn-graph zoo {task.kind} --out ..."
         )
-    zoo = filtered(zoo, where)
-    return zoo.select([i for i, row in enumerate(zoo.rows) if task.usable(row)])
-
-
-def filtered(zoo: ZooFolder, where: Sequence[str]) -> ZooFolder:
-    """The networks for which every condition, such as `width=8,16`, holds."""
-    for condition in where:
-        name, equals, values = condition.partition("=")
-        if not equals or name not in zoo.table.column_names:
-            raise ValueError(
-                f"Expected --where as NAME=VALUE with a column of the zoo: "
-                f"{', '.join(zoo.table.column_names)} (got '{condition}')"
-            )
-        wanted = values.split(",")
-        zoo = zoo.select([i for i, row in enumerate(zoo.rows) if _text(row[name]) in wanted])
-        if not len(zoo):
-            raise ValueError(f"Expected networks with {condition} in '{zoo.folder}' (got none)")
     return zoo
 
 
-def load_graphs(task: Task[Options], zoo: ZooFolder, facts: Mapping[str, Any]) -> list[WeightGraph]:
-    """The graphs of a part of a zoo, ready for a model."""
-    graphs = []
-    for graph, row in zip(zoo, zoo.rows, strict=True):
-        del graph.row
-        graphs.append(task.prepare(graph, row, facts))
-    return graphs
+def split_zoo(zoo: WeightDataset, options: TrainOptions) -> dict[str, WeightDataset]:
+    """The parts of a whole zoo: as its table says, or drawn at random.
+
+    The order of the table and the seed decide a random split, so that it is the same whatever
+    networks are chosen of it later.
+    """
+    if options.split is None and COLUMN in zoo.table.column_names:
+        return {split: zoo.where(**{COLUMN: split}) for split in SPLITS}
+    shares = options.split or DEFAULT_SHARES
+    drawn = np.array(random_splits(len(zoo), shares, options.split_seed))
+    return {split: zoo.select(drawn == split) for split in SPLITS}
 
 
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def fitted(task: Task[Options], data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
+    """An untrained model that has seen the scale of its inputs, and what it was made for."""
+    examples = [graph for part in data.graphs.values() for graph in part.networks.examples()]
+    spec = NetworkSpec.union({graph.spec for graph in examples})
+    sizes = sizes_of(examples)
+    model = task.build(spec, sizes, data.facts)
+    order = SequentialSampler(data.graphs["train"])
+    fit_inputs(model, PreparedLoader(data.graphs["train"], BatchSampler(order, _FIT_BATCH, False)))
+    return model, spec, sizes

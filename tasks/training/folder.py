@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.json_files import read_json, write_json
 from nfn_graph.tasks.training.options import NEUTRAL
 
@@ -72,7 +73,7 @@ class RunFolder:
             # Another process of the same run may be writing the file at this moment.
             others = self.path.iterdir() if self.path.exists() else ()
             if any(not path.name.startswith(".config.") for path in others):
-                raise ValueError(
+                raise UserError(
                     f"Expected an empty folder or that of a run (got '{self.path}', which holds "
                     f"other files). Choose another --out."
                 )
@@ -91,7 +92,7 @@ class RunFolder:
         if differing:
             name = differing[0]
             was, got = (_shown(name, config) for config in (found, now))
-            raise ValueError(
+            raise UserError(
                 f"Expected what the run in '{self.path}' was begun with: {name} = {was} (got "
                 f"{got}). Choose another --out, or delete that folder."
             )

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import arg
 
+from nfn_graph.converters.store.splits import check_shares
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
 from nfn_graph.tasks.option_checks import (
     check_above,
@@ -22,11 +24,12 @@ from nfn_graph.tasks.option_checks import (
 Options = TypeVar("Options", bound="TrainOptions")
 Schedule = Literal["constant", "cosine"]
 # Options that say how to run, not what is computed.
-NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "zoo")
+NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "in_memory", "zoo")
 _PRESET = "(default: that of the preset)"
 _INTEGER = arg(metavar="INT", help_behavior_hint=_PRESET)
 _INTEGERS = arg(metavar="[INT [INT ...]]", help_behavior_hint=_PRESET)
 _NUMBER = arg(metavar="FLOAT", help_behavior_hint=_PRESET)
+_SHARES = arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="(default: the zoo's own)")
 _CHOICE = arg(metavar="{constant,cosine}", help_behavior_hint=_PRESET)
 
 
@@ -60,13 +63,17 @@ class TrainOptions:
             probe-grid evaluate the networks, at learned inputs or on a fixed grid.
         seed: Decides the initial weights, the order of the networks and all else that is drawn.
         where: Which networks of the zoo to use, such as width=16 or width=8,16.
+        split: The shares of training, validation and test networks, drawn at random. By default
+            the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
+        split_seed: Seed of the random split.
         train_networks: How many networks to train on, the first ones; 0 for all.
         channels: Channels of each NF-Layer; gine, pna and transformer have as many layers, all with
             the first number of channels.
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
         head_dropout: The probability of a hidden neuron of that MLP to be dropped.
         fourier_features: Number of Fourier features of the weights; 0 for none.
-        probes: How many inputs probe and probe-grid run the networks on.
+        probes: How many inputs the networks are run on: by probe and probe-grid, and by editors,
+            which then know what every neuron does; 0 for editors that read weights alone.
         epochs: How often the model sees every network.
         batch_size: Networks per step, over all devices.
         max_edges: The most weights of a batch on one device, instead of a number of networks: for
@@ -86,16 +93,20 @@ class TrainOptions:
         nodes: How many machines; the command is started on each, as Lightning or the scheduler
             says (NODE_RANK, MASTER_ADDR, MASTER_PORT).
         workers: Processes that load data; 0 to load in the main process.
+        in_memory: Whether to read and prepare all networks before training and keep them in
+            memory, or to read every batch from the store; auto keeps small zoos in memory.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {}
 
     zoo: Path
     out: Path
-    model: ModelName = "nfn-hnp"
-    preset: str = "paper"
+    model: ModelName = "nfn-np"
+    preset: str = "small"
     seed: int = 0
     where: tuple[str, ...] = ()
+    split: Annotated[tuple[float, float, float] | None, _SHARES] = None
+    split_seed: int = 0
     train_networks: int = 0
     channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
@@ -118,16 +129,25 @@ class TrainOptions:
     devices: int = 1
     nodes: int = 1
     workers: int = 0
+    in_memory: Literal["auto", "yes", "no"] = "auto"
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         if self.preset not in self.PRESETS:
-            raise ValueError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
-        for name in ("epochs", "batch_size", "devices", "nodes", "probes"):
+            raise UserError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
+        for name in ("epochs", "batch_size", "devices", "nodes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
-        at_least_0 = ("train_networks", "max_edges", "patience", "minutes", "noise", "workers")
-        for name in (*at_least_0, "weight_decay", "fourier_features"):
+        at_least_0 = (
+            "split_seed",
+            "train_networks",
+            "max_edges",
+            "patience",
+            "minutes",
+            "noise",
+            "workers",
+        )
+        for name in (*at_least_0, "weight_decay", "fourier_features", "probes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
         for name in ("channels", "head"):
@@ -139,6 +159,8 @@ class TrainOptions:
                 check_part(name, getattr(self, name))
         if self.learning_rate is not None:
             check_above("learning_rate", self.learning_rate, 0)
+        if self.split is not None:
+            check_shares(self.split)
         self._check_batches()
         self._check_parts()
 
@@ -146,12 +168,12 @@ class TrainOptions:
         processes = self.devices * self.nodes
         if self.max_edges:
             if self._is_chosen("batch_size"):
-                raise ValueError(
+                raise UserError(
                     f"Expected --batch-size or --max-edges, not both (got {self.batch_size} and "
                     f"{self.max_edges})"
                 )
         elif self.batch_size is not None and self.batch_size < processes:
-            raise ValueError(
+            raise UserError(
                 f"Expected --batch-size of at least one network for each of {processes} devices "
                 f"(got {self.batch_size})"
             )
@@ -161,7 +183,7 @@ class TrainOptions:
         read = self.parts()
         for name in ("channels", "head", "head_dropout", "fourier_features", "probes"):
             if name not in read and self._is_chosen(name):
-                raise ValueError(
+                raise UserError(
                     f"Expected no {flag(name)} with --model {self.model}, which has no such part "
                     f"(got {getattr(self, name)})"
                 )
@@ -209,7 +231,7 @@ def from_plain(kind: type[Options], values: Mapping[str, Any]) -> Options:
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ValueError(f"Expected options of {kind.__name__} (got {unknown})")
+        raise UserError(f"Expected options of {kind.__name__} (got {unknown})")
     ready: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     for name in ("zoo", "out"):
         ready[name] = Path(ready[name])

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,29 @@ from torch import nn
 
 import nfn_graph
 from nfn_graph import NetworkSpec
+from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.graph import spec_to_json
+from nfn_graph.converters.store.dataset import choose
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.build import count_parameters
 from nfn_graph.tasks.training.batches import RunBatches, eval_loader
 from nfn_graph.tasks.training.checkpoint import load_model as load_model
 from nfn_graph.tasks.training.checkpoint import model_state, read_run_checkpoint
-from nfn_graph.tasks.training.data import load_data, load_graphs, open_for
+from nfn_graph.tasks.training.data import (
+    PreparedGraphs,
+    TaskData,
+    fitted,
+    load_data,
+    open_for,
+    split_zoo,
+)
 from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.history import History, Stopwatch
 from nfn_graph.tasks.training.module import TaskModule
 from nfn_graph.tasks.training.options import to_plain
 from nfn_graph.tasks.training.saving import AtomicCheckpointIO
 from nfn_graph.tasks.training.stopping import Patience
-from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task, TaskData
-from nfn_graph.tasks.zoo.folder import ZooFolder
+from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
 from nfn_graph.tasks.zoo.options import Split
 from nfn_graph.tasks.zoo.seeds import seed_of
 
@@ -58,7 +67,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     data = load_data(task)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
-    model, spec, sizes = task.fitted(data)
+    model, spec, sizes = fitted(task, data)
     folder.begin(_config(task, data, spec, sizes))
     if folder.is_finished:
         return folder.read("metrics.json")
@@ -119,8 +128,8 @@ def _test(task: Task[Options], model: nn.Module, data: TaskData, folder: RunFold
     for split in ("test", "validation"):
         predictions = predict(task, model, data.graphs[split])
         metrics[split] = _measured(task, predictions, data.facts)
-        rows += _rows(task, split, data.zoos[split], predictions)
-        task.draw(folder.figures, split, predictions, data.zoos[split])
+        rows += _rows(split, data.zoos[split], task.written(predictions, data.facts))
+        task.draw(folder.figures, split, predictions, data.zoos[split], data.facts)
         task.show(folder.figures, split, model, data.graphs[split])
     folder.write_predictions(rows)
     return metrics
@@ -149,13 +158,14 @@ def evaluate(
     name = _evaluation_name(name or Path(os.path.abspath(zoo)).name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
-    conditions = [*where, f"split={split}"] if split else where
-    chosen = open_for(task, Path(zoo), conditions)
+    whole = open_for(task, Path(zoo))
+    part = split_zoo(whole, task.options)[split] if split else whole
+    chosen = task.usable(choose(part, where))
     task.check_facts(chosen, facts)
-    graphs = load_graphs(task, chosen, facts)
+    graphs = PreparedGraphs(task, chosen, facts)
     predictions = predict(task, model, graphs)
     found = _measured(task, predictions, facts)
-    task.draw(folder.figures, name, predictions, chosen)
+    task.draw(folder.figures, name, predictions, chosen, facts)
     task.show(folder.figures, name, model, graphs)
     metrics["evaluations"][name] = found
     folder.write("metrics.json", metrics)
@@ -168,7 +178,7 @@ def _evaluation_name(name: str) -> str:
     """A name that tells an evaluation from the run's own, in files, reports and comparisons."""
     is_plain = name.isprintable() and len(name) <= 100 and not any(c in name for c in "/\\")
     if name in ("test", "validation", "run", "") or not is_plain:
-        raise ValueError(
+        raise UserError(
             f"Expected a --name for this evaluation of at most 100 letters without slashes, and "
             f"none of test, validation and run (got {name!r})"
         )
@@ -176,15 +186,15 @@ def _evaluation_name(name: str) -> str:
 
 
 @torch.no_grad()
-def predict(task: Task[Options], model: nn.Module, graphs: Sequence[Any]) -> Predictions:
+def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Predictions:
     """What the model says about every network."""
-    if not graphs:
-        raise ValueError("Expected at least one network to predict (got none)")
+    if not len(graphs):
+        raise UserError("Expected at least one network to predict (got none)")
     model.eval()
-    device = next(model.parameters()).device
+    like = next(model.parameters())
     found: list[Predictions] = []
     for batch in eval_loader(graphs, task.options):
-        batch = batch.to(device)
+        batch = batch.to(like.device, like.dtype)
         found.append(task.predict(model(batch), batch))
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
@@ -229,7 +239,7 @@ def _trainer(
             log_every_n_steps=1,
         )
     except MisconfigurationException as error:
-        raise ValueError(
+        raise UserError(
             f"Expected --accelerator, --devices and --precision that this machine has (got "
             f"{options.accelerator}, {options.devices} and {options.precision}: {error})"
         ) from error
@@ -241,12 +251,19 @@ def _measured(task: Task[Options], predictions: Predictions, facts: Any) -> Metr
 
 
 def _rows(
-    task: Task[Options], split: str, zoo: ZooFolder, predictions: Predictions
+    split: str, zoo: WeightDataset, columns: Mapping[str, Sequence[Any]]
 ) -> Iterator[dict[str, Any]]:
-    columns = zip(*(predictions[name].tolist() for name in task.columns), strict=True)
-    for row, values in zip(zoo.rows, columns, strict=True):
-        known = dict(zip(task.columns, values, strict=True))
-        yield {"split": split, "network": row["network"], **known}
+    name, names = network_names(zoo)
+    for network, *values in zip(names, *columns.values(), strict=True):
+        yield {"split": split, name: network, **dict(zip(columns, values, strict=True))}
+
+
+def network_names(zoo: WeightDataset) -> tuple[str, list[Any]]:
+    """What tells the networks of a zoo apart: a column of its table, or their positions."""
+    for name in ("network", "file", "path"):
+        if name in zoo.store.table.column_names:
+            return name, zoo.column(name).to_pylist()
+    return "network", list(map(int, zoo.indices()))
 
 
 def _draw_curves(task: Task[Options], folder: RunFolder) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -12,31 +11,14 @@ from torch import Tensor, nn
 from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
+from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.augment import PermuteNeurons, WeightDrop, WeightNoise
-from nfn_graph.tasks.models import fit_inputs, sizes_of
 from nfn_graph.tasks.training.options import TrainOptions
-from nfn_graph.tasks.zoo.folder import ZooFolder
-from nfn_graph.tasks.zoo.store import Row
 
 Options = TypeVar("Options", bound=TrainOptions)
 Metrics = dict[str, Any]
 # For every network of a split: what it is, and what the model says.
 Predictions = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """The networks of a zoo by split, ready for a model.
-
-    Attributes:
-        zoos: The parts of the zoo, row for row the networks.
-        graphs: Their graphs, prepared.
-        facts: What else the task knows about them, such as the names of classes.
-    """
-
-    zoos: Mapping[str, ZooFolder]
-    graphs: Mapping[str, Sequence[WeightGraph]]
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(ABC, Generic[Options]):
@@ -50,8 +32,8 @@ class Task(ABC, Generic[Options]):
     """
 
     name: ClassVar[str]
-    # The kind of zoo that it needs.
-    kind: ClassVar[str]
+    # The kind of zoo that it needs; None for any store.
+    kind: ClassVar[str | None] = None
     # The validation metric by which the best epoch is chosen, and which of its values is best.
     monitor: ClassVar[str]
     best: ClassVar[Literal["max", "min"]] = "max"
@@ -94,7 +76,18 @@ class Task(ABC, Generic[Options]):
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
         """The metrics of a split."""
 
-    def draw(self, folder: Path, name: str, predictions: Predictions, zoo: ZooFolder) -> None:
+    def written(self, predictions: Predictions, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """What is written of every network: those of `columns` that are known, as plain values."""
+        return {name: predictions[name].tolist() for name in self.columns if name in predictions}
+
+    def draw(
+        self,
+        folder: Path,
+        name: str,
+        predictions: Predictions,
+        zoo: WeightDataset,
+        facts: Mapping[str, Any],
+    ) -> None:
         """Draws figures of the predictions for a split into a folder, if the task has any."""
 
     def show(
@@ -102,12 +95,35 @@ class Task(ABC, Generic[Options]):
     ) -> None:
         """Draws what a trained model does to networks of a split, if the task has such figures."""
 
-    def usable(self, row: Row) -> bool:
-        """Whether a network can be learnt from."""
-        return True
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
+        """The networks that can be learnt from."""
+        return zoo
 
-    def prepare(self, graph: WeightGraph, row: Row, facts: Mapping[str, Any]) -> WeightGraph:
-        """What is done to every graph once: its labels, perhaps a canonical form."""
+    def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
+        """What the task must know about its data, by split: names of classes, scales of labels.
+
+        They are plain values, which are kept with the run.
+        """
+        return {}
+
+    def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
+        """Raises if a trained model cannot be evaluated on a zoo, given what its own was like."""
+
+    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What graphs hold beside their weights, such as labels: a row for every network."""
+        return {}
+
+    def transform(self, facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph] | None:
+        """What is done to every network by itself before it is put into a batch, if anything."""
+        return None
+
+    def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
+        """What is done to networks before a model sees them, such as a canonical form.
+
+        Args:
+            graph: A batch, or a single network of those that are kept in memory.
+            facts: As :meth:`facts` says.
+        """
         return graph
 
     def augment(self, batch: Batch) -> Batch:
@@ -115,19 +131,3 @@ class Task(ABC, Generic[Options]):
         for transform in self.augmentations:
             batch = transform(batch)
         return batch
-
-    def facts(self, zoo: ZooFolder) -> dict[str, Any]:
-        """What the preparation of graphs, metrics and figures must know about a zoo."""
-        return {}
-
-    def check_facts(self, zoo: ZooFolder, facts: Mapping[str, Any]) -> None:
-        """Raises if a trained model cannot be evaluated on a zoo, given what its own was like."""
-
-    def fitted(self, data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
-        """An untrained model that has seen the scale of its inputs, and what it was made for."""
-        everything = [g for graphs in data.graphs.values() for g in graphs]
-        spec = NetworkSpec.union({g.spec for g in everything})
-        sizes = sizes_of(everything)
-        model = self.build(spec, sizes, data.facts)
-        fit_inputs(model, data.graphs["train"])
-        return model, spec, sizes

@@ -3,13 +3,13 @@
 .. code-block:: python
 
     path = build_cnn_zoo(CnnZooOptions(out=Path("zoo"), networks=500, widths=(8, 16, 32)))
-    zoo = open_zoo_folder(path)
+    zoo = open_zoo_folder(path)  # a WeightDataset
     zoo.table            # a pyarrow table, one row per checkpoint
     zoo[0]               # a WeightGraph
 """
 
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
-from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
+from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.inr import build_inr_zoo
 from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_networks, render_zoo
@@ -20,7 +20,6 @@ __all__ = [
     "CnnZooOptions",
     "InrZooOptions",
     "TicketZooOptions",
-    "ZooFolder",
     "build_cnn_zoo",
     "build_inr_zoo",
     "build_ticket_zoo",

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.parameters import Parameters
 
 Activation = Literal["relu", "tanh"]
@@ -50,7 +51,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if any(min(size) < 1 for size in self.maps):
-            raise ValueError(
+            raise UserError(
                 f"Expected images large enough for {len(self.convolutions)} convolutions of "
                 f"3 x 3 with stride 2 (got {self.image[1]} x {self.image[2]} pixels with padding "
                 f"{self.padding}). Use a padding of 1 or fewer layers."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.jobs.engines import run_jobs
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
 
@@ -51,7 +52,7 @@ def build_shards(
     count = math.ceil(len(items) / size)
     shards = [s for s in range(count) if s % parts == part]
     if not shards:
-        raise ValueError(
+        raise UserError(
             f"Expected --shard to name at most {count} parts, as many as the zoo has shards (got "
             f"'{options.shard}'). Choose a smaller --shard-size."
         )
@@ -121,7 +122,7 @@ def device_of(options: BuildOptions) -> torch.device:
         "mps": torch.backends.mps.is_available(),
     }
     if not there[options.device]:
-        raise ValueError(f"Expected --device to be available (got '{options.device}'). Use cpu.")
+        raise UserError(f"Expected --device to be available (got '{options.device}'). Use cpu.")
     return torch.device(options.device)
 
 

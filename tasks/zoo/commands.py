@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 from nfn_graph.tasks.zoo.info import accuracy_line, as_json, as_text, zoo_facts
@@ -105,7 +106,7 @@ def _render(options: RenderOptions) -> int:
     if options.split is not None:
         found = found.where(split=options.split)
         if not len(found):
-            raise ValueError(
+            raise UserError(
                 f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
             )
     print(render_zoo(found, options.output, count=options.count, zoom=options.zoom))

@@ -1,24 +1,16 @@
-"""A zoo as its users see it: a table, and a graph for every row."""
+"""Opening zoos: stores whose description and table say what tasks ask of them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.state_dict import to_state_dict
 from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import FILE
-from nfn_graph.tasks.zoo.store import Row
+from nfn_graph.messages import UserError
 
 _NUMBER = (int, float)
 # What tasks read of zoos, by kind: options and facts in store.json, columns of the table.
@@ -42,20 +34,31 @@ _MAX_PIXELS = 2**28
 _EVERY_COLUMN = {"network": "integer", "split": "string", "group": "string"}
 
 
-def open_zoo_folder(path: str | Path) -> ZooFolder:
-    """The zoo in a folder; shards that are not built yet are left out."""
-    zoo = ZooFolder(path)
+def open_zoo_folder(path: str | Path) -> WeightDataset:
+    """The zoo that `nfn-graph zoo` built in a folder; shards that are not built yet are left out.
+
+    The attribute `rows` has what is known of its networks. A zoo of winning tickets has the mask
+    as a second channel of every graph.
+    """
+    zoo = open_networks(path)
     if "kind" not in zoo.description:
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo (got '{path}', a store of converted files). See it with: nfn-graph "
             f"store {path}; build a zoo with: nfn-graph zoo"
         )
-    _check_description(zoo)
-    _check_columns(zoo)
     return zoo
 
 
-def _check_description(zoo: ZooFolder) -> None:
+def open_networks(path: str | Path) -> WeightDataset:
+    """The networks of any store; one that says that it is a zoo must be a whole one."""
+    found = WeightDataset(path)
+    if "kind" in found.description:
+        _check_description(found)
+        _check_columns(found)
+    return found
+
+
+def _check_description(zoo: WeightDataset) -> None:
     """Raises unless the description says what tasks ask of it."""
     about, where = zoo.description, zoo.folder / FILE
     kind, options = about["kind"], about.get("options")
@@ -76,7 +79,7 @@ def _check_description(zoo: ZooFolder) -> None:
         raise _missing(f"'image_shape' of the zoo in '{where}'", shape)
 
 
-def _check_columns(zoo: ZooFolder) -> None:
+def _check_columns(zoo: WeightDataset) -> None:
     table = zoo.store.table
     for name, type_ in {**_EVERY_COLUMN, **_COLUMNS[zoo.description["kind"]]}.items():
         what = f"the column '{name}' in the table of the zoo '{zoo.folder}'"
@@ -95,49 +98,3 @@ def _missing(what: str, got: object) -> ConversionError:
     return ConversionError(
         f"Expected {what} (got {got!r}). The zoo is damaged, or of another version: build it again."
     )
-
-
-class ZooFolder(WeightDataset):
-    """The networks of a zoo, in the order of its table.
-
-    `zoo[i]` is a graph with its row as the attribute `row`; of a zoo of winning tickets, with
-    the mask as a second channel.
-    """
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The rows of the table as dicts."""
-        return [self.store.rows[i] for i in self.indices()]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A checksum of all that decides the networks: two zoos of the same images differ in it."""
-        about = {**self.description, "options": {**self.description["options"], "data": None}}
-        return hashlib.blake2b(
-            json.dumps(about, sort_keys=True).encode(), digest_size=16
-        ).hexdigest()
-
-    def get(self, idx: int) -> WeightGraph:
-        """The graph at a position of the store's table."""
-        graph = super().get(idx)
-        graph.row = self.store.rows[idx]
-        return graph
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Several graphs, with their rows."""
-        return [self[i] for i in indices]
-
-    def index_select(self, idx: Any) -> ZooFolder:
-        """Some of the networks, as a zoo."""
-        part = super().index_select(idx)
-        part.__dict__.pop("rows", None)
-        return part
-
-    def state_dict(self, index: int) -> dict[str, Tensor]:
-        """The checkpoint of one network."""
-        return to_state_dict(self.store.graph(self.indices()[index]))
-
-    def masks(self, index: int) -> dict[str, Tensor]:
-        """Of a zoo of winning tickets, where each parameter of a network is kept."""
-        graph = self.store.graph(self.indices()[index])
-        return to_state_dict(graph, "mask") if "mask" in graph.layout.channels else {}

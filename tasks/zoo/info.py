@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters import open_zoo
+from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.store.description import is_store
-from nfn_graph.tasks.zoo.folder import ZooFolder, open_zoo_folder
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.zoo.folder import open_networks
 
 Facts = dict[str, Any]
 
@@ -25,7 +26,7 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
     """
     if is_store(path):
         if split_file is not None:
-            raise ValueError(
+            raise UserError(
                 f"Expected no --split-file for '{path}', whose table has its splits (got "
                 f"'{split_file}')"
             )
@@ -38,11 +39,11 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
         "networks": len(zoo),
         "splits": {name: len(indices) for name, indices in zoo.splits.items()},
         "split rule": rule,
-        **_first(zoo[0]),
+        **_first(zoo[0], zoo.row(0)),
     }
 
 
-def accuracy_line(zoo: ZooFolder) -> str:
+def accuracy_line(zoo: WeightDataset) -> str:
     """How many classifiers a zoo holds, and how good they are."""
     found = sorted(row["test_accuracy"] for row in zoo.rows)
     return (
@@ -52,24 +53,24 @@ def accuracy_line(zoo: ZooFolder) -> str:
 
 
 def _own_facts(path: Path) -> Facts:
-    zoo = open_zoo_folder(path)
+    zoo = open_networks(path)
     about = dict(zoo.description)
-    options = about.pop("options")
+    options = about.pop("options", {})
     return {
         "layout": "nfn-graph",
         **about,
         "options": {name: value for name, value in options.items() if value is not None},
         "networks": len(zoo),
         "splits": dict(Counter(row["split"] for row in zoo.rows if "split" in row)),
-        **_first(zoo[0]),
+        **_first(zoo[0], zoo[:1].rows[0]),
     }
 
 
-def _first(graph: WeightGraph) -> Facts:
+def _first(graph: WeightGraph, row: Facts) -> Facts:
     tensors = {key: p.shape for p in graph.layout.placements for key in p.keys}
     return {
-        "columns": list(graph.row),
-        "first network": graph.row,
+        "columns": list(row),
+        "first network": row,
         "tensors": {key: list(shape) for key, shape in tensors.items()},
         "types": str(graph.spec),
     }

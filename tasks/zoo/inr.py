@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
 from nfn_graph.tasks.zoo.build import (
     BuiltNetwork,
@@ -185,7 +186,7 @@ def _entries(fit: InrFit, source: Images | Clouds, points: int) -> int:
 def _drawn(index: Tensor, count: int, options: InrZooOptions, option: str, name: str) -> list[int]:
     """The first `count` images in an order that the seed decides; all of them for 0."""
     if count > len(index):
-        raise ValueError(
+        raise UserError(
             f"Expected at most {len(index)} for --{option}, as many as '{name}' has (got {count})"
         )
     order = torch.randperm(len(index), generator=generator_of(options.seed, option))

@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from nfn_graph.converters.jobs.engines import Engine
 from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     check_above,
     check_at_least,
@@ -136,11 +137,11 @@ class CnnZooOptions(BuildOptions):
         check_at_least("batch_size", self.batch_size, 1)
         for name in ("activations", "inits", "optimisers", "train_fractions", "checkpoints"):
             if not getattr(self, name):
-                raise ValueError(f"Expected at least one value of {flag(name)} (got none)")
+                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
         check_several("widths", self.widths, 1)
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
         if self.arch == "mlp" and self.padding != "auto":
-            raise ValueError(f"Expected no --padding with --arch mlp (got {self.padding})")
+            raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
         for name in ("init_scale", "learning_rate", "l2", "epochs"):
             check_interval(name, getattr(self, name), above=0)
         check_interval("dropout", self.dropout)
@@ -204,4 +205,4 @@ class InrZooOptions(BuildOptions):
         for name in ("w0", "learning_rate"):
             check_above(name, getattr(self, name), 0)
         if self.kind == "image" and self.samples != InrZooOptions.samples:
-            raise ValueError(f"Expected no --samples with --kind image (got {self.samples})")
+            raise UserError(f"Expected no --samples with --kind image (got {self.samples})")

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.optional import require
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.zoo.folder import ZooFolder
 from nfn_graph.tasks.zoo.parameters import stack
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
 
@@ -22,7 +23,7 @@ _GAP = 2
 
 @torch.no_grad()
 def render_networks(
-    zoo: ZooFolder, indices: Sequence[int], size: tuple[int, int] | None = None
+    zoo: WeightDataset, indices: Sequence[int], size: tuple[int, int] | None = None
 ) -> Tensor:
     """The pictures `[networks, channels, height, width]` that networks of an INR zoo hold.
 
@@ -34,7 +35,7 @@ def render_networks(
     """
     kind = zoo.description["kind"]
     if kind != "inr":
-        raise ValueError(f"Expected a zoo of INRs (got '{zoo.folder}', a zoo of kind '{kind}')")
+        raise UserError(f"Expected a zoo of INRs (got '{zoo.folder}', a zoo of kind '{kind}')")
     is_image = zoo.description["signal"] == "image"
     pictures = []
     for i in indices:
@@ -60,7 +61,7 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
     pillow = require("PIL.Image", "to draw pictures", "tasks")
     count, channels, height, width = pictures.shape
     if channels not in (1, 3):
-        raise ValueError(f"Expected pictures of one or three channels (got {channels})")
+        raise UserError(f"Expected pictures of one or three channels (got {channels})")
     columns = columns or math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     shown = (pictures.detach().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
@@ -76,7 +77,7 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
         image.save(temporary, format="PNG")
 
 
-def render_zoo(zoo: ZooFolder, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
+def render_zoo(zoo: WeightDataset, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
     """Draws the first networks of a zoo as one PNG."""
     check_at_least("count", count, 1)
     check_at_least("zoom", zoom, 1)

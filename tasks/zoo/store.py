@@ -15,6 +15,7 @@ from nfn_graph.converters.state_dict import from_state_dict
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing
 from nfn_graph.converters.store.writer import StoreWriter
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.computation import computation_of
 
 Row = dict[str, Any]
@@ -100,14 +101,14 @@ def _check_same(folder: Path, description: Mapping[str, Any]) -> None:
     """Raises if a zoo was begun differently; where its data lie does not matter."""
     found = read_description(folder)
     if "options" not in found:
-        raise ValueError(
+        raise UserError(
             f"Expected a zoo in '{folder}' (got a store of converted files). Choose another folder."
         )
     found = {k: v for k, v in found.items() if k not in ("format", "version")}
     for before, after in ((found, description), (found["options"], description["options"])):
         for name in {**before, **after}:
             if name not in ("options", "data") and before.get(name) != after.get(name):
-                raise ValueError(
+                raise UserError(
                     f"Expected what the zoo in '{folder}' was begun with: "
                     f"{name.replace('_', '-')} = {before.get(name)} (got {after.get(name)}). "
                     f"Choose another folder, or delete that one."

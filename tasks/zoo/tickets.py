@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import masks_from_scores
 from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.zoo.architecture import Architecture
@@ -40,7 +41,7 @@ def build_ticket_zoo(
 ) -> Path:
     """Trains and prunes the networks of a zoo, or those that are missing of it.
 
-    The checkpoints of the zoo are the initial weights; `zoo.masks(i)` are the masks.
+    The checkpoints of the zoo are the initial weights; `zoo.state_dict(i, "mask")` are the masks.
 
     Args:
         options: What to build, and where.
@@ -123,7 +124,7 @@ def ticket_architecture(options: TicketZooOptions, images: Images, width: int) -
     found = Architecture(images.shape, (width,) * 3, (width,), classes, 1, "flatten")
     positions = math.prod(found.maps[-1])
     if positions > MOST_POSITIONS:
-        raise ValueError(
+        raise UserError(
             f"Expected images of at most 32 x 32 pixels for --arch cnn, whose dense layer reads "
             f"at most {MOST_POSITIONS} positions (got {positions} positions of "
             f"'{images.name}')"

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.architecture import forward, initialise
 from nfn_graph.tasks.zoo.metrics import Metrics, TrainingData, measure
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser
@@ -192,9 +193,9 @@ class _State:
 
 def _check_alike(runs: Sequence[ClassifierRun]) -> None:
     if not runs:
-        raise ValueError("Expected at least one network to train (got none)")
+        raise UserError("Expected at least one network to train (got none)")
     kinds = {(run.architecture, run.activation) for run in runs}
     if len(kinds) > 1:
-        raise ValueError(
+        raise UserError(
             f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
         )

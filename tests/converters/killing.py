@@ -33,11 +33,11 @@ def write_files(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def start(folder: Path, out: Path, shard_size: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, out: Path, shard_size: int, *options: str) -> subprocess.Popen[bytes]:
     """A conversion with two processes, in a group of its own."""
     command = ["convert", str(folder), "--out", str(out), "--shard-size", str(shard_size)]
     return subprocess.Popen(
-        [sys.executable, "-m", "nfn_graph.cli", *command, "--workers", "2"],
+        [sys.executable, "-m", "nfn_graph.cli", *command, *options, "--workers", "2"],
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )

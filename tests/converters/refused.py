@@ -40,7 +40,6 @@ def _aliased(module: nn.Module) -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "recurrence": (lambda: S(nn.Linear(3, 4), nn.LSTM(4, 4)), (2, 5, 3), r"1 \(LSTM\).*recurrence"),
     "control flow by values": (
         lambda: One(lambda m, x: m.a(x) if x.sum() > 0 else x, a=nn.Linear(3, 3)),
         (2, 3),

@@ -92,7 +92,7 @@ def test_errors_are_one_line(
     (good,) = write(tmp_path / "good.pt")
     (tmp_path / "bad.pt").write_bytes(b"nonsense" * 9)
     bad = [str(tmp_path / "bad.pt"), str(tmp_path / "missing.pt")]
-    assert cli.main(["inspect", bad[0], str(good), bad[1]]) == 2
+    assert cli.main(["inspect", bad[0], str(good), bad[1]]) == 1
     captured = capsys.readouterr()
     assert str(good) in captured.out
     lines = captured.err.splitlines()
@@ -175,7 +175,7 @@ def test_wrong_arguments_give_one_line_and_code_2(
     (line,) = captured.err.splitlines()
     assert line.startswith("nfn-graph: ")
     assert line.isprintable()
-    assert "mistake in nfn-graph" not in line
+    assert "a bug in nfn-graph" not in line
 
 
 BROKEN = {
@@ -210,7 +210,7 @@ def test_code_of_an_arch_that_fails_is_named(
         assert f"broken_{name}:make" in line
         assert f"broken_{name}.py:" in line or name == "needs"
     arguments = ["convert", "x.pt", "--out", "out", "--arch", f"broken_{name}:make"]
-    assert cli.main(arguments) == 1
+    assert cli.main(arguments) == 2
     assert "0 converted, 0 skipped, 1 failed" in capsys.readouterr().out
 
 
@@ -234,16 +234,22 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_our_own_mistakes_are_one_line_too(
+def test_bugs_show_where_they_are_and_ask_to_be_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (path,) = write(tmp_path / "x.pt")
-    monkeypatch.setattr("nfn_graph.converters.commands.summary", lambda graph: [][1])
-    assert cli.main(["inspect", str(path)]) == 2
-    assert "IndexError" in capsys.readouterr().err.splitlines()[0]
-    monkeypatch.setenv("NFN_GRAPH_TRACEBACK", "1")
-    with pytest.raises(IndexError):
-        cli.main(["inspect", str(path)])
+    for kind, bug in (("KeyError", lambda graph: {}["x"]), ("ValueError", lambda graph: int("x"))):
+        monkeypatch.setattr("nfn_graph.converters.commands.summary", bug)
+        monkeypatch.setattr("nfn_graph.converters.store.commands.WeightDataset", bug)
+        for arguments, code in (
+            (["inspect", str(path)], 2),
+            (["export", str(tmp_path), "--out", str(tmp_path / "x")], cli.BUG),
+        ):
+            assert cli.main(arguments) == code
+            lines = capsys.readouterr().err.splitlines()
+            assert lines[0] == "Traceback (most recent call last):"
+            assert f"This looks like a bug in nfn-graph: {kind} " in lines[-1]
+            assert lines[-1].endswith("Please report it with the traceback above.")
 
 
 def test_the_input_shape_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,7 +263,7 @@ def test_the_input_shape_decides(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert next(row["neurons"] for row in rows if "input" in row["type"]) == int(channels)
     out = tmp_path / "out"
     arguments = ["convert", str(tmp_path / "x.pt"), "--out", str(out)]
-    assert cli.main(arguments) == 1
+    assert cli.main(arguments) == 2
     assert cli.main([*arguments, "--input-shape", "1", "1", "9", "9"]) == 0
 
 

@@ -49,7 +49,7 @@ def test_the_graph_of_another_file_is_not_replaced(
     first, second, out = tmp_path / "A" / "model.pt", tmp_path / "B" / "model.pt", tmp_path / "out"
     weights, others = write(first), write(second)
     assert cli.main(["convert", str(first), "--out", str(out), "--workers", "2"]) == 0
-    assert cli.main(["convert", str(second), "--out", str(out), "--workers", "2"]) == 1
+    assert cli.main(["convert", str(second), "--out", str(out), "--workers", "2"]) == 2
     assert names(out) == ["model.pt"] and is_of(out, "model.pt", weights)
     assert str(first) in report(out)["failed"][str(second)]
     assert "--overwrite" in capsys.readouterr().err
@@ -173,11 +173,11 @@ def test_a_file_that_became_unreadable_keeps_its_graph(damage: str, tmp_path: Pa
     path.unlink()
     if damage == "damaged":
         path.write_bytes(b"nonsense" * 9)
-    assert cli.main(["convert", str(path), "--out", str(out)]) == 1
+    assert cli.main(["convert", str(path), "--out", str(out)]) == 2
     assert is_of(out, "model.pt", weights)
     reason = report(out)["failed"][str(path)]
     assert "'model.pt'" in reason and "earlier" in reason
     # A file that never had one is only refused.
     (tmp_path / "other.pt").write_bytes(b"nonsense" * 9)
-    assert cli.main(["convert", str(tmp_path / "other.pt"), "--out", str(out)]) == 1
+    assert cli.main(["convert", str(tmp_path / "other.pt"), "--out", str(out)]) == 2
     assert "earlier" not in report(out)["failed"][str(tmp_path / "other.pt")]

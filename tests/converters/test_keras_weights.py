@@ -69,18 +69,6 @@ REFUSED: dict[str, tuple[Layers, str]] = {
         {"pi": dense(nn.Linear(4, 4)), "vf": dense(nn.Linear(4, 4))},
         "'pi.weight' and 'vf.weight', which are named as parallel branches",
     ),
-    "recurrence": (
-        {
-            "a": dense(nn.Linear(3, 4)),
-            "lstm_1": {
-                "lstm_cell/kernel": torch.randn(4, 16),
-                "lstm_cell/recurrent_kernel": torch.randn(4, 16),
-                "lstm_cell/bias": torch.randn(16),
-            },
-            "b": dense(nn.Linear(4, 2)),
-        },
-        "'lstm_1'.*a recurrence over time",
-    ),
     "named gru": (
         {"my_gru": {"kernel": torch.randn(4, 12), "bias": torch.randn(2, 12)}},
         "'my_gru'.*a recurrence over time",

@@ -1,133 +1,170 @@
-"""Every tensor is in the graph or listed as left out; what the outputs depend on is in it."""
+"""Tensors that are left out of a graph on purpose."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
-import torch.nn.functional as F
 from architectures import One
-from permuting import assert_symmetric, only_export
-from torch import nn
+from torch import Tensor, nn
 
-from nfn_graph import WeightGraph, cli
-from nfn_graph.converters import ConversionError, from_module, summary, to_state_dict
+from nfn_graph import Batch, symmetry
+from nfn_graph.cli import main
+from nfn_graph.converters import (
+    ConversionError,
+    from_module,
+    from_state_dict,
+    load,
+    save,
+    summary,
+    to_state_dict,
+)
+from nfn_graph.converters.store import WeightDataset
 
-Run = Callable[..., Any]
 
-
-def policy(run: Run, value: float = 0.0, shape: tuple[int, ...] = (2,)) -> nn.Module:
-    """Two layers and a parameter beside them, the same weights every time."""
-    torch.manual_seed(0)
+def language_model() -> nn.Module:
+    """Words, two layers with an addition around them, and words again."""
     return One(
-        run,
-        a=nn.Linear(3, 8), b=nn.Linear(8, 2), free=nn.Parameter(torch.full(shape, value)),
-    )  # fmt: skip
+        lambda m, x: m.head(m.norm((h := m.embed(x)) + m.down(m.up(h).relu()))),
+        embed=nn.Embedding(11, 4), up=nn.Linear(4, 6), down=nn.Linear(6, 4), norm=nn.LayerNorm(4),
+        head=nn.Linear(4, 11),
+    ).double()  # fmt: skip
 
 
-def features(graph: WeightGraph) -> list[torch.Tensor]:
-    """All that a model would read."""
-    return [graph[n.name].x for n in graph.spec.neurons] + [
-        graph[w.key].edge_attr for w in graph.spec.weights
+WORDS = torch.tensor([[1, 5, 7], [0, 10, 2]])
+WITHOUT_WORDS: dict[str, Any] = {"exclude": ["embed.*", "head.*"]}
+
+
+def assert_back(found: dict[str, Any], expected: dict[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
+def test_the_rest_of_the_network_keeps_its_layers() -> None:
+    module = language_model()
+    graph = from_module(module, WORDS, **WITHOUT_WORDS)
+    assert [(n.name, n.size, n.taps) for n in graph.spec.neurons] == [
+        ("hidden1", None, 3),
+        ("hidden2", None, 1),
     ]
+    assert len(graph.spec.weights) == 2
+    assert_back(to_state_dict(graph), module.state_dict())
+    assert torch.equal(graph["hidden1"].x[:, 0, 0], module.state_dict()["down.bias"])
 
 
-def head(m: nn.Module, x: Any) -> Any:
-    """The action of a policy."""
-    return m.b(m.a(x).tanh())
+def test_what_is_left_out_is_permuted_with_the_rest() -> None:
+    """Otherwise a permuted graph would come back as another network."""
+    torch.manual_seed(0)
+    module = language_model()
+    expected = module(WORDS).detach()
+    graph = from_module(module, WORDS, **WITHOUT_WORDS)
+    before = module.state_dict()["embed.weight"].clone()
+    moved = symmetry.sample(graph, "hnp").apply(graph)
+    found = to_state_dict(moved)
+    assert not torch.equal(found["embed.weight"], before)
+    module.load_state_dict(found)
+    assert (module(WORDS) - expected).abs().max() < 1e-9
+    # Without it, as when only the values inside of the graph moved.
+    module.load_state_dict({**found, "embed.weight": before})
+    assert (module(WORDS) - expected).abs().max() > 1e-3
 
 
-USED: dict[str, tuple[Run, tuple[int, ...], str]] = {
-    "one deviation per output": (
-        lambda m, x: (head(m, x), m.free.exp().expand(x.shape[0], 2)), (2,), "output"
-    ),
-    "before the outputs": (lambda m, x: (m.free, head(m, x)), (1, 2), "output"),
-    "one number": (lambda m, x: {"y": head(m, x), "t": m.free.exp()}, (), "scalars"),
-    "one number with an axis": (lambda m, x: [head(m, x), m.free], (1,), "scalars"),
-    "two outputs of one size": (
-        lambda m, x: (head(m, x), m.a(x)[:, :2], m.free), (2,), "scalars"
-    ),
-    "as many as no output": (lambda m, x: (head(m, x), m.free), (5,), "scalars"),
-    "a table": (lambda m, x: (head(m, x), m.free), (2, 3), "scalars"),
-    "a sum of its entries": (lambda m, x: (head(m, x), m.free.sum()), (5,), "scalars"),
-    "a sum as an argument": (
-        lambda m, x: m.b(F.normalize(m.a(x), eps=m.free.sum())), (5,), "scalars"
-    ),
-    "an argument of an operation": (
-        lambda m, x: m.b(F.normalize(m.a(x), eps=m.free)), (), "scalars"
-    ),
-}  # fmt: skip
+def test_in_batches_every_network_has_its_own() -> None:
+    torch.manual_seed(0)
+    modules = [language_model() for _ in range(3)]
+    graphs = [from_module(module, WORDS, **WITHOUT_WORDS) for module in modules]
+    batch = Batch.from_data_list(graphs)
+    moved = symmetry.sample(batch, "hnp").apply(batch)
+    for i, module in enumerate(modules):
+        expected = module(WORDS).detach()
+        module.load_state_dict(to_state_dict(moved[i]))
+        assert (module(WORDS) - expected).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize(("run", "shape", "place"), USED.values(), ids=USED.keys())
-@pytest.mark.parametrize("exported", [False, True])
-def test_a_parameter_that_outputs_depend_on_is_in_the_graph(
-    run: Run, shape: tuple[int, ...], place: str, exported: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, x = policy(run, shape=shape), torch.randn(4, 3)
-    if exported:
-        only_export(monkeypatch)
-    graph = from_module(module, x, verify=True)
-    assert next(p.store for p in graph.layout.placements if "free" in p.keys) == place
-    other = from_module(policy(run, -3.0, shape), x)
-    assert any(not torch.equal(a, b) for a, b in zip(features(graph), features(other), strict=True))
-    assert all(torch.equal(t, module.state_dict()[k]) for k, t in to_state_dict(graph).items())
-    assert_symmetric(from_module(module.double(), x.double()), module, (x.double(),))
+def test_only_is_the_reverse() -> None:
+    module = language_model()
+    graph = from_module(module, WORDS, only=["up.*", "down.*", "norm.*"])
+    assert graph.spec == from_module(module, WORDS, **WITHOUT_WORDS).spec
+    both = from_module(module, WORDS, only=["*p.*", "down.weight"], exclude=["*bias"])
+    assert sorted(both.layout.placed) == ["down.weight", "up.weight"]
 
 
-def test_the_place_of_a_maximum_of_a_free_parameter_has_it_in_the_graph() -> None:
-    module = policy(lambda m, x: (head(m, x), m.free.argmax()), shape=(5,))
-    assert "free" in from_module(module, torch.randn(4, 3), verify=True).layout.placed
+def test_summaries_list_them() -> None:
+    table = summary(from_module(language_model(), WORDS, **WITHOUT_WORDS))
+    assert set(table.left_out) == {"embed.weight", "head.weight", "head.bias"}
+    assert set(table.left_out.values()) == {"on purpose"}
+    assert "Left out, on purpose: embed.weight, head.weight, head.bias" in str(table)
 
 
-def test_a_tensor_that_an_operation_takes_in_unseen_is_refused() -> None:
-    module = policy(lambda m, x: m.b(F.normalize(m.a(x), eps=m.free)), shape=(8,))
-    with pytest.raises(ConversionError, match=r"normalize.*got 'free' \[8\] as one of its arg"):
-        from_module(module)
+def test_such_a_graph_does_not_run() -> None:
+    graph = from_module(language_model(), WORDS, **WITHOUT_WORDS)
+    with pytest.raises(ValueError, match=r"'embed.weight' was left out"):
+        graph.run(WORDS)
 
 
-def test_verify_fails_where_an_output_depends_on_what_is_left_out() -> None:
-    module = policy(lambda m, x: head(m, x) * m._parameters["free"].data.exp(), shape=())
-    x = torch.randn(4, 3)
-    assert "free" in from_module(module, x).layout.carried
-    with pytest.raises(ConversionError, match=r"all parameters.*without 'free'"):
-        from_module(module, x, verify=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exclude": ["embedding.*"]}, r"exclude that match a key \(got 'embedding\.\*'"),
+        ({"only": ["nothing"]}, r"only that match a key"),
+        ({"exclude": ["*weight"]}, r"leave a weight between two layers"),
+    ],
+)
+def test_patterns_that_cannot_be_meant_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        from_module(language_model(), WORDS, **options)
 
 
-def test_what_is_left_out_is_listed_with_the_reason() -> None:
-    def run(m: nn.Module, x: Any) -> Any:
-        m.free.exp()
-        return head(m, x * m.mask)
-
-    module = policy(run)
-    module.register_buffer("mask", torch.tensor([True, False, True]))
-    graph = from_module(module, torch.randn(4, 3), verify=True)
-    table = summary(graph)
-    assert dict(table.left_out) == {
-        "free": "not a weight of the computation (unused, or a constant whose values it reads)",
-        "mask": "whole numbers (counts, indices or masks)",
-    }
-    assert {*table.left_out, *graph.layout.placed} == set(module.state_dict())
-    assert "Left out, whole numbers (counts, indices or masks): mask" in str(table)
+def test_tied_keys_go_together() -> None:
+    module = language_model()
+    module.head.weight = module.embed.weight  # type: ignore[union-attr]
+    with pytest.raises(ConversionError, match=r"all keys of one tensor.*embed.*head"):
+        from_module(module, WORDS, exclude=["embed.*"])
+    graph = from_module(module, WORDS, **WITHOUT_WORDS)
+    assert_back(to_state_dict(graph), module.state_dict())
+    found = to_state_dict(symmetry.sample(graph, "hnp").apply(graph))
+    assert torch.equal(found["embed.weight"], found["head.weight"])
 
 
-def test_many_tensors_left_out_are_one_line_each_reason() -> None:
-    spare = nn.ModuleList(nn.BatchNorm1d(3) for _ in range(10))
-    table = summary(from_module(One(lambda m, x: m.a(x), a=nn.Linear(3, 2), spare=spare)))
-    assert len(table.left_out) == 50
-    assert [note.rsplit(" and ", 1)[1] for note in table.notes] == ["32 more", "2 more"]
+def test_state_dicts_and_files(tmp_path: Path) -> None:
+    module = checkpoints.mlp()
+    tensors = module.state_dict()
+    expected = from_state_dict(tensors, exclude=["4.*"])
+    assert [n.name for n in expected.spec.neurons] == ["input", "hidden1", "hidden2"]
+    save(from_state_dict(tensors), tmp_path / "a.safetensors")
+    save(from_state_dict(tensors), tmp_path / "b.safetensors", as_graph=True)
+    checkpoints.write_keras(tmp_path / "c.h5", checkpoints.keras_mlp(module))
+    (tmp_path / "d.onnx").write_bytes(checkpoints.onnx_mlp(module).SerializeToString())
+    patterns = {"a.safetensors": "4.*", "b.safetensors": "4.*", "c.h5": "dense_2/*", "d.onnx": "?2"}
+    for name, pattern in patterns.items():
+        graph = load(tmp_path / name, exclude=[pattern])
+        assert graph.spec == expected.spec, name
+        assert_back(to_state_dict(graph), to_state_dict(load(tmp_path / name)))
 
 
-def test_inspect_lists_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    path = str(tmp_path / "x.pt")
-    torch.save(module.state_dict(), path)
-    assert cli.main(["inspect", path]) == 0
-    reason = "whole numbers (counts, indices or masks)"
-    assert f"Left out, {reason}: 1.num_batches_tracked" in capsys.readouterr().out
-    assert cli.main(["inspect", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["left_out"] == {"1.num_batches_tracked": reason}
+def test_graph_files_and_stores_keep_them(tmp_path: Path) -> None:
+    graph = from_module(language_model(), WORDS, **WITHOUT_WORDS)
+    save(graph, tmp_path / "graph.safetensors", as_graph=True)
+    again = load(tmp_path / "graph.safetensors")
+    assert again.layout.aside == graph.layout.aside
+    assert_back(to_state_dict(again), to_state_dict(graph))
+    with pytest.raises(ConversionError, match=r"without some of its tensors already"):
+        load(tmp_path / "graph.safetensors", exclude=["up.*"])
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(checkpoints.mlp().state_dict(), tmp_path / "x.pt")
+    assert main(["inspect", str(tmp_path / "x.pt"), "--exclude", "4.*", "0.bias", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["left_out"]) == ["0.bias", "4.weight", "4.bias"]
+    store = tmp_path / "store"
+    command = ["convert", str(tmp_path / "x.pt"), "--out", str(store), "--only", "0.*", "2.*"]
+    assert main([*command, "--workers", "1"]) == 0
+    graph = WeightDataset(store)[0]
+    assert list(graph.layout.aside) == ["4.weight", "4.bias"]
+    moved = to_state_dict(symmetry.sample(graph, "hnp").apply(graph))
+    assert list(moved) == list(checkpoints.mlp().state_dict())

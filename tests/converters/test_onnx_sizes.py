@@ -216,25 +216,6 @@ def test_an_example_says_what_the_file_leaves_open(tmp_path: Path) -> None:
         load(path, example_input=(torch.zeros(1, 2, 3, 5), 3))
 
 
-def recurrent() -> Case:
-    """A model of an LSTM whose first state is made of sizes, as others export it."""
-    nodes = [
-        node("Shape", "x", "s"),
-        node("Gather", "s zero", "n"),
-        node("Concat", "n size", "t", axis=0),
-        node("Expand", "none t", "e"),
-        node("Unsqueeze", "e zero", "state"),
-        node("Concat", "state state", "states", axis=0),
-        node("LSTM", "x w r b  states states", "h", hidden_size=4),
-        node("MatMul", "h c", "y"),
-    ]
-    tensors = {
-        **weights(w=(2, 16, 3), r=(2, 16, 4), b=(2, 32), c=(4, 2)), "zero": ROW,
-        "size": torch.tensor([4]), "none": torch.tensor(0.0),
-    }  # fmt: skip
-    return nodes, tensors, (5, 2, 3), [5, FREE, 3]
-
-
 def attention() -> Case:
     """A model of an attention with two heads."""
     nodes = [
@@ -250,17 +231,17 @@ def attention() -> Case:
     return nodes, tensors, (2, 3, 4), [FREE, None, 4]
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-def test_the_reason_is_the_recurrence_or_the_attention(is_open: bool, tmp_path: Path) -> None:
-    for case, reason in (
-        (recurrent(), r"node 'LSTM_1' \(LSTM\) of .*x\.onnx'.*recurrence over time"),
-        (attention(), r"\(MatMul\) of .*x\.onnx'.*attention"),
-    ):
-        nodes, tensors, shape, open_shape = case
-        path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape)
-        with pytest.raises(ConversionError, match=reason) as caught:
-            load(path)
-        assert "example_input" not in str(caught.value)
+def test_heads_of_an_attention_are_nested(tmp_path: Path) -> None:
+    nodes, tensors, shape, open_shape = attention()
+    nodes[-1:] = [
+        node("MatMul", "a v2", "b"), node("Transpose", "b", "c", perm=[0, 2, 1, 3]),
+        node("Reshape", "c flat", "d"), node("MatMul", "d o", "y"),
+    ]  # fmt: skip
+    tensors = {**tensors, **weights(o=(4, 3)), "flat": torch.tensor([0, 0, 4])}
+    spec = load(write(tmp_path / "x.onnx", nodes, tensors, shape)).spec
+    assert [n.parents for n in spec.neurons] == [(), (), ("group1",), ("group1",), ()]
+    with pytest.raises(ConversionError, match="example_input"):
+        load(write(tmp_path / "x.onnx", nodes, tensors, open_shape))
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:

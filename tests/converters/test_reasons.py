@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from architectures import One
-from torch import Tensor, nn
+from torch import nn
 
 from nfn_graph.converters import ConversionError, from_module
 from nfn_graph.converters.pytorch.registry import HANDLERS
-
-
-def recurrent(m: nn.Module, x: Any) -> Any:
-    """A state of zeros for every entry of the batch, then an LSTM."""
-    state = torch.zeros(1, len(x), 4)
-    return m.b(m.rnn(x, (state, state))[0][:, -1])
-
-
-def stepwise(m: nn.Module, x: Any) -> Any:
-    """A cell that runs over time."""
-    state = None
-    for time in range(x.shape[1]):
-        state = m.rnn(x[:, time], state)
-    return m.b(state)
-
-
-TIME = "recurrence over time"
-REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]] = {
-    "LSTM": (recurrent, {"rnn": nn.LSTM(3, 4, batch_first=True)}, rf"rnn.*{TIME}"),
-    "GRU cell": (stepwise, {"rnn": nn.GRUCell(3, 4)}, rf"rnn \(GRUCell\).*{TIME}"),
-}
-
-
-@pytest.mark.parametrize("name", REASONS)
-@pytest.mark.parametrize("with_example", [False, True])
-def test_the_reason_is_the_recurrence(name: str, with_example: bool) -> None:
-    run, parts, reason = REASONS[name]
-    module = One(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2), **parts)
-    with pytest.raises(ConversionError, match=reason) as caught:
-        from_module(module, torch.rand(2, 5, 3) if with_example else None)
-    assert "example_input" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_module_that_is_not_called_is_no_reason() -> None:
-    module = One(lambda m, x: m.a(x).cumsum(1), a=nn.Linear(3, 4), rnn=nn.LSTM(3, 4))
-    with pytest.raises(ConversionError, match=r"cumsum.*along the neurons"):
-        from_module(module)
 
 
 def test_a_bug_of_ours_is_not_said_to_be_one_of_the_arguments(

@@ -51,8 +51,11 @@ def test_a_store_that_is_no_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[st
     torch.save(checkpoints.mlp().state_dict(), tmp_path / "x.pt")
     out = tmp_path / "out"
     assert main(["convert", str(tmp_path / "x.pt"), "--out", str(out)]) == 0
-    assert main(["zoo", "info", str(out)]) == 2
+    assert main(["zoo", "render", str(out), "--output", str(tmp_path / "x.png")]) == 2
     assert f"nfn-graph store {out}" in capsys.readouterr().err
+    assert main(["zoo", "info", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["networks"] == 1 and facts["first network"]["file"] == "x.pt"
 
 
 def test_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

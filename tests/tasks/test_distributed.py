@@ -21,7 +21,7 @@ from nfn_graph.tasks.predict_generalization import (
 )
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.training.batches import EpochSampler, RunBatches
-from nfn_graph.tasks.training.data import load_data
+from nfn_graph.tasks.training.data import fitted, load_data
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo
 from nfn_graph.tasks.zoo.seeds import seed_of
 
@@ -104,7 +104,7 @@ def test_gradients_are_those_of_the_union(kind: str, zoo: Path, runs: Path) -> N
             sampler.set_epoch(epoch)
             steps += [first + second for first, second in sampler.steps()]
             assert any(len(first) != len(second) for first, second in sampler.steps())
-    model = task.fitted(data)[0].double()
+    model = fitted(task, data)[0].double()
     recorded = torch.load(runs / kind / "steps.pt", weights_only=True)
     assert len(recorded) == len(steps) >= 4
     for step, found in zip(steps, recorded, strict=True):

@@ -90,8 +90,6 @@ def test_masks_follow_the_neurons(
 ) -> None:
     zoo = open_zoo_folder(request.getfixturevalue(kind))
     graphs = [in_double(zoo[i]) for i in range(3)]
-    for graph in graphs:
-        del graph.row
     batch = Batch.from_data_list(graphs)
     model = TicketAutoencoder(batch.spec, (6, 6), 3, 2, pointwise)
     fit_inputs(model.double().eval(), graphs)
@@ -125,10 +123,8 @@ def test_inputs_are_told_apart(zoo: Path) -> None:
 
 def test_losses_of_parts_add_up(zoo: Path, tmp_path: Path) -> None:
     """With networks of other widths on every device, the sum over devices is that of one."""
-    task, graphs = tickets(zoo, tmp_path), list(open_zoo_folder(zoo))
-    widths = [graph.row["width"] for graph in graphs]
-    for graph in graphs:
-        del graph.row
+    task, found = tickets(zoo, tmp_path), open_zoo_folder(zoo)
+    graphs, widths = list(found), found.column("width").to_pylist()
     parts = [[g for g, w in zip(graphs, widths, strict=True) if w == width] for width in (5, 7)]
     assert all(parts) and sum(map(len, parts)) == len(graphs)
     model = fitted(graphs[0], (4,), 2).double().eval()

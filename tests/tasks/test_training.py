@@ -30,7 +30,7 @@ from nfn_graph.tasks.predict_generalization import (
 )
 from nfn_graph.tasks.training import evaluate, train
 from nfn_graph.tasks.training.batches import EpochSampler
-from nfn_graph.tasks.training.data import filtered
+from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import (
     CnnZooOptions,
     InrZooOptions,
@@ -313,16 +313,22 @@ def test_an_unknown_task(cnn_zoo: Path, tmp_path: Path) -> None:
     train(generalization(cnn_zoo, tmp_path / "run", model="statnn", epochs=1))
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace("predict-generalization", "guess"))
-    with pytest.raises(ValueError, match=r"run of predict-generalization.*got 'guess'"):
+    with pytest.raises(ValueError, match=r"run of regress, .*got 'guess'"):
         evaluate(tmp_path / "run", cnn_zoo)
 
 
 def test_where(cnn_zoo: Path) -> None:
     zoo = open_zoo_folder(cnn_zoo)
-    assert {row["width"] for row in filtered(zoo, ["width=3"]).rows} == {3}
-    assert len(filtered(zoo, ["width=3,4"])) == len(zoo)
-    chosen = filtered(zoo, ["width=3", "depth=2"])
-    assert 0 < len(chosen) < len(filtered(zoo, ["width=3"]))
+    assert {row["width"] for row in zoo.where("width=3").rows} == {3}
+    assert len(zoo.where("width=3,4")) == len(zoo)
+    chosen = zoo.where("width=3", "depth=2")
+    assert 0 < len(chosen) < len(zoo.where("width=3"))
+    assert chosen.rows == zoo.where(width=3, depth=[2]).rows
+    # Values have the type of their column, however they are written.
+    fractions = zoo.column("train_fraction").to_pylist()
+    for text in ("train_fraction=1.0", "train_fraction=1", "train_fraction=1e0"):
+        assert len(zoo.where(text)) == fractions.count(1.0) > 0
+    assert len(zoo.where("is_finite=true")) == len(zoo.where(is_finite=True)) > 0
 
 
 @pytest.mark.parametrize("canonical", [True, False])
@@ -354,7 +360,7 @@ def test_command_line(
         assert main(["evaluate", out, "--zoo", str(wide_zoo)]) == 0
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "compared")]) == 0
-    assert "nfn-hnp" in capsys.readouterr().out
+    assert "nfn-np" in capsys.readouterr().out
     for name in ("compare.html", "compare.png", "compare.csv"):
         assert (tmp_path / "compared" / name).stat().st_size > 100
 
@@ -370,7 +376,9 @@ def test_command_line(
         (["--model", "gine", "--fourier-features", "2"], "no --fourier-features with --model gine"),
         (["--max-edges", "900", "--batch-size", "3"], "--batch-size or --max-edges, not both"),
         (["--learning-rate", "0"], "--learning-rate above 0"),
-        (["--where", "colour=red"], "--where as NAME=VALUE"),
+        (["--where", "colour=red"], "column of the store: .*got 'colour'"),
+        (["--where", "width"], "a condition as NAME=VALUE.*got 'width'"),
+        (["--where", "width=wide"], "values of column 'width', which are int64 .got 'wide'"),
         (["--where", "width=77"], "networks with width=77"),
         (["--where", "split=train"], "networks of split 'validation'"),
         (["--head", "0"], "values of --head of at least 1"),
@@ -401,8 +409,10 @@ def test_a_machine_without_a_gpu(cnn_zoo: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_kind_of_zoo(inr_zoo: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="zoo of kind 'cnn' for predict-generalization"):
+    with pytest.raises(ValueError, match=r"--label to name a column .*got 'test_accuracy'"):
         train(generalization(inr_zoo, tmp_path / "run"))
+    with pytest.raises(ValueError, match="zoo of kind 'tickets' for winning-tickets"):
+        train(WinningTickets(WinningTicketsOptions(inr_zoo, tmp_path / "run", preset="tiny")))
 
 
 def test_evaluate_needs_a_finished_run(tmp_path: Path, cnn_zoo: Path) -> None:

@@ -20,11 +20,11 @@ from zoo_data import tiny_images
 
 from nfn_graph import Batch
 from nfn_graph.cli import main
-from nfn_graph.converters import to_state_dict
+from nfn_graph.converters import WeightDataset, to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
-from nfn_graph.tasks.zoo import CnnZooOptions, ZooFolder, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.architecture import Architecture, build_module
 from nfn_graph.tasks.zoo.store import ZooWriter
 
@@ -38,7 +38,7 @@ def small(out: Path, **options: object) -> CnnZooOptions:
     return replace(chosen, **options)  # type: ignore[arg-type]
 
 
-def same_networks(first: ZooFolder, second: ZooFolder) -> bool:
+def same_networks(first: WeightDataset, second: WeightDataset) -> bool:
     """Whether two zoos hold the same networks to the last bit, wherever they are stored."""
     drop = ("shard", "row")
     rows = [
@@ -91,10 +91,10 @@ def test_graphs(tmp_path: Path) -> None:
     graph = zoo[3]
     for key, value in zoo.state_dict(3).items():
         assert torch.equal(graph.to_tensors()[key], value)
-    assert graph.row["network"] == 3
+    assert zoo.rows[3]["network"] == 3
     batch = Batch.from_data_list(list(zoo))
     assert batch.num_graphs == 10
-    assert batch[3].row == graph.row
+    assert all(torch.equal(batch[3].to_tensors()[k], x) for k, x in zoo.state_dict(3).items())
     part = zoo.where(width=3)
     assert 0 < len(part) < 10 and {row["width"] for row in part.rows} == {3}
     assert torch.equal(part[0].to_tensors()["layers.0.bias"], part.state_dict(0)["layers.0.bias"])

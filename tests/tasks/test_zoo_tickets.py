@@ -77,7 +77,7 @@ def test_pairs_are_one_step_of_pruning(zoo: Path) -> None:
         flat = torch.cat([x.abs().flatten() for x in weights.values()])
         kept = round(0.2 * len(flat))
         limit = flat.sort(descending=True).values[kept - 1]
-        masks = found.masks(i)
+        masks = found.state_dict(i, "mask")
         for key, x in found.state_dict(i).items():
             assert torch.equal(x, fresh[key])
             expected = (weights[key].abs() >= limit) if key in weights else torch.ones_like(x)
@@ -99,7 +99,7 @@ def test_l2_shrinks_what_is_pruned_by(tmp_path: Path) -> None:
     ]
     key = "layers.0.weight"
     assert torch.equal(*(zoo.state_dict(0)[key] for zoo in zoos))
-    assert not torch.equal(*(zoo.masks(0)[key] for zoo in zoos))
+    assert not torch.equal(*(zoo.state_dict(0, "mask")[key] for zoo in zoos))
     with pytest.raises(ValueError, match="--l2 of at least 0"):
         small(tmp_path, l2=-1.0).check()
 
@@ -123,7 +123,10 @@ def test_a_stopped_zoo_goes_on(zoo: Path, tmp_path: Path) -> None:
         assert len(again) == (10 if part == "2/2" else 30)
     first = open_zoo_folder(zoo)
     for i in (0, 29):
-        for a, b in ((first.state_dict(i), again.state_dict(i)), (first.masks(i), again.masks(i))):
+        for a, b in (
+            (first.state_dict(i), again.state_dict(i)),
+            (first.state_dict(i, "mask"), again.state_dict(i, "mask")),
+        ):
             assert all(torch.equal(a[key], b[key]) for key in a)
 
 
