@@ -58,7 +58,7 @@ class TransformerZooOptions(BuildOptions):
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
         networks: How many to train.
         widths: Neurons of the residual stream; one is drawn per network.
-        heads: Attention heads; one is drawn per network, and must divide all widths.
+        heads: Attention heads; one is drawn per network. Every width is a multiple of at least 2.
         depths: Blocks; one is drawn per network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
             is drawn per network.
@@ -97,11 +97,12 @@ class TransformerZooOptions(BuildOptions):
                 raise ValueError(f"Expected at least one value of {flag(name)} (got none)")
         for name in ("widths", "heads", "depths", "expansions"):
             check_several(name, getattr(self, name), 1)
-        odd = [(w, h) for w in self.widths for h in self.heads if w % h]
+        # Heads of one dimension would be neurons of another kind than those of several.
+        odd = [(w, h) for w in self.widths for h in self.heads if w % h or w < 2 * h]
         if odd:
             raise ValueError(
-                f"Expected --heads that divide all --widths (got {odd[0][1]} heads and a width of "
-                f"{odd[0][0]})"
+                f"Expected --heads that divide all --widths, into parts of two or more (got "
+                f"{odd[0][1]} heads and a width of {odd[0][0]})"
             )
         for name in ("init_scale", "learning_rate", "l2", "epochs"):
             check_interval(name, getattr(self, name), above=0)
@@ -157,7 +158,7 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width = shape.width
-        self.heads = shape.heads
+        self.heads, self.scale = shape.heads, math.sqrt(shape.heads / width)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up = nn.Linear(width, width * shape.expansion)
@@ -170,7 +171,7 @@ class Block(nn.Module):
             part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        weights = (q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]))).softmax(-1)
+        weights = (q @ k.transpose(-1, -2) * self.scale).softmax(-1)
         x = x + self.out((weights @ v).transpose(1, 2).flatten(2))
         return x + self.down(F.relu(self.up(self.norm2(x))))
 

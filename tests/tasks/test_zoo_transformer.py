@@ -30,9 +30,8 @@ from nfn_graph.tasks.zoo.transformer import (
     initialise_transformer,
     train_transformers,
 )
-from nfn_graph.transforms import FillBiases
 
-SMALL: dict[str, Any] = {"epochs": (1, 2), "train_fractions": (0.05,), "widths": (4, 8)}
+SMALL: dict[str, Any] = {"epochs": (1, 2), "train_fractions": (0.05,), "widths": (8, 12)}
 
 
 def options(folder: Path, **changes: Any) -> TransformerZooOptions:
@@ -76,9 +75,10 @@ def alone(run: TransformerRun, data: TrainingData) -> nn.Module:
     return network
 
 
-def tensors_of(graph: WeightGraph) -> dict[str, Tensor]:
+def tensors_of(graph: WeightGraph, network: nn.Module) -> dict[str, Tensor]:
     """The tensors of a network, without the zeros that bring all depths together."""
-    return to_state_dict(FillBiases().inverse(graph))
+    found = to_state_dict(graph)
+    return {key: found[key] for key in network.state_dict()}
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,11 @@ def test_graphs_are_those_of_the_networks(zoo: Path) -> None:
     for graph, row in zip(found, found.rows, strict=True):
         shape = Shape(8, 8, 10, *(row[n] for n in ("width", "heads", "depth", "expansion")))
         network = RowTransformer(shape).eval()
-        network.load_state_dict(tensors_of(graph))
+        network.load_state_dict(tensors_of(graph, network))
         expected = network(x)
         assert (graph.run(x) - expected).abs().max() < 1e-4
         moved = symmetry.sample(graph, "hnp").apply(graph)
-        network.load_state_dict(tensors_of(moved))
+        network.load_state_dict(tensors_of(moved, network))
         assert (network(x) - expected).abs().max() < 1e-4
         assert not torch.equal(moved["hidden1"].x, graph["hidden1"].x)
 
@@ -109,7 +109,7 @@ def test_heads_widths_and_depths_share_a_batch(zoo: Path) -> None:
     batch = Batch.from_data_list(list(found))
     assert batch.num_graphs == 12
     deep = next(g for g, row in zip(found, found.rows, strict=True) if row["depth"] == 2)
-    assert batch.spec == deep.spec
+    assert set(batch.spec.neurons) == set(deep.spec.neurons)
 
 
 def test_a_zoo_is_the_same_in_any_shards(zoo: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_zoo_is_the_same_in_any_shards(zoo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": (3,)}, r"--heads that divide all --widths \(got 3 heads and a width of 4\)"),
+        ({"heads": (3,)}, r"--heads that divide all --widths.*\(got 3 heads and a width of 8\)"),
         ({"optimisers": ()}, r"--optimisers"),
         ({"epochs": (0, 1)}, r"epochs"),
     ],
