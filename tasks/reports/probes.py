@@ -90,5 +90,6 @@ def probe_points(path: Path, inputs: Tensor, background: Tensor | None = None) -
             axes.scatter(x, y, s=12, color=COLOURS[1], linewidths=0)
             reach = max(1.05, 1.05 * float(inputs.abs().max()))
             axes.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
+            axes.grid(visible=False)
             axes.set(xlabel=f"coordinate {across + 1}", ylabel=f"coordinate {down + 1}")
         return save_figure(figure, path)
