@@ -70,6 +70,9 @@ COMMANDS = {
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
     ),
+    "predict": Command(
+        "nfn_graph.tasks.commands:predict", "Apply a trained model to checkpoint files: a table."
+    ),
     "compare": Command(
         "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
     ),

@@ -121,8 +121,12 @@ class SupervisedTask(Task[Options]):
         )
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The label."""
-        return {"y": self.targets(zoo, facts)}
+        """The label, and what else the model must know."""
+        return {"y": self.targets(zoo, facts), **self.inputs(zoo, facts)}
+
+    def inputs(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What graphs hold beside their weights and labels, if anything."""
+        return {}
 
     def build(
         self, spec: NetworkSpec, sizes: Mapping[str, int], facts: Mapping[str, Any]

@@ -40,7 +40,8 @@ __all__ = ["apply", "axes", "positions", "products", "recurrence", "weights"]
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of the operation `name`; refuses what would mix neurons unseen."""
-    name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    if "::" not in name:
+        name = name.strip("_") if name.startswith("__") else name.rstrip("_")
     values = values_in([*args, *kwargs.values()])
     try:
         result = _apply(w, name, values, args, kwargs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from torch_geometric.transforms import Compose
 
@@ -42,6 +42,7 @@ class PreparedGraphs(Sequence[WeightGraph]):
         zoo: The networks.
         facts: What the task knows about its data.
         in_memory: Whether to read and prepare all networks now, and to keep them.
+        attributes: What graphs hold beside their weights; if None, what the task says.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class PreparedGraphs(Sequence[WeightGraph]):
         zoo: WeightDataset,
         facts: Mapping[str, Any],
         in_memory: bool = False,
+        attributes: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.task: Task[Any] = task
         self.facts = facts
-        labelled = zoo.with_attributes(**task.attributes(zoo, facts))
+        if attributes is None:
+            attributes = task.attributes(zoo, facts)
         transforms = [*_casts(zoo, task.options), task.transform(facts)]
         kept = [transform for transform in transforms if transform is not None]
+        labelled = zoo.with_attributes(**attributes)
         self.networks = labelled.with_transform(Compose(kept) if kept else None)
         self._kept: list[WeightGraph] | None = None
         if in_memory:
@@ -123,7 +127,10 @@ class PreparedLoader(DataLoader):
         self.graphs = graphs
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return map(self.graphs.ready, super().__iter__())
+        # Workers begin to read with the first batch that is asked for, not before: a run that goes
+        # on is told its epoch, which decides the order, after the iterator is made.
+        for batch in super().__iter__():
+            yield self.graphs.ready(batch)
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,10 @@ def _evaluation_name(name: str) -> str:
 
 
 @torch.no_grad()
-def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Predictions:
-    """What the model says about every network."""
+def predict(
+    task: Task[Options], model: nn.Module, graphs: PreparedGraphs, *, labelled: bool = True
+) -> Predictions:
+    """What the model says about every network; without labels, of tasks that need none."""
     if not len(graphs):
         raise UserError("Expected at least one network to predict (got none)")
     model.eval()
@@ -195,7 +197,8 @@ def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Pr
     found: list[Predictions] = []
     for batch in eval_loader(graphs, task.options):
         batch = batch.to(like.device, like.dtype)
-        found.append(task.predict(model(batch), batch))
+        outputs = model(batch)
+        found.append(task.predict(outputs, batch) if labelled else task.answer(outputs))
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
 
