@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -116,6 +117,15 @@ class SupervisedTask(Task[Options]):
                 f"Expected networks that read images of shape {known}, as the run's own (got "
                 f"'{zoo.folder}' with {found})"
             )
+
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """The inputs that a model runs networks on, once for a run."""
+        from nfn_graph.tasks.reports.probes import draw_probes
+
+        if name == "test":
+            draw_probes(folder / "probes.png", model, graphs)
 
     def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
         """The column to predict: the one that was asked for, or the one that the zoo names.
