@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from nfn_graph import Batch, NetworkSpec
+from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.shards import PLACE
@@ -91,6 +92,15 @@ class SupervisedTask(Task[Options]):
                 f"Expected networks that read images of shape {known}, as the run's own (got "
                 f"'{zoo.folder}' with {found})"
             )
+
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """The inputs that a model runs networks on, once for a run."""
+        from nfn_graph.tasks.reports.probes import draw_probes
+
+        if name == "test":
+            draw_probes(folder / "probes.png", model, graphs)
 
     def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
         """The column to predict: the one that was asked for, or the one that the zoo names.
