@@ -47,7 +47,7 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
         layout = _follow(path, model, tensors)
     except ConversionError as error:
         # Names are the file's own, and may hold line breaks.
-        reason = find_cause(path, model, tensors) or str(error)
+        reason = find_cause(path, model) or str(error)
         raise ConversionError(one_line(reason)) from error
     return build_graph(layout, tensors)
 

@@ -15,7 +15,6 @@ from typing import Any
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.pytorch import axes, positions, products, recurrence, weights
 from nfn_graph.converters.pytorch.names import (
-    ALONG_AXES,
     CASTS,
     ENTRYWISE,
     REDUCTIONS,
@@ -81,8 +80,6 @@ def _apply(
         return w.opaque(values)
     if name in REFUSED:
         w.refuse(f"Expected an operation that keeps neurons apart (got {name}: {REFUSED[name]})")
-    if name in ALONG_AXES:
-        return w.statistics(values[0])
     if name in REDUCTIONS:
         return _call(reduction, name, [w, name, *args], kwargs)
     if name not in HANDLERS:
