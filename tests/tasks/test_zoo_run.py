@@ -64,7 +64,7 @@ def test_probes_read_what_sirens_of_all_sizes_show(
     sizes = {"widths": (4, 6), "depths": (1, 2)}
     zoo = InrZooOptions(tmp_path / "zoo", steps=100, learning_rate=1e-2, **sizes)
     build_inr_zoo(zoo, source=tiny_images(120))
-    chosen = {"epochs": 30, "probes": 16, "learning_rate": 1e-2, "head": (16,)}
+    chosen = {"epochs": 20, "probes": 16, "learning_rate": 1e-2, "head": (16,)}
     run = tmp_path / "run"
     found = train(ClassifyInr(ClassifyInrOptions(tmp_path / "zoo", run, model, "tiny", **chosen)))
     assert found["test"]["accuracy"] > 0.8
