@@ -1,7 +1,8 @@
 """Networks run from their graphs, at 64 inputs, forward and with the backward pass.
 
 Against a loop of the modules; for networks of one shape, also against stacked modules
-(`torch.func`). Every network has a layout of its own, as after converting files one by one.
+(`torch.func`) and, for MLPs, against batched products written by hand. Every network has a layout
+of its own, as after converting files one by one.
 """
 
 from __future__ import annotations
@@ -87,15 +88,28 @@ def measure(name: str, modules: list[nn.Module], x: Tensor, args: Any) -> dict[s
             return result
 
         functions |= _passes("stacked", lambda: torch.vmap(one)(stacked), list(stacked.values()))
+        if x.dim() == 2:
+            tensors = list(stacked.values())
+            functions |= _passes("products", lambda: batched_products(tensors, x), tensors)
     times = alternate(functions, 3.0 if args.quick else 10.0, args.device)
     row: dict[str, object] = {"networks": name}
     for kind in ("forward", "backward"):
         row[f"{kind}, ms"] = median(times[f"ours {kind}"])
-        row[f"{kind} / loop"] = ratio(times, f"ours {kind}", f"loop {kind}")
-        row[f"{kind} / stacked"] = (
-            ratio(times, f"ours {kind}", f"stacked {kind}") if is_uniform else ""
-        )
+        for other in ("loop", "stacked", "products"):
+            is_known = f"{other} {kind}" in times
+            row[f"{kind} / {other}"] = (
+                ratio(times, f"ours {kind}", f"{other} {kind}") if is_known else ""
+            )
     return row
+
+
+def batched_products(tensors: list[Tensor], x: Tensor) -> Tensor:
+    """MLPs of one shape, given their weights and biases in turn."""
+    y = x.t().expand(tensors[0].shape[0], -1, -1)
+    for weight, bias in zip(tensors[::2], tensors[1::2], strict=True):
+        y = torch.baddbmm(bias.unsqueeze(-1), weight, y)
+        y = y.relu() if weight is not tensors[-2] else y
+    return y.mT
 
 
 def _passes(

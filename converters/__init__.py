@@ -19,6 +19,7 @@ from nfn_graph.converters.draw import draw
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.io import load, save
 from nfn_graph.converters.module import from_module
+from nfn_graph.converters.pytorch.registry import handles
 from nfn_graph.converters.state_dict import from_state_dict, to_module, to_state_dict
 from nfn_graph.converters.store.dataset import WeightDataset
 from nfn_graph.converters.summary import summary
@@ -31,6 +32,7 @@ __all__ = [
     "draw",
     "from_module",
     "from_state_dict",
+    "handles",
     "load",
     "open_zoo",
     "save",

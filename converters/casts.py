@@ -54,14 +54,17 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.no_grad():
         odd = tensor.isnan()
         if bool(odd.any()):
-            values = values.clone()
-            values[odd] = _cast_nan(tensor[odd], _FORMATS[tensor.dtype], dtype)
+            own, other = _FORMATS[tensor.dtype], _FORMATS[dtype]
+            # As whole numbers: torch moves numbers of 16 bits by way of casts.
+            whole = values.contiguous().view(other.integer).clone()
+            whole[odd] = _cast_nan(tensor.contiguous().view(own.integer)[odd], own, other)
+            values = whole.view(dtype)
     return values
 
 
-def _cast_nan(nan: Tensor, own: _Format, dtype: torch.dtype) -> Tensor:
-    other = _FORMATS[dtype]
-    bits = nan.contiguous().view(own.integer).to(torch.int64)
+def _cast_nan(nan: Tensor, own: _Format, other: _Format) -> Tensor:
+    """The bits of NaNs in another format."""
+    bits = nan.to(torch.int64)
     fraction = bits & ((1 << own.fraction) - 1)
     shift = other.fraction - own.fraction
     fraction = fraction << shift if shift >= 0 else fraction >> -shift
@@ -69,4 +72,4 @@ def _cast_nan(nan: Tensor, own: _Format, dtype: torch.dtype) -> Tensor:
     fraction = torch.where(fraction == 0, 1 << (other.fraction - 1), fraction)
     magnitude = (fraction | other.exponent).to(other.integer)
     lowest = torch.tensor(-(1 << (other.bits - 1)), dtype=other.integer, device=nan.device)
-    return torch.where(bits < 0, magnitude | lowest, magnitude).view(dtype)
+    return torch.where(bits < 0, magnitude | lowest, magnitude)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.casts import cast, promoted
-from nfn_graph.converters.chain import FlattenOrder, Hints
+from nfn_graph.converters.chain import FlattenOrder, Hints, check_activation
 from nfn_graph.converters.channels import (
     WEIGHTS,
     Channels,
@@ -20,6 +20,7 @@ from nfn_graph.converters.channels import (
 )
 from nfn_graph.converters.checkpoint import find_state_dict
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.families import Heads
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
@@ -30,7 +31,6 @@ from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.messages import UserError
-from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
 
@@ -42,6 +42,7 @@ def from_state_dict(
     orientation: Orientation | None = None,
     key: str | None = None,
     activation: str | None = None,
+    heads: int | Heads | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
     only: Sequence[str] = (),
@@ -68,6 +69,9 @@ def from_state_dict(
     taken for a LayerNorm or a BatchNorm, unless their name says `gn` or `group`. What has no
     parameters, such as a norm without them, leaves no trace in a checkpoint; give `arch`.
 
+    Well-known transformers (BERT, GPT-2, Llama, ViT, `nn.TransformerEncoder`) are recognised by
+    their names; `heads` says how many heads they have.
+
     A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
     `model`, the first of these and also inside one another, or as the only mapping of tensors,
     which may be the one entry of a list; what lies beside it is left out. The prefixes of DDP
@@ -88,7 +92,10 @@ def from_state_dict(
         key: The name of the network in a checkpoint that holds several: that of a mapping, or
             the prefix of its keys. It is not needed if `arch` fits only one of them.
         activation: The function between the linear layers of a chain, such as `"relu"`, so that
-            the graph can be run; with `arch`, its code says it.
+            the graph can be run; with `arch`, its code says it. A number may follow a colon: the
+            factor inside a sine (`"sin:30"` for a SIREN), or the parameter of a function, such as
+            the slope of `"leaky_relu:0.2"`.
+        heads: The number of attention heads, for well-known transformers without `arch`.
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
             :func:`from_module`. Of a chain, its shape tells what a first convolution
             `[n, 1, ...]` reads.
@@ -113,10 +120,12 @@ def from_state_dict(
         )
     if orientation not in (None, *get_args(Orientation)):
         raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
-    if activation is not None and activation not in ENTRYWISE:
-        raise UserError(
-            f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
-        )
+    if activation is not None:
+        check_activation(activation)
+    if isinstance(heads, int):
+        heads = Heads(heads)
+    if heads is not None and heads.queries < 1:
+        raise UserError(f"Expected a positive number of heads (got {heads.queries})")
     if arch is not None:
         check_module(arch, "arch")
     found = find_state_dict(state_dict, key, arch)
@@ -129,7 +138,7 @@ def from_state_dict(
     if orientation == "in_out":
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
     else:
-        layout = find_layout(found, arch, hints, example_input)
+        layout = find_layout(found, arch, hints, example_input, heads)
     return build_graph(leave_out(layout, list(found), only, exclude), found, channels)
 
 

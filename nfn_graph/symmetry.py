@@ -168,12 +168,11 @@ def from_places(graph: WeightGraph, places: Mapping[str, Tensor]) -> Permutation
     raw, spec = graph.features(), graph.spec
     index: dict[str, Tensor] = {}
     for neuron in spec.neurons:
-        rows = raw.incidence.neurons[neuron.name]
-        own = torch.arange(rows.count, device=raw.device)
+        position = raw.incidence.positions[neuron.name].long()
+        own = torch.arange(len(position), device=raw.device)
         moved = [parent for parent in neuron.parents if parent in index]
         if neuron.name not in places and not moved:
             continue
-        position = rows.position.long()
         digits = {neuron.name: places.get(neuron.name, position).to(raw.device)}
         if not neuron.parents:
             index[neuron.name] = own - position + digits[neuron.name]

@@ -157,7 +157,7 @@ def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> Weigh
     key = first_weight(graph)
     raw = graph.features()
     weight, bias = raw.weights[key], raw.neurons[key[2]]
-    network = raw.incidence.neurons[key[2]].graph.long()
+    network = raw.graph_of(key[2]).long()
     inputs, networks = shift.shape[-1], raw.num_graphs
     back = torch.linalg.inv(matrix.to(torch.float64)).expand(networks, inputs, inputs)
     back = back.to(weight.device, weight.dtype)[network]

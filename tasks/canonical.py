@@ -46,7 +46,7 @@ class CanonicalPhases(BaseTransform):
             biases = neurons[name]
             w0 = self.w0
             if isinstance(w0, Tensor):
-                w0 = w0.to(biases)[raw.incidence.neurons[name].graph.long()].view(-1, 1, 1)
+                w0 = w0.to(biases)[raw.graph_of(name).long()].view(-1, 1, 1)
             new, flip, negate = canonical_phases(biases * w0)
             neurons[name] = new / w0
             for key, x in weights.items():

@@ -57,7 +57,7 @@ class ClassifyOptions(SupervisedOptions):
         ),
         "medium": _smaller(_layers(64), (500, 500), 0.5, epochs=60),
         "small": _smaller(_layers(32), (256, 256), 0.2, epochs=30),
-        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
+        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True, probes=9), 2, 8, 1e-3),
     }
 
     preset: Literal["paper", "medium", "small", "tiny"] = "small"

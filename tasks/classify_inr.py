@@ -63,6 +63,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
         """Networks whose fit diverged show nothing."""
+        zoo = super().usable(zoo)
         if "mse" not in zoo.store.table.column_names:
             return zoo
         return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
@@ -79,16 +80,21 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         """The class of the image, by the name that the zoo has for it."""
         return super().label_column(zoo, known or "label")
 
-    def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The label, and the frequency factor for the canonical form."""
-        found = super().attributes(zoo, facts)
-        return {**found, "w0": _w0(zoo)} if self.options.canonical else found
+    def inputs(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The frequency factor for the canonical form."""
+        return {"w0": _w0(zoo)} if self.options.canonical else {}
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
         """The canonical form, if asked for."""
         if not self.options.canonical:
             return graph
-        return CanonicalPhases(graph.w0 if "w0" in graph else facts["w0"])(graph)
+        w0 = graph.w0 if "w0" in graph else facts["w0"]
+        if w0 is None:
+            raise UserError(
+                "Expected networks with their frequency factors w0, in which the training networks "
+                "differ (got files without). Put them into a store with a column w0."
+            )
+        return CanonicalPhases(w0)(graph)
 
     def draw(
         self,

@@ -24,9 +24,11 @@ from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.editors import EditorName, build_editor
+from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
+from nfn_graph.tasks.zoo.computation import siren_computation
 
 _SHOWN = 10
 
@@ -50,17 +52,17 @@ class EditInrOptions(TrainOptions):
     PRESETS: ClassVar[Mapping[str, Preset]] = {
         # 45,000 images in batches of 32: 36 epochs are the paper's 50,000 steps.
         "paper": Preset(
-            ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True), 36, 32, 1e-3
+            ModelSettings((128, 128), (1000, 1000, 1000), io_encoding=True, probes=0), 36, 32, 1e-3
         ),
         # A smooth activation learns much faster: the edited images are smooth in all weights.
         "small": Preset(
-            ModelSettings((32, 32), (512, 512), io_encoding=True, activation="SiLU"),
+            ModelSettings((32, 32), (512, 512), io_encoding=True, activation="SiLU", probes=0),
             8,
             16,
             5e-3,
             schedule="cosine",
         ),
-        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True), 2, 8, 1e-3),
+        "tiny": Preset(ModelSettings((4,), (8,), io_encoding=True, probes=0), 2, 8, 1e-3),
     }
 
     model: EditorName = "nfn-np"
@@ -80,7 +82,7 @@ class EditInrOptions(TrainOptions):
         """An editor made of NF-Layers has no MLP behind them."""
         if self.model in ("mlp", "mlp-aug"):
             return super().parts()
-        return ("channels", "fourier_features")
+        return ("channels", "fourier_features", "probes")
 
 
 class EditInr(Task[EditInrOptions]):
@@ -124,7 +126,10 @@ class EditInr(Task[EditInrOptions]):
     def placed(
         self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
     ) -> WeightGraph:
-        """A network that is not of a zoo, prepared."""
+        """A network that is not of a zoo, prepared, with what a SIREN computes."""
+        if graph.layout.computation.reason is not None:
+            computation = siren_computation(graph.layout, w0, offset)
+            graph.layout = graph.layout.noting(computation=computation)
         graph.w0, graph.offset = torch.tensor([w0]), torch.tensor([offset])
         return self.prepare(graph, facts)
 
@@ -150,6 +155,10 @@ class EditInr(Task[EditInrOptions]):
             per_tensor=options.scale_per_tensor,
         )
 
+    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Probes learn at a rate of their own."""
+        return fast_probes(model, lr)
+
     def loss(self, outputs: WeightGraph, batch: Batch) -> Tensor:
         """The mean squared error between what the edited networks show and their targets."""
         return _errors(pictures(outputs), batch.y).mean()
@@ -174,7 +183,10 @@ class EditInr(Task[EditInrOptions]):
     ) -> None:
         """A sheet: what some networks showed, show after the edit, and are to show."""
         from nfn_graph.tasks.reports.edits import edit_sheet
+        from nfn_graph.tasks.reports.probes import draw_probes
 
+        if name == "test":
+            draw_probes(folder / "probes.png", model, graphs)
         batch = Batch.from_data_list(graphs[:_SHOWN])
         batch = batch.to(next(model.parameters()).device)
         edited = pictures(model(batch))

@@ -37,9 +37,13 @@ class RegressOptions(SupervisedOptions):
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
-        "paper": Preset(ModelSettings((16, 16, 5), (1000, 1000)), 50, 8, 1e-3),
-        "small": Preset(ModelSettings((16, 16, 5), (128, 128)), 30, 16, 1e-3),
-        "tiny": Preset(ModelSettings((4,), (8,)), 2, 8, 1e-3),
+        "paper": Preset(
+            ModelSettings((16, 16, 5), (1000, 1000), probes=96, statistics=True), 50, 8, 1e-3
+        ),
+        "small": Preset(
+            ModelSettings((16, 16, 5), (128, 128), probes=96, statistics=True), 30, 16, 1e-3
+        ),
+        "tiny": Preset(ModelSettings((4,), (8,), probes=8, statistics=True), 2, 8, 1e-3),
     }
 
     preset: Literal["paper", "small", "tiny"] = "small"

@@ -239,7 +239,7 @@ def all_segments() -> list[Segments]:
     """Contiguous, strided, and with empty groups (a network without the type)."""
     mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
     incidence = mixed.features().incidence
-    found = [rows.graphs for rows in incidence.neurons.values()]
+    found = [rows.covers[0] for rows in incidence.neurons.values()]
     for edges in incidence.weights.values():
         found += [edges.targets, edges.sources]
     return found

@@ -162,9 +162,9 @@ def test_nothing_made_inside_a_transform_outlives_it():
     fresh = Incidence(features.incidence.spec, features.incidence.shapes, features.device)
     inside = WeightFeatures(dict(features.tensors()), features.spec, fresh)
     grad(lambda p: flat(functional_call(layer, p, (inside,))).sum())(parameters_of(layer))
-    assert not fresh.scales
+    assert not fresh._scales
     layer(inside)
-    kept = [x for scales in fresh.scales.values() for x in scales if x is not None]
+    kept = [x for scales in fresh._scales.values() for x in scales if x is not None]
     assert kept
     assert all(map(is_lasting, kept))
     # An incidence made inside a transform is not kept either.

@@ -129,7 +129,7 @@ def test_to_moves_graphs_and_keeps_them_usable():
     moved = chain((2, 3, 4)).to("meta")
     assert moved["hidden1"].x.device.type == "meta"
     assert moved.features("hnp").neurons["hidden1"].shape == (3, 1 + 2 + 4, 1)
-    assert moved.features("hnp").incidence.neurons["hidden1"].graph.device.type == "meta"
+    assert moved.features("hnp").graph_of("hidden1").device.type == "meta"
 
 
 def test_feature_only_transforms_of_pyg():

@@ -30,6 +30,7 @@ WORKING = {
     "zoo info": ["cnn"],
     "edit": ["siren.pt", "--w0", "30", "--run", "edits", "--out", "out.pt"],
     "prune": ["initial.pt", "--run", "masks", "--out", "out.pt"],
+    "predict": ["labels", "net.pt", "--out", "out.csv"],
     "compare": ["edits"],
 }
 WAITING = {
@@ -42,6 +43,7 @@ WAITING = {
     "train classify-inr": ["--zoo", "missing", "--out", "out"],
     "train edit-inr": ["--zoo", "missing", "--out", "out"],
     "train winning-tickets": ["--zoo", "missing", "--out", "out"],
+    "zoo import": ["missing", "--out", "out"],
     "evaluate": ["edits", "--zoo", "missing"],
     "retrain": ["masks", "--zoo", "missing"],
     "demo": ["--out", "net.pt/inside"],
@@ -68,7 +70,8 @@ GOOD = {
     "zoo info": {"store", "cnn", "inr", "tickets"},
     "edit": {"siren.pt", "edits"},
     "prune": {"net.pt", "siren.pt", "initial.pt", "masks"},
-    "compare": {"edits", "masks"},
+    "predict": {"labels", "net.pt", "store"},
+    "compare": {"edits", "masks", "labels"},
     # Without a label there is nothing to predict.
     "train regress": set(),
     "train classify": set(),
@@ -81,7 +84,8 @@ GOOD = {
 }
 # How an error calls an option, where it does not call it by its name.
 CALLED = {"--workers": "processes", "--shard-size": "per shard"}
-THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "masks")
+RUNS = {"edits", "masks", "labels"}
+THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "masks", "labels")
 
 
 @pytest.fixture
@@ -194,7 +198,7 @@ def test_paths(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
             for path in NO_OUTPUTS:
                 refused(replaced(name, option, path), capsys)
             continue
-        for path in (*NO_INPUTS, *sorted(set(THINGS) - GOOD.get(name, set()) - {"edits", "masks"})):
+        for path in (*NO_INPUTS, *sorted(set(THINGS) - GOOD.get(name, set()) - RUNS)):
             refused(replaced(name, option, path), capsys)
 
 
@@ -212,6 +216,7 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
                 refused(arguments, capsys)
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
+            (folder / "out.csv").unlink(missing_ok=True)
             assert not (folder.parent / "x").exists()
 
 

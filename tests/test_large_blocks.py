@@ -9,7 +9,7 @@ from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, NFLinear, WeightFeatures, use_backend
 from nfn_graph.features import Incidence, _build, _incidence
 from nfn_graph.features._incidence import _Cache
-from nfn_graph.ops import segment_sum
+from nfn_graph.ops import _kernels, segment_sum
 from nfn_graph.transforms import RoleTypes
 
 SYMMETRIES = ["np", "hnp"]
@@ -67,6 +67,15 @@ def test_layers_with_views_are_layers_with_indices(network, symmetry, large):
     if large > 1 and network == "mlp":
         assert any(r.covers[0].runs for r in rows), "and others not"
     assert_layer_is_the_same(features)
+
+
+@pytest.mark.parametrize("cached", [1, 24])
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", NAMED_SPECS)
+def test_layers_in_short_stretches_are_the_same(network, symmetry, cached, large, monkeypatch):
+    """Rows that do not fit into the cache are treated a stretch at a time."""
+    monkeypatch.setattr(_kernels, "_CACHED", cached)
+    assert_layer_is_the_same(batch_of(NAMED_SPECS[network], (3, 5, 2)).features(symmetry))
 
 
 def test_types_of_several_tensors(large):
@@ -154,7 +163,6 @@ def test_pointers_end_where_the_rows_do(large):
         incidence = batch.features().incidence
         rows = [*incidence.weights.values(), *incidence.neurons.values()]
         rows += [r for sites in incidence.sites.values() for r in sites]
-        rows += [r.edges for r in incidence.self_weights.values()]
         for found in rows:
             assert not len(found.pairs) or int(found.pairs[-1]) == len(found.ends)
             for bags in (found.bags, *(cover.bags for cover in found.covers)):

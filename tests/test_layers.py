@@ -24,7 +24,7 @@ from nfn_graph import (
     Residual,
     Standardize,
 )
-from nfn_graph.nn._fused import scale_summaries, up
+from nfn_graph.nn._fused import average, up
 from nfn_graph.testing import random_graph
 
 FIRST, LAST = ("input", "weight", "hidden1"), ("hidden1", "weight", "output")
@@ -154,10 +154,10 @@ def test_the_mean_of_equal_entries_is_that_entry(network, symmetry):
     sizes = {n.name: 3 + i for i, n in enumerate(spec.neurons) if n.size is None}
     features = random_graph(spec, sizes).features(symmetry).map(torch.ones_like)
     layer = NFLinear(features.spec, 1, 1, bias=False).double()
-    plan = layer.plan(features.incidence, torch.float64)
-    summaries = up(plan, layer.values(features))
-    scale_summaries(plan, summaries)
-    for site, rows, summary in zip(plan.sites, plan.rows, summaries, strict=True):
+    folded, incidence = features.spec, features.incidence
+    summaries = up(folded, incidence, layer.values(features))
+    average(folded, incidence, summaries)
+    for site, rows, summary in zip(folded.sites, incidence.sites[symmetry], summaries, strict=True):
         torch.testing.assert_close(summary, torch.ones_like(summary), msg=str(site))
         assert summary.shape == (rows.count, site.summary_taps)
 

@@ -11,8 +11,9 @@ from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.features import Incidence, _incidence, group_of_rows
 from nfn_graph.features._incidence import _Cache
-from nfn_graph.ops import expand, segment_sum
+from nfn_graph.ops import _matmul, expand, segment_sum
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_segment_sum
+from nfn_graph.ops._matmul import _linear, add_product, product, sum_of_products
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 
@@ -249,3 +250,37 @@ def test_an_incidence_knows_its_bytes():
     edges = 100 * 100
     assert 16 * edges <= large.num_bytes <= 64 * edges
     assert small.num_bytes < large.num_bytes / 20
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize(
+    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (9000, 16, 24), (900, 130, 140)]
+)
+def test_products_are_those_of_float64(shape, onednn, monkeypatch):
+    """Whichever library computes them, and wherever the result is to go."""
+    count, read, returned = shape
+    x, matrix, y = (
+        torch.randn(count, read),
+        torch.randn(read, returned),
+        torch.randn(count, returned),
+    )
+    exact = x.double() @ matrix.double()
+
+    def check(found, expected):
+        scale = expected.abs().max().clamp(min=count**0.5)
+        assert found.dtype == torch.float32
+        assert ((found.double() - expected).abs().max() / scale) < 1e-5
+
+    if not onednn:
+        monkeypatch.setattr(_matmul, "_onednn_linear", lambda: None)
+    large = count * read * returned >= 2**21 or shape == (5000, 4, 6)
+    available = torch.backends.mkldnn.is_available()
+    assert (_linear(x, matrix) is not None) == (large and onednn and available)
+    check(product(x, matrix), exact)
+    check(sum_of_products(y, x), y.double().t() @ x.double())
+    other = torch.empty(count, returned)
+    assert add_product(y, x, matrix, other) is other
+    check(other, exact + y.double())
+    kept = y.double()
+    assert add_product(y, x, matrix) is y
+    check(y, exact + kept)

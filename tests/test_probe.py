@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nfn_graph import Batch, Probe, ProbeNet, WeightGraph, symmetry
+from nfn_graph import Batch, Probe, ProbeEncoding, ProbeNet, WeightGraph, symmetry
 from nfn_graph.converters import from_module
+from nfn_graph.testing import assert_equivariant, assert_invariant
 
 
 def graph(*sizes: int) -> WeightGraph:
@@ -29,15 +30,76 @@ def test_the_outputs_are_those_of_the_networks() -> None:
     assert probe(batch[2]).shape == (1, 6, 3)
 
 
-def test_permuted_networks_have_the_same_outputs_and_permuted_activations() -> None:
-    network = graph(2, 6, 3)
-    probe = Probe(network.spec, 5).double()
-    element = symmetry.sample(network, "hnp", torch.Generator().manual_seed(1))
-    moved = element.apply(network)
-    assert torch.allclose(probe(moved), probe(network), atol=1e-10)
-    rows, own = probe.activations(moved)["hidden1"], probe.activations(network)["hidden1"]
-    assert not torch.allclose(rows, own)
-    assert torch.allclose(rows.sort(0).values, own.sort(0).values, atol=1e-10)
+def image_graph(width: int) -> WeightGraph:
+    layers = nn.Sequential(
+        nn.Conv2d(1, width, 3), nn.ReLU(), nn.Conv2d(width, 3, 2, bias=False), nn.Tanh(),
+        nn.Flatten(), nn.Linear(3, 2),
+    )  # fmt: skip
+    return from_module(layers.double(), torch.zeros(1, 1, 4, 4, dtype=torch.float64))
+
+
+def mixed_batches() -> list[tuple[Batch, tuple[int, ...] | None]]:
+    chains = [graph(2, 6, 3), graph(2, 4, 5, 3), graph(2, 9, 3)]
+    images = [image_graph(4), image_graph(6)]
+    return [(Batch.from_data_list(chains), None), (Batch.from_data_list(images), (1, 4, 4))]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_permuted_networks_have_the_same_outputs_and_permuted_activations(number: int) -> None:
+    batch, shape = mixed_batches()[number]
+    probe = Probe(batch.spec, 5, input_shape=shape).double()
+    assert_invariant(probe, batch, "hnp", tolerance=1e-10)
+    element = symmetry.sample(batch, "hnp", torch.Generator().manual_seed(1))
+    assert not element.is_identity
+    moved, own = probe.activations(element.apply(batch)), probe.activations(batch)
+    assert moved.keys() == own.keys() > element.index.keys()
+    for name, x in own.items():
+        expected = x[element.index[name]] if name in element.index else x
+        assert torch.allclose(moved[name], expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(moved["hidden1"], own["hidden1"])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_channels_of_activations_follow_the_neurons(number: int) -> None:
+    batch, shape = mixed_batches()[number]
+    probe = Probe(batch.spec, 5, input_shape=shape)
+    encoding = ProbeEncoding(probe, 4).double().fit([batch])
+    assert_equivariant(encoding, batch, "hnp", tolerance=1e-10)
+    features = encoding(batch)
+    assert features.channels == 5
+    for key, x in batch.features().tensors():
+        assert torch.equal(features[key][..., :1], x)
+    # A network in a batch gets what it gets alone.
+    alone = encoding(batch[1], batch[1].features(spec=batch.spec))
+    for key, x in alone.tensors():
+        rows = features.graph_of(key) == 1
+        assert torch.allclose(features[key][rows], x, rtol=0, atol=1e-10)
+
+
+def test_channels_are_maps_of_standardized_activations() -> None:
+    """Those of a weight are the sum of those of its two neurons, but for inputs."""
+    batch = Batch.from_data_list([graph(2, 6, 3), graph(2, 4, 3)])
+    encoding = ProbeEncoding(Probe(batch.spec, 5), 4).double().fit([batch])
+    features, codes = encoding(batch), {}
+    for name, x in encoding.probe.activations(batch).items():
+        scaled = (x - x.mean()) / x.std(correction=0)
+        codes[name] = encoding.maps[name](scaled)
+        assert torch.allclose(features[name][:, 0, 1:], codes[name])
+    for key in (("input", "weight", "hidden1"), ("hidden1", "weight", "output")):
+        rows = features.rows(key)
+        expected = codes[key[2]][rows.targets.index.long()]
+        if key[0] in codes:
+            expected = expected + codes[key[0]][rows.sources.index.long()]
+        assert torch.allclose(features[key][:, 0, 1:], expected)
+
+
+def test_an_activation_that_does_not_vary_is_only_centred() -> None:
+    network = graph(2, 4, 3)
+    network["output"].x.zero_()
+    network["hidden1", "weight", "output"].edge_attr.zero_()
+    encoding = ProbeEncoding(Probe(network.spec, 5), 4).double().fit([network])
+    assert float(encoding.std.output) == 1.0  # type: ignore[arg-type]
+    assert all(x.isfinite().all() for _, x in encoding(network).tensors())
 
 
 def test_inputs_are_trained_unless_they_are_fixed() -> None:
@@ -63,8 +125,12 @@ def test_inputs_come_from_data() -> None:
 
 def test_a_network_with_other_inputs_is_refused() -> None:
     model = ProbeNet(Probe(graph(2, 4, 3).spec, 5), 1).double()
-    with pytest.raises(ValueError, match="inputs that the networks take"):
+    with pytest.raises(ValueError, match=r"with 2 neurons of type 'input'.*got 3"):
         model(graph(3, 4, 3))
+    with pytest.raises(ValueError, match="got several sizes"):
+        model(Batch.from_data_list([graph(2, 4, 3), graph(3, 4, 3)]))
+    with pytest.raises(ValueError, match=r"with 2 neurons of type 'input'.*got 3"):
+        ProbeEncoding(model.probe, 4).double()(graph(3, 4, 3))
 
 
 def test_probes_of_images() -> None:
@@ -78,7 +144,7 @@ def test_probes_of_images() -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"probes": 0}, "at least one"), ({"probes": 8, "start": "grid"}, "fills a grid of 2 axes")],
+    [({"probes": 0}, "at least 1"), ({"probes": 8, "start": "grid"}, "fills a grid of 2 axes")],
 )
 def test_wrong_numbers_of_probes_are_refused(options: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -91,6 +157,17 @@ def test_outputs_are_standardized() -> None:
     outputs = model.probe(batch)
     assert torch.allclose(model.mean, outputs.mean())
     assert torch.allclose(model.std, outputs.std(correction=0))
+
+
+def test_entropies_say_how_sure_classifiers_are() -> None:
+    batch = Batch.from_data_list([graph(2, 4, 3), graph(2, 7, 3)])
+    model = ProbeNet(Probe(batch.spec, 6), 1, entropy=True).double().fit([batch])
+    logits = model.probe(batch)
+    assert model(batch).shape == (2, 1)
+    found = model.features(batch)
+    assert found.shape == (2, 6 * 3 + 6)
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert torch.allclose(found[:, 18:], expected)
 
 
 def test_a_model_learns_from_networks_of_all_widths() -> None:

@@ -9,8 +9,11 @@ import torch
 from siren_data import blobs
 from zoo_data import tiny_images
 
+from nfn_graph.converters import from_module
 from nfn_graph.converters.conversion import Options, convert_files
+from nfn_graph.converters.store import StoreWriter
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
+from nfn_graph.tasks.regress import Regress, RegressOptions
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import (
@@ -32,6 +35,7 @@ def make_world(folder: Path) -> None:
     siren.pt, initial.pt  an INR and an initialisation, of the zoos inr/ and tickets/
     cnn/, inr/, tickets/  zoos
     edits/, masks/        finished runs on the last two
+    labels/               a finished run on networks such as net.pt
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
@@ -55,5 +59,14 @@ def make_world(folder: Path) -> None:
     train(EditInr(editing.resolved()))
     tickets = WinningTicketsOptions(folder / "tickets", folder / "masks", preset="tiny", epochs=1)
     train(WinningTickets(tickets.resolved()))
+    networks = [({"y": float(i % 4)}, from_module(model)) for i in range(12)]
+    StoreWriter(folder / "labelled", {}).publish("all", networks)
+    train(
+        Regress(
+            RegressOptions(
+                folder / "labelled", folder / "labels", label="y", preset="tiny", epochs=1
+            )
+        )
+    )
     for zoo, name in (("inr", "siren.pt"), ("tickets", "initial.pt")):
         torch.save(open_zoo_folder(folder / zoo).state_dict(0), folder / name)

@@ -7,6 +7,7 @@ file may be sorted by name. So an order is taken only if no two of them contradi
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -137,27 +138,83 @@ def _forms(layer: ChainLayer) -> list[ChainLayer]:
 
 
 def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[ChainLayer]]:
+    """All orders in which every layer follows the one before, those of the names first."""
     ordered = _by_name(layers)
-    before = {n.key: [m for m in ordered if precedes(m.name, n.name)] for n in ordered}
-    steps = 0
-    stack: list[list[ChainLayer]] = [[]]
-    while stack:
+    if not ordered:
+        yield []
+        return
+    behind = _direct_successors(ordered, precedes)
+    # For every layer how many direct predecessors are missing, and the layers that miss none.
+    missing = [0] * len(ordered)
+    for successors in behind:
+        for number in successors:
+            missing[number] += 1
+    free = [number for number, count in enumerate(missing) if not count]
+    order: list[int] = []
+
+    def take(number: int) -> None:
+        order.append(number)
+        del free[bisect_left(free, number)]
+        for successor in behind[number]:
+            missing[successor] -= 1
+            if not missing[successor]:
+                insort(free, successor)
+
+    def give_back() -> None:
+        number = order.pop()
+        for successor in behind[number]:
+            if not missing[successor]:
+                del free[bisect_left(free, successor)]
+            missing[successor] += 1
+        insort(free, number)
+
+    def choices() -> Iterator[int]:
+        last = ordered[order[-1]] if order else None
+        return iter([n for n in free if last is None or ordered[n].follows(last)])
+
+    steps, waiting = 1, [choices()]
+    while waiting:
+        number = next(waiting[-1], None)
+        if number is None:
+            waiting.pop()
+            if order:
+                give_back()
+            continue
+        take(number)
         steps += 1
         if steps > _MOST_STEPS:
             raise ConversionError(
                 f"Expected keys and shapes that tell the order of the layers (got more than "
                 f"{_MOST_STEPS} partial readings). {ASK_FOR_ARCH}"
             )
-        order = stack.pop()
         if len(order) == len(ordered):
-            yield order
-            continue
-        used = {n.key for n in order}
-        for layer in reversed(ordered):
-            if layer.key in used or any(m.key not in used for m in before[layer.key]):
-                continue
-            if not order or layer.follows(order[-1]):
-                stack.append([*order, layer])
+            yield [ordered[n] for n in order]
+            give_back()
+        else:
+            waiting.append(choices())
+
+
+def _direct_successors(ordered: Sequence[ChainLayer], precedes: Precedes) -> list[list[int]]:
+    """For every layer, those that must come behind it, and behind no other in between."""
+    if precedes is not Name.precedes:
+        return [
+            [i for i, other in enumerate(ordered) if precedes(layer.name, other.name)]
+            for layer in ordered
+        ]
+    # Sorted by name, the layers of one template follow one another, and equal numbers, too.
+    behind: list[list[int]] = [[] for _ in ordered]
+    equal: list[list[int]] = []
+    for number, layer in enumerate(ordered):
+        before = ordered[number - 1].name if number else None
+        if before is None or before.template != layer.name.template:
+            equal = [[]]
+        elif before.numbers != layer.name.numbers:
+            equal.append([])
+        equal[-1].append(number)
+        if len(equal) > 1:
+            for previous in equal[-2]:
+                behind[previous].append(number)
+    return behind
 
 
 def _by_name(layers: Sequence[ChainLayer]) -> list[ChainLayer]:

@@ -5,7 +5,7 @@ Every floating-point tensor must be one of these; what is left over is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -26,16 +26,17 @@ def find_parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[Ve
         if tensor.dim() > 1:
             layers.append(ChainLayer(key, tuple(tensor.shape), Name.of(key)))
     _check_weights(layers)
+    by_module, by_stem = _grouped(layers, _module), _grouped(layers, stem)
     modules: dict[str, list[str]] = {}
     unnamed: list[str] = []
     for key, tensor in tensors.items():
         if tensor.dim() > 1 or not tensor.is_floating_point():
             continue
-        if (own := _own_layer(key, layers)) is not None:
+        if (own := _own_layer(key, by_module, by_stem)) is not None:
             _check_bias(key, tensor.numel(), own)
             own.bias = key
         elif "." in key:
-            modules.setdefault(key.rpartition(".")[0], []).append(key)
+            modules.setdefault(_module(key), []).append(key)
         else:
             unnamed.append(key)
     groups, left = [], []
@@ -80,8 +81,9 @@ def _check_tensor(key: str, tensor: Tensor) -> None:
 
 def _check_weights(layers: Sequence[ChainLayer]) -> None:
     """Refuses tensors of several axes that are named as the biases of others."""
+    by_stem = _grouped(layers, stem)
     for layer in layers:
-        others = [n for n in layers if n is not layer and stem(n.key) == stem(layer.key)]
+        others = [n for n in by_stem[stem(layer.key)] if n is not layer]
         if is_bias(layer.key) and others:
             raise ConversionError(
                 f"Expected '{layer.key}' to be a vector, the bias of '{others[0].key}' (got shape "
@@ -89,14 +91,31 @@ def _check_weights(layers: Sequence[ChainLayer]) -> None:
             )
 
 
-def _own_layer(key: str, layers: Sequence[ChainLayer]) -> ChainLayer | None:
+def _own_layer(
+    key: str,
+    by_module: Mapping[str, list[ChainLayer]],
+    by_stem: Mapping[str, list[ChainLayer]],
+) -> ChainLayer | None:
     """The weight that a bias has in its module, or that has its name but for the role."""
     if not is_bias(key):
         return None
-    own = [n for n in layers if "." in key and n.key.rpartition(".")[0] == key.rpartition(".")[0]]
+    own = by_module.get(_module(key), []) if "." in key else []
     if len(own) != 1:
-        own = [n for n in layers if stem(n.key) == stem(key)]
+        own = by_stem.get(stem(key), [])
     return own[0] if len(own) == 1 and own[0].bias is None else None
+
+
+def _grouped(
+    layers: Sequence[ChainLayer], name: Callable[[str], str]
+) -> dict[str, list[ChainLayer]]:
+    found: dict[str, list[ChainLayer]] = {}
+    for layer in layers:
+        found.setdefault(name(layer.key), []).append(layer)
+    return found
+
+
+def _module(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _check_bias(key: str, size: int, layer: ChainLayer) -> None:

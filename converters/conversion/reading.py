@@ -14,15 +14,11 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, running_arch
 from nfn_graph.converters.errors import ConversionError, in_command_line
+from nfn_graph.converters.formats import SUFFIXES
 from nfn_graph.converters.io import load
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 from nfn_graph.messages import UserError
-
-SUFFIXES = (
-    *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx"),
-    *(".h5", ".hdf5", ".keras"),
-)
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,7 @@ class Options:
     activation: str | None = None
     only: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
+    heads: int | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
@@ -109,6 +106,7 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 safe_globals=options.safe_globals or (),
                 only=options.only or (),
                 exclude=options.exclude or (),
+                heads=options.heads,
             )
     except ConversionError as error:
         raise ConversionError(in_command_line(str(error))) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,15 +17,40 @@ from nfn_graph.converters.keras.config import (
     input_shape,
 )
 from nfn_graph.converters.keras.layers import LAYERS, refusal
+from nfn_graph.converters.keras.recording import KerasRecorder
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
 
 
-def model_layout(model: KerasModel, tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout of a model whose layers know their tensors."""
+class Followed(NamedTuple):
+    """A value of a network.
+
+    Attributes:
+        value: What is known of its axes.
+        ref: Its place on the tape.
+    """
+
+    value: Value
+    ref: Any
+
+
+def model_layout(
+    model: KerasModel, tensors: Mapping[str, Tensor], unknown: str | None = None
+) -> Layout:
+    """The layout of a model whose layers know their tensors.
+
+    Args:
+        model: The model.
+        tensors: Its tensors by key.
+        unknown: Why it is not known what the layers compute, if it is not.
+    """
     wiring = Wiring(tensors)
-    for value in _follow(wiring, model, None):
-        wiring.output(value)
+    recorder = KerasRecorder(wiring)
+    if unknown is not None:
+        recorder.lose(unknown)
+    for found in _follow(wiring, recorder, model, None):
+        wiring.output(found.value)
+        recorder.output(found.ref)
     for layer in model.leaves:
         for key in layer.keys:
             if key not in wiring.uses and tensors[key].is_floating_point():
@@ -35,28 +61,39 @@ def model_layout(model: KerasModel, tensors: Mapping[str, Tensor]) -> Layout:
     return wiring.layout()
 
 
-def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | None) -> list[Value]:
+def _follow(
+    wiring: Wiring,
+    recorder: KerasRecorder,
+    model: KerasModel,
+    inputs: Sequence[Followed] | None,
+) -> list[Followed]:
     """The outputs of a model; its inputs are those of the network if None."""
     if not model.is_sequential:
-        return _follow_calls(wiring, model, inputs)
+        return _follow_calls(wiring, recorder, model, inputs)
     if inputs is not None and len(inputs) != 1:
         raise ConversionError(f"Expected one input of a Sequential (got {len(inputs)})")
     shape = input_shape(model.layers[0]) if model.layers else None
-    values: list[Value] = [wiring.input(shape)] if inputs is None else list(inputs)
+    values = [_input(wiring, recorder, shape)] if inputs is None else list(inputs)
     for layer in model.layers:
         if layer.class_name != "InputLayer":
-            values = _apply(wiring, layer, Call((), ()), values)
+            values = _apply(wiring, recorder, layer, Call((), ()), values)
     return values
 
 
-def _follow_calls(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | None) -> list[Value]:
+def _follow_calls(
+    wiring: Wiring,
+    recorder: KerasRecorder,
+    model: KerasModel,
+    inputs: Sequence[Followed] | None,
+) -> list[Followed]:
     """A functional model: the uses of its layers, each as soon as what it reads is known."""
-    values: dict[Source, Value] = {}
+    values: dict[Source, Followed] = {}
     layers = {layer.name: layer for layer in model.layers}
     if inputs is not None and len(inputs) != len(model.inputs):
         raise ConversionError(f"Expected {len(model.inputs)} inputs (got {len(inputs)})")
     for i, source in enumerate(model.inputs):
-        own = wiring.input(input_shape(layers[source.layer])) if inputs is None else inputs[i]
+        shape = input_shape(layers[source.layer])
+        own = _input(wiring, recorder, shape) if inputs is None else inputs[i]
         values[Source(source.layer, 0, 0)] = own
     waiting = [(layer, i, call) for layer in model.layers for i, call in enumerate(layer.calls)]
     while waiting:
@@ -66,7 +103,7 @@ def _follow_calls(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | N
             if any(source not in values for source in sources):
                 left.append((layer, i, call))
                 continue
-            results = _apply(wiring, layer, call, [values[source] for source in sources])
+            results = _apply(wiring, recorder, layer, call, [values[source] for source in sources])
             values.update({Source(layer.name, i, n): y for n, y in enumerate(results)})
         if len(left) == len(waiting):
             raise ConversionError(
@@ -81,6 +118,12 @@ def _follow_calls(wiring: Wiring, model: KerasModel, inputs: Sequence[Value] | N
             f"Expected outputs that are computed (got {missing.layer if missing else 'none'})"
         )
     return [values[source] for source in outputs]
+
+
+def _input(
+    wiring: Wiring, recorder: KerasRecorder, shape: tuple[int | None, ...] | None
+) -> Followed:
+    return Followed(wiring.input(shape), recorder.input())
 
 
 def _numbered(layer: KerasLayer, source: Source) -> Source:
@@ -99,12 +142,21 @@ def _numbered(layer: KerasLayer, source: Source) -> Source:
     return source
 
 
-def _apply(wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Value]) -> list[Value]:
+def _apply(
+    wiring: Wiring,
+    recorder: KerasRecorder,
+    layer: KerasLayer,
+    call: Call,
+    values: Sequence[Followed],
+) -> list[Followed]:
     with wiring.at(f"layer '{layer.name}' ({layer.class_name})"):
         if layer.model is not None:
-            return _follow(wiring, layer.model, values)
+            return _follow(wiring, recorder, layer.model, values)
         operation = None if layer.is_custom else LAYERS.get(layer.class_name)
         if operation is None:
             raise refusal(layer.class_name, layer.is_custom)
-        found = operation(Applied(wiring, layer, values, call.others))
-        return found if isinstance(found, list) else [found]
+        applied = Applied(wiring, layer, [given.value for given in values], call.others)
+        found = operation(applied)
+        results = found if isinstance(found, list) else [found]
+        ref = recorder.record(applied, [given.ref for given in values], results[0])
+        return [Followed(results[0], ref), *(Followed(value, None) for value in results[1:])]

@@ -39,6 +39,8 @@ _NORM_ROLES = {
     "running_var": "moving_variance",
 }
 
+_WEIGHTS_ALONE = "its file holds weights alone, which do not say the activation functions"
+
 
 def from_keras(
     file: files.KerasFile,
@@ -51,11 +53,11 @@ def from_keras(
     if arch is not None:
         return _from_arch(file, arch, example_input)
     if file.config is None:
-        model = read_chain(file, flatten)
+        model, unknown = read_chain(file, flatten), _WEIGHTS_ALONE
     else:
-        model = parse_model(file.config)
+        model, unknown = parse_model(file.config), None
         bind(model, file)
-    return build_graph(model_layout(model, file.tensors), file.tensors)
+    return build_graph(model_layout(model, file.tensors, unknown), file.tensors)
 
 
 def _from_arch(file: files.KerasFile, arch: nn.Module, example_input: Any) -> WeightGraph:

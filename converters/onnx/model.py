@@ -19,6 +19,7 @@ from nfn_graph.converters.onnx.refused import find_cause, place_of, why_refused
 from nfn_graph.converters.onnx.sizes import Sizes, computed_sizes, stored_sizes
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.pytorch import as_inputs
+from nfn_graph.converters.state_dict import build_graph
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
 from nfn_graph.messages import one_line
@@ -46,9 +47,9 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
         layout = _follow(path, model, tensors)
     except ConversionError as error:
         # Names are the file's own, and may hold line breaks.
-        reason = find_cause(path, model, tensors) or str(error)
+        reason = find_cause(path, model) or str(error)
         raise ConversionError(one_line(reason)) from error
-    return WeightGraph.from_placements(layout, tensors)
+    return build_graph(layout, tensors)
 
 
 def _follow(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> Layout:

@@ -69,6 +69,7 @@ def _statistics(node: Node) -> Value:
     if not isinstance(node.x, Signal):
         return node.wiring.pointwise(node.x)
     axis = node.integer("axis", -1)
+    node.wiring.statistics(node.x, [axis])
     return node.wiring.statistics(node.x, range(axis, 0 if axis < 0 else node.x.rank))
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-_ATTENTION = "attention multiplies activations with each other"
+_ATTENTION = "attention is followed in the operations that it consists of; export it so"
 _CONTROL = "control flow that depends on values has no fixed wiring"
 _QUANTISED = "quantised weights are whole numbers; export the network in floating point"
 _REASONS = {
@@ -20,8 +17,6 @@ _REASONS = {
 }
 #: What no part of a network can be followed past, wherever it stands.
 _CAUSES = frozenset({"Loop", "Scan", "Attention", "MultiHeadAttention"})
-#: What may stand between the softmax of an attention and its product with the values.
-_BETWEEN = frozenset({"Dropout", "Cast", "Identity", "Where", "Mul", "Reshape", "Transpose"})
 
 
 def place_of(path: Path, position: int, proto: Any) -> str:
@@ -41,22 +36,12 @@ def why_refused(proto: Any) -> str:
     )
 
 
-def find_cause(path: Path, model: Any, tensors: Mapping[str, Tensor]) -> str | None:
+def find_cause(path: Path, model: Any) -> str | None:
     """The node for which a model that could not be followed has no graph in any case.
 
-    What prepares it, such as the heads of an attention, may be refused before it is reached.
+    What prepares it may be refused before it is reached.
     """
-    weights_of_attention: set[str] = set()
     for position, proto in enumerate(model.graph.node):
         if proto.op_type in _CAUSES:
             return f"{place_of(path, position, proto)}: {why_refused(proto)}"
-        reads = weights_of_attention.intersection(proto.input)
-        if proto.op_type == "Softmax" or (reads and proto.op_type in _BETWEEN):
-            weights_of_attention.update(proto.output)
-        is_stored = any(name in tensors for name in proto.input)
-        if proto.op_type == "MatMul" and reads and not is_stored:
-            return (
-                f"{place_of(path, position, proto)}: Expected a product with a stored matrix (got "
-                f"one of two computed values: {_ATTENTION})"
-            )
     return None

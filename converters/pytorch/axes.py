@@ -41,8 +41,7 @@ def unflatten(w: Wiring, input: Value, dim: int, sizes: Any) -> Value:
     """One axis as several."""
     if not isinstance(input, Signal):
         return w.opaque([input])
-    at = position_of(dim, input.rank)
-    return w.reshape(input, [*input.shape[:at], *sizes_in([sizes]), *input.shape[at + 1 :]])
+    return w.unflatten(input, dim, sizes_in([sizes]))
 
 
 @handles("permute")
@@ -96,9 +95,35 @@ def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
     if not isinstance(input, Signal):
         return w.opaque([input])
     kept = [True] * (len(shape) - input.rank) + [isinstance(a, Positions) for a in input.axes]
-    return w.combine(
-        input, w.constant([n if k and n != -1 else 1 for n, k in zip(shape, kept, strict=True)])
-    )
+    wanted = [n if k and n != -1 else 1 for n, k in zip(shape, kept, strict=True)]
+    y = w.combine(input, w.constant(wanted))
+    if not isinstance(y, Signal):
+        return y
+    old = (*[1] * (len(shape) - input.rank), *input.shape)
+    stored = [
+        Positions(axis.size, is_copied=True)
+        if isinstance(axis, Positions) and before == 1
+        else axis
+        for axis, before in zip(y.stored, old, strict=True)
+    ]
+    return replace(y, stored=tuple(stored))
+
+
+@handles("repeat_interleave")
+def repeat_interleave(w: Wiring, input: Value, repeats: Any, dim: Any = None, **_: Any) -> Value:
+    """Every entry of an axis several times."""
+    if not isinstance(repeats, int) or not isinstance(dim, int):
+        w.refuse("Expected a number of repeats along an axis (got others)")
+    return w.repeat(input, dim, repeats)
+
+
+@handles("channel_shuffle")
+def channel_shuffle(w: Wiring, input: Value, groups: int) -> Value:
+    """The channels of all groups in turn."""
+    if not isinstance(input, Signal) or input.shape[1] is None:
+        w.refuse("Expected channels to shuffle (got an unknown shape)")
+    x = w.unflatten(input, 1, [groups, input.shape[1] // groups])
+    return w.flatten(w.move(x, [1, 2], [2, 1]), 1, 2)
 
 
 @handles("repeat", "tile")

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nfn_graph.converters.pytorch.names import REFUSED
 from nfn_graph.converters.pytorch.operations import apply
 from nfn_graph.converters.pytorch.recurrence import recurrent_name, recurrent_weights
 from nfn_graph.converters.pytorch.tensors import normed_tensors
@@ -29,8 +28,6 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _KNOWN_RANKS = (nn.BatchNorm2d, nn.BatchNorm3d, *_INSTANCE_NORMS)
-_ATTENTION = (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
-              nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # fmt: skip
 _PADDINGS = tuple(
     getattr(nn, f"{kind}Pad{n}d")
     for n in (1, 2, 3)
@@ -80,21 +77,10 @@ def _recurrent(
     return output, states[0] if len(states) == 1 else tuple(states)
 
 
-def why_refused(module: nn.Module) -> str | None:
-    """Why a module has no graph in any network, None if it may have one."""
-    kind = type(module).__name__
-    if isinstance(module, _ATTENTION):
-        return f"Expected a network of weights (got {kind}: {REFUSED['bmm']})"
-    return None
-
-
 def _as_operation(w: Wiring, module: nn.Module, fetch: Fetch) -> tuple[str, list[Any]]:
     """A module as the function that it applies, with the arguments after the input."""
     m: Any = module
     kind = type(module).__name__
-    reason = why_refused(module)
-    if reason is not None:
-        w.refuse(reason)
     if isinstance(module, nn.Linear):
         return "linear", [fetch(m.weight), fetch(m.bias)]
     if isinstance(module, _CONVOLUTIONS):

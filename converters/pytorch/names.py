@@ -28,11 +28,6 @@ ENTRYWISE = frozenset(_ENTRYWISE.split())
 #: Casts: whatever else they are given says only a type or a device.
 CASTS = frozenset({"to", "_to_copy", "type", "type_as"})
 
-#: Symmetric functions along axes that keep them.
-ALONG_AXES = frozenset(
-    {"softmax", "log_softmax", "softmin", "normalize", "_softmax", "_log_softmax"}
-)
-
 #: Symmetric functions along axes that drop them.
 REDUCTIONS = frozenset(_REDUCTIONS.split())
 
@@ -47,14 +42,8 @@ WITH_WEIGHT = frozenset(
 
 #: Operations that have no graph, and why.
 REFUSED = {
-    "scaled_dot_product_attention": "attention multiplies activations with each other",
-    "multi_head_attention_forward": "attention multiplies activations with each other",
-    "_native_multi_head_attention": "attention multiplies activations with each other",
-    "bmm": "a product of two activations, as in attention, has no graph of weights",
-    "baddbmm": "a product of two activations, as in attention, has no graph of weights",
     "bilinear": "a bilinear map has neurons on three axes of its weight",
     "local_response_norm": "it mixes neighbouring channels, so their order matters",
-    "channel_shuffle": "it needs groups of channels, whose symmetry is smaller",
     "unfold": "its entries move to other axes; use nn.Unfold, or a convolution of the same patches",
     "cond": "data-dependent control flow has no fixed wiring",
     "item": "the computation depends on the values of a tensor",

@@ -15,7 +15,6 @@ from typing import Any
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.pytorch import axes, positions, products, recurrence, weights
 from nfn_graph.converters.pytorch.names import (
-    ALONG_AXES,
     CASTS,
     ENTRYWISE,
     REDUCTIONS,
@@ -40,7 +39,8 @@ __all__ = ["apply", "axes", "positions", "products", "recurrence", "weights"]
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of the operation `name`; refuses what would mix neurons unseen."""
-    name = name.strip("_") if name.startswith("__") else name.rstrip("_")
+    if "::" not in name:
+        name = name.strip("_") if name.startswith("__") else name.rstrip("_")
     values = values_in([*args, *kwargs.values()])
     try:
         result = _apply(w, name, values, args, kwargs)
@@ -80,8 +80,6 @@ def _apply(
         return w.opaque(values)
     if name in REFUSED:
         w.refuse(f"Expected an operation that keeps neurons apart (got {name}: {REFUSED[name]})")
-    if name in ALONG_AXES:
-        return w.statistics(values[0])
     if name in REDUCTIONS:
         return _call(reduction, name, [w, name, *args], kwargs)
     if name not in HANDLERS:

@@ -19,7 +19,7 @@ from nfn_graph.converters.wiring import (
     Value,
     Wiring,
 )
-from nfn_graph.converters.wiring.axes import spread
+from nfn_graph.converters.wiring.axes import product
 from nfn_graph.converters.wiring.values import Split
 
 
@@ -76,6 +76,8 @@ def pad(
         axis = input.axes[at]
         if mode != "constant" and (left or right):
             w.mixes(input, [at])
+        if (left or right) and isinstance(axis, Neurons) and w.is_placed(input, at):
+            axis = input.axes[at]
         if isinstance(axis, Positions):
             known = None if axis.size is None else axis.size + left + right
             stored[at] = Positions(known)
@@ -100,6 +102,7 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
     if not isinstance(input, Signal) or input.shape[-3] is None:
         return w.refuse("Expected channels to shuffle (got an unknown shape)")
     positions = upscale_factor**2
+    w.mixes(input, [-2, -1])
     split = Split(w.neurons(input, -3), (input.shape[-3] // positions, positions))
     split.choose(0)
     return replace(input, stored=(*input.stored[:-3], Part(split, 0), Positions(), Positions()))
@@ -110,7 +113,7 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
     """`downscale_factor ** 2` positions of one neuron become entries of the channel axis."""
     if not isinstance(input, Signal):
         return w.refuse("Expected channels to unshuffle (got an unknown shape)")
-    channels = spread(w.neurons(input, -3), 1, downscale_factor**2)
+    channels = product(w.neurons(input, -3), downscale_factor**2)
     w.mixes(input, [-2, -1])
     return replace(input, stored=(*input.stored[:-3], Neurons(channels), Positions(), Positions()))
 
@@ -119,5 +122,6 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
 def unfold(w: Wiring, input: Signal, kernel_size: Any, *_: Any, **__: Any) -> Value:
     """Patches: the entries of a patch are positions of each channel."""
     sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
-    channels = spread(w.neurons(input, -3), 1, sizes[0] * sizes[1])
+    w.mixes(input, [-2, -1])
+    channels = product(w.neurons(input, -3), sizes[0] * sizes[1])
     return Signal((*input.stored[:-3], Neurons(channels), Positions(None)))

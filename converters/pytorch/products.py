@@ -1,16 +1,16 @@
-"""Products that are written as equations: `torch.einsum` with one stored tensor."""
+"""Products that are written as equations, `torch.einsum`, and those of attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nfn_graph.converters.pytorch.registry import flat, handles
-from nfn_graph.converters.wiring import Signal, Value, Weight, Wiring
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring
 
 
 @handles("einsum")
 def einsum(w: Wiring, equation: str, *operands: Any) -> Value:
-    """A linear map by a stored matrix, or a scale by a stored tensor, of any axis."""
+    """A linear map by a stored tensor, a scale by one, or a product of two activations."""
     values = flat(operands)
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     names = inputs.split(",")
@@ -19,12 +19,45 @@ def einsum(w: Wiring, equation: str, *operands: Any) -> Value:
     if isinstance(values[0], Weight):
         values, names = values[::-1], names[::-1]
     x, weight = values
-    if not isinstance(weight, Weight) or isinstance(x, Weight):
+    if not all(_is_plain(part) for part in (*names, output)):
         return _refuse(w, equation)
-    own = names[1]
-    if not own.isalpha() or not all(_is_plain(part) for part in (*names, output)):
+    if isinstance(weight, Weight) and not isinstance(x, Weight) and names[1].isalpha():
+        return _product(w, equation, (x, names[0]), (weight, names[1]), output)
+    if "." in equation:
         return _refuse(w, equation)
-    return _product(w, equation, (x, names[0]), (weight, own), output)
+    return w.contract(x, weight, (names[0], names[1]), output)
+
+
+@handles("scaled_dot_product_attention")
+def attention(
+    w: Wiring,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+    **_: Any,
+) -> Value:
+    """Queries and keys that share their dimensions, and a weighted sum of values."""
+    if enable_gqa and isinstance(query, Signal) and isinstance(key, Signal):
+        heads, shared = query.shape[-3], key.shape[-3]
+        if heads is None or shared is None or heads % shared:
+            w.refuse("Expected query heads that share keys evenly (got other numbers of heads)")
+        if heads != shared:
+            key, value = w.repeat(key, -3, heads // shared), w.repeat(value, -3, heads // shared)
+    scores = w.matmul(query, w.move(key, [-2, -1], [-1, -2]))
+    if isinstance(attn_mask, Signal | Opaque | Weight):
+        scores = w.combine(scores, attn_mask)
+    return w.matmul(w.statistics(scores, [-1]), value)
+
+
+@handles("canonical_mask")
+def mask(w: Wiring, mask: Value, *_: Any, **__: Any) -> Value:
+    """Masks of whole numbers as those that are added."""
+    return mask
 
 
 def _product(
@@ -37,7 +70,9 @@ def _product(
     if names == output and all(name in behind for name in own):
         return w.combine(x, weight.view([own.index(n) if n in own else None for n in behind]))
     if (len(source), len(target)) != (1, 1) or len(own) != 2:
-        return _refuse(w, equation)
+        return (
+            _refuse(w, equation) if "." in equation else w.contract(x, weight, (names, own), output)
+        )
     if "." not in names:
         x = w.ranked(x, len(names))
     axis = _axis(names, source[0])
@@ -69,6 +104,6 @@ def _axis(names: str, name: str) -> int:
 
 def _refuse(w: Wiring, equation: str) -> Any:
     w.refuse(
-        f"Expected an einsum of an activation with one stored matrix along one axis (got "
-        f"'{equation}'). Use matmul or linear"
+        f"Expected the equation of an activation and a stored tensor, or of two activations, with "
+        f"a letter for every axis (got einsum '{equation}'). Use matmul or linear"
     )

@@ -155,3 +155,15 @@ def roll(w: Wiring, input: Value, shifts: Any, dims: Any = ()) -> Value:
 def cumulate(w: Wiring, input: Value, dim: Any = None, *, axis: Any = None, **_: Any) -> Value:
     """Sums of all entries up to each."""
     return w.mixes(input, [axis if dim is None else dim])
+
+
+@handles("softmax", "log_softmax", "softmin", "_softmax", "_log_softmax")
+def softmax(w: Wiring, input: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
+    """Entries along an axis that are normalised together."""
+    return w.statistics(input, [dim] if isinstance(dim, int) else None)
+
+
+@handles("normalize")
+def normalize(w: Wiring, input: Value, p: float = 2.0, dim: Any = 1, *_: Any, **__: Any) -> Value:
+    """Entries along an axis, divided by their norm."""
+    return w.statistics(input, ints(dim))

@@ -14,7 +14,35 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler under the names of its operation."""
+    """Registers what an operation does to neurons: a decorator for its handler.
+
+    The handler takes the :class:`~nfn_graph.converters.wiring.Wiring`, then the arguments of the
+    operation, and says the operation in the wiring's words.
+
+    Args:
+        names: The names of the operation: short for torch's own, such as `"relu"`; whole for those
+            of others, `"namespace::name"` for `torch.ops.namespace.name` and `"package.function"`
+            for functions that torch.fx does not look into.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters import from_module, handles
+        >>> @torch.library.custom_op("readme::scaled_relu", mutates_args=())
+        ... def scaled_relu(x: torch.Tensor, scale: float) -> torch.Tensor:
+        ...     return x.relu() * scale
+        >>> @handles("readme::scaled_relu")
+        ... def _scaled_relu(wiring, x, scale):
+        ...     return wiring.pointwise(x)
+        >>> class Network(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.first, self.last = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+        ...
+        ...     def forward(self, x):
+        ...         return self.last(scaled_relu(self.first(x), 2.0))
+        >>> from_module(Network())["hidden1"].x.shape
+        torch.Size([4, 1, 1])
+    """
 
     def register(handler: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(names, handler))

@@ -1,4 +1,8 @@
-"""Where the functions of a traced computation come from: only torch's own are known by name."""
+"""Where the functions of a traced computation come from.
+
+Torch's own are known by their short names, and those of others only by their whole names, under
+which users have registered them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 from torch._ops import OpOverload, OpOverloadPacket
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.pytorch.registry import HANDLERS
 
 _PACKAGES = frozenset({"torch", "operator", "_operator", "math", "builtins"})
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
@@ -23,11 +28,13 @@ class ForeignFunctionError(ConversionError):
 
 def is_torch(target: Any) -> bool:
     """Whether a function returns tensors of torch, rather than numbers of Python."""
-    return isinstance(target, str) or _origin(target) == "torch"
+    return isinstance(target, str | OpOverload | OpOverloadPacket) or _origin(target) == "torch"
 
 
 def is_known(target: Any) -> bool:
-    """Whether a function is torch's or Python's own, so that its name says what it does."""
+    """Whether a function is torch's or Python's own, or its effect was registered."""
+    if full_name(target) in HANDLERS:
+        return True
     if isinstance(target, OpOverload | OpOverloadPacket):
         return _qualified(target).split("::")[0] in _NAMESPACES
     return isinstance(target, str) or _origin(target) in _PACKAGES
@@ -38,7 +45,7 @@ def check_known(target: Any) -> None:
     if not is_known(target):
         raise ForeignFunctionError(
             f"Expected functions of torch (got {full_name(target)}, whose effect on neurons is "
-            f"not known)"
+            f"not known). Register it with @nfn_graph.converters.handles('{full_name(target)}')"
         )
 
 
@@ -56,6 +63,8 @@ def function_name(target: Any) -> str:
 
 def operator_name(target: Any) -> str:
     """The name under which a function, a method or an operator of aten is handled."""
+    if full_name(target) in HANDLERS:
+        return full_name(target)
     if not isinstance(target, OpOverload | OpOverloadPacket):
         return function_name(target)
     name = _qualified(target).split("::")[-1]

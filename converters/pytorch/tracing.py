@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch.causes import find_cause
 from nfn_graph.converters.pytorch.following import follow_export, follow_fx
 from nfn_graph.converters.pytorch.shapes import as_inputs, shapes_in, to_meta
 from nfn_graph.converters.pytorch.targets import ForeignFunctionError
@@ -44,13 +43,10 @@ def trace(module: nn.Module, example_input: Any = None) -> Layout:
         check_as_written(network)
         try:
             return _follow(tensors, network, example).wiring.layout()
-        except ConversionError as error:
+        except ConversionError:
             stored = _with_constants(tensors, network, example)
             if stored is None:
-                cause = _find_cause(network, example)
-                if cause is None:
-                    raise
-                raise ConversionError(cause) from error
+                raise
             return stored.wiring.layout()
 
 
@@ -95,14 +91,6 @@ def _with_constants(
     except Exception:  # The first attempt has the reason.
         return None
     return stored
-
-
-def _find_cause(network: nn.Module, example: Example) -> str | None:
-    try:
-        traced: nn.Module = _symbolic_trace(network, example)[0]
-    except Exception:  # Which modules it calls is not known, so all of them are taken to be.
-        traced = network
-    return find_cause(traced)
 
 
 class _Proxy(fx.Proxy):

@@ -29,13 +29,13 @@ def linear(w: Wiring, input: Value, weight: Any, bias: Any = None) -> Value:
     return w.linear(input, _weight(w, weight), bias)
 
 
-@handles("matmul", "mm", "rmatmul")
+@handles("matmul", "mm", "bmm", "rmatmul")
 def matmul(w: Wiring, input: Value, other: Value) -> Value:
     """A product with a stored matrix, or along positions."""
     return w.matmul(input, other)
 
 
-@handles("addmm")
+@handles("addmm", "baddbmm")
 def addmm(w: Wiring, input: Value, mat1: Value, mat2: Value, **_: Any) -> Value:
     """`input + mat1 @ mat2`."""
     return w.combine(w.matmul(mat1, mat2), input)

@@ -13,9 +13,19 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Layer, Segments, resolve
+from nfn_graph.converters.wiring.axes import (
+    Factor,
+    Layer,
+    Nest,
+    Segment,
+    Segments,
+    describe,
+    size_of,
+)
+from nfn_graph.converters.wiring.nesting import Ends, Nesting, without_fixed
 from nfn_graph.converters.wiring.tape import Tape
 from nfn_graph.converters.wiring.ties import tie
+from nfn_graph.converters.wiring.values import Signal
 from nfn_graph.data import Layout, Placement, PlacementAxis, Shape
 from nfn_graph.spec import NetworkSpec, NeuronType, WeightKey, WeightType
 
@@ -32,7 +42,8 @@ class Use:
         dtype: Its dtype.
         roles: What every axis is.
         neurons: The layers along every axis of neurons.
-        entry: The entry along the first axis, if each is used on its own.
+        rows: The first and the last of the entries along the first axis, if they are used on
+            their own.
     """
 
     key: str
@@ -40,10 +51,10 @@ class Use:
     dtype: torch.dtype
     roles: list[PlacementAxis | None] = field(default_factory=list)
     neurons: list[Segments | None] = field(default_factory=list)
-    entry: int | None = None
+    rows: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor, entry: int | None = None) -> Use:
+    def of(cls, key: str, tensor: Tensor, rows: tuple[int, int] | None = None) -> Use:
         """A tensor of whose axes nothing is known yet."""
         if not tensor.is_floating_point():
             raise ConversionError(
@@ -51,7 +62,7 @@ class Use:
                 f"quantised or complex networks to real floating-point ones first"
             )
         rank = tensor.dim()
-        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank, entry)
+        return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank, rows)
 
     def set_taps(self, axis: int) -> None:
         """Says that an axis holds taps."""
@@ -69,14 +80,23 @@ class Use:
             return
         self.roles[axis], self.neurons[axis] = role, segments
 
-    def settle(self) -> None:
-        """Names two axes of neurons target and source, if they were found one by one."""
+    def neuron_roles(self) -> list[PlacementAxis]:
+        """Whether each axis is one of target or source neurons; taps count as targets."""
         found = [axis for axis, segments in enumerate(self.neurons) if segments is not None]
+        roles: list[PlacementAxis] = ["target"] * len(self.shape)
         if len(found) == 2:
             first, second = found
             is_turned = self.roles[first] == "source" or self.roles[second] == "target"
-            self.roles[first] = "source" if is_turned else "target"
-            self.roles[second] = "target" if is_turned else "source"
+            roles[first if is_turned else second] = "source"
+        else:
+            for axis in found:
+                roles[axis] = "source" if self.roles[axis] == "source" else "target"
+        return roles
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the computation says which axes are targets and sources."""
+        return "target" in self.roles or "source" in self.roles
 
     def _contradict(self, axis: int) -> None:
         raise ConversionError(
@@ -86,42 +106,57 @@ class Use:
 
 
 class Leaf(NamedTuple):
-    """The part of a tensor's axis that belongs to one layer, as axes of a placement."""
+    """A part of a tensor's axis, as axes of a placement: those of layers, others of taps."""
 
-    layer: Layer | None
+    layers: tuple[Layer | None, ...]
     cut: tuple[int, int]
     view: tuple[int, ...]
-    axes: tuple[PlacementAxis, ...]
     start: tuple[int, ...]
     stop: tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """A part of a tensor, within one layer or pair of layers."""
+
+    leaves: tuple[Leaf, ...]
+    ends: Ends
 
 
 def build_layout(
     uses: Mapping[str, Use],
     tensors: Mapping[str, Tensor],
     tied: Mapping[str, Sequence[str]],
+    values: Sequence[Signal],
     tape: Tape,
 ) -> Layout:
     """The spec, sizes and placements of a network whose tensors' axes are known."""
-    for use in uses.values():
-        use.settle()
-    pieces = {key: list(_pieces(use)) for key, use in uses.items()}
-    layers = {leaf.layer for parts in pieces.values() for part in parts for leaf in part}
-    ordered = sorted((n for n in layers if n is not None), key=lambda n: n.order)
-    names = _names(ordered)
+    pieces, nesting = _settled(uses, values)
+    types = _types(nesting, [piece.ends for parts in pieces.values() for piece in parts])
+    names = _names(types, nesting)
     taps: dict[str | WeightKey, int] = dict.fromkeys(names.values(), 0)
     parallel: Counter[tuple[str, str]] = Counter()
     placements = []
+    known: dict[str, dict[tuple[str, str], WeightKey]] = {}
     for key, use in uses.items():
-        stores: dict[tuple[str, str], WeightKey] = {}
-        for part in pieces[key]:
-            store = _store(use, part, names, parallel, stores)
+        stores = known.setdefault(use.key, {})
+        for piece in pieces[key]:
+            ends = [names[nest] for nest in nesting.types(piece.ends)]
+            store = _store(ends, parallel, stores)
+            named = Piece(piece.leaves, nesting.named(piece.ends))
             others = tied.get(use.key, ())
-            placement = _placement(use, part, store, taps.get(store, 0), others)
+            placement = _placement(use, named, store, taps.get(store, 0), others)
             taps[store] = placement.tap + placement.taps
             placements.append(placement)
-    neurons = [NeuronType(names[n], taps[names[n]], n.size if n.fixed else None) for n in ordered]
-    sizes = [(n.size,) for n in ordered]
+    neurons = [
+        NeuronType(
+            names[nest],
+            taps[names[nest]],
+            nest[0].size if nest[0].fixed else None,
+            parents=tuple(names[parent] for parent in nesting.parents(nest)),
+        )
+        for nest in types
+    ]
+    sizes = [(math.prod(layer.size for layer in nest),) for nest in types]
     if SCALARS in taps:
         neurons.append(NeuronType(SCALARS, taps[SCALARS], 1))
         sizes.append((1,))
@@ -144,103 +179,168 @@ def build_layout(
     )
 
 
-def _names(layers: Sequence[Layer]) -> dict[Layer, str]:
-    """`input`, `hidden1`, ..., `output`; further ones are counted."""
+def _settled(
+    uses: Mapping[str, Use], values: Sequence[Signal]
+) -> tuple[dict[str, list[Piece]], Nesting]:
+    """The parts of all tensors, and what is nested in what, once every part has a place."""
+    whole: dict[Segment, Layer] = {}
+    while True:
+        pieces = {key: list(_pieces(use, whole)) for key, use in uses.items()}
+        found = [piece.ends for parts in pieces.values() for piece in parts]
+        nesting = Nesting(values, found)
+        crossed = next((layers for ends in found if (layers := nesting.conflict(ends))), None)
+        if crossed is None:
+            return pieces, nesting
+        for layer in crossed:
+            layer.is_fixed = True
+
+
+def _types(nesting: Nesting, ends: Sequence[Ends]) -> list[Nest]:
+    """The layers, and the pairs of layers, that tensors belong to, parents first."""
+    wanted = dict.fromkeys(nest for e in ends for nest in nesting.types(e))
+    found: dict[Nest, None] = {}
+
+    def add(nest: Nest) -> None:
+        for parent in nesting.parents(nest):
+            add(parent)
+        found.setdefault(nest)
+
+    for nest in sorted(wanted, key=lambda nest: [layer.order for layer in reversed(nest)]):
+        add(nest)
+    return list(found)
+
+
+def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
+    """`input`, `hidden1`, ..., `output`; further ones are counted.
+
+    Layers that others are nested in are groups, such as the heads of attention.
+    """
     counts: dict[str, int] = {}
     names = {}
-    for layer in layers:
+    groups = {nesting.parents(nest)[0] for nest in types if nesting.parents(nest)}
+    for nest in types:
+        layer = nest[-1]
         kind = "input" if layer.is_input else "output" if layer.is_output else "hidden"
         if layer.is_fixed and kind == "hidden":
             kind = "fixed"
+        if len(nesting.parents(nest)) == 2:
+            kind = "pair"
+        elif nest in groups:
+            kind = "group"
         counts[kind] = number = counts.get(kind, 0) + 1
-        names[layer] = kind if number == 1 and kind != "hidden" else f"{kind}{number}"
+        is_single = number == 1 and kind in ("input", "output", "fixed")
+        names[nest] = kind if is_single else f"{kind}{number}"
     return names
 
 
-def _pieces(use: Use) -> Iterator[tuple[Leaf, ...]]:
+def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
     """The parts of a tensor, each within one layer or pair of layers."""
     axes: list[list[Leaf]] = []
     for size, segments in zip(use.shape, use.neurons, strict=True):
-        if not axes and use.entry is not None:
-            cut = (use.entry, use.entry + 1)
-            axes.append([Leaf(None, cut, (1,), ("tap",), (0,), (1,))])
-        elif segments is None:
-            axes.append([Leaf(None, (0, size), (size,), ("tap",), (0,), (size,))])
+        first, last = use.rows if use.rows and not axes else (0, size)
+        if segments is None:
+            count = last - first
+            axes.append([Leaf((None,), (first, last), (count,), (0,), (count,))])
         else:
-            role = use.roles[len(axes)]
-            axes.append(list(_leaves(resolve(segments), role or "neuron", size)))
-    if sum(segments is not None for segments in use.neurons) > 2:
-        raise ConversionError(
-            f"Expected weights between two layers (got '{use.key}' with neurons on "
-            f"{sum(s is not None for s in use.neurons)} axes)"
-        )
-    yield from product(*axes)
+            axes.append(list(_leaves(without_fixed(segments, whole), first, last)))
+    for chosen in product(*axes):
+        leaves = _one_of_fixed(chosen, use.neuron_roles())
+        found = [
+            (layer, role)
+            for leaf, role in zip(leaves, use.neuron_roles(), strict=True)
+            for layer in leaf.layers
+            if layer is not None
+        ]
+        layers, roles = tuple(n for n, _ in found), tuple(role for _, role in found)
+        yield Piece(leaves, Ends(layers, roles, use.is_named))
 
 
-def _leaves(segments: Segments, role: PlacementAxis, size: int) -> Iterator[Leaf]:
-    offset = 0
-    for segment in segments:
-        before, after = segment.before or 1, segment.after or 1
-        length = before * segment.neurons * after
-        if segment.is_plain:
-            # Whole layers one after another are slices; no view is needed.
-            stop = offset + length
-            yield Leaf(segment.layers[0], (0, size), (size,), (role,), (offset,), (stop,))
-        else:
-            inner = 0
-            for layer in segment.layers:
-                axes: tuple[PlacementAxis, ...] = ("tap", role, "tap")
-                view = (before, segment.neurons, after)
-                start, stops = (0, inner, 0), (before, inner + layer.size, after)
-                kept = [i for i in range(3) if i == 1 or view[i] != 1]
-                yield Leaf(
-                    layer,
-                    (offset, offset + length),
-                    tuple(view[i] for i in kept),
-                    tuple(axes[i] for i in kept),
-                    tuple(start[i] for i in kept),
-                    tuple(stops[i] for i in kept),
+def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tuple[Leaf, ...]:
+    """The same parts, where fixed layers on several axes are taps of the others, or of the last."""
+    found = list(leaves)
+    for role in ("target", "source"):
+        layers = [
+            n for leaf, r in zip(leaves, roles, strict=True) for n in leaf.layers if n and r == role
+        ]
+        kept = [n for n in layers if not n.fixed] or layers[-1:]
+        for place, leaf in enumerate(leaves):
+            if roles[place] == role:
+                found[place] = leaf._replace(
+                    layers=tuple(n if n in kept else None for n in leaf.layers)
                 )
-                inner += layer.size
+    return tuple(found)
+
+
+def _leaves(segments: Segments, first: int, last: int) -> Iterator[Leaf]:
+    """The layers of an axis, or of the entries `first:last` of one."""
+    offset = first
+    for segment in segments:
+        length = segment.size or 1
+        if len(segment.factors) == 1:
+            # Whole layers one after another are slices; no view is needed.
+            layer, inner = _layer(segment.factors[0]), offset - first
+            yield Leaf((layer,), (first, last), (last - first,), (inner,), (inner + length,))
+        else:
+            cut = (offset, offset + length)
+            view = tuple(size_of(factor) or 1 for factor in segment.factors)
+            for chosen in product(*map(_choices, segment.factors)):
+                layers, starts, stops = zip(*chosen, strict=True)
+                yield Leaf(layers, cut, view, starts, stops)
         offset += length
 
 
+def _choices(factor: Factor) -> list[tuple[Layer | None, int, int]]:
+    """The parts of an axis inside of a product, each with its bounds."""
+    if not isinstance(factor, tuple):
+        return [(_layer(factor), 0, size_of(factor) or 1)]
+    found = []
+    offset = 0
+    for segment in factor:
+        stop = offset + (segment.size or 1)
+        if len(segment.factors) > 1:
+            raise ConversionError(
+                f"Expected the layers of an axis to alternate in one way (got "
+                f"{describe(factor)}, which no view of the tensor can take apart)"
+            )
+        found.append((_layer(segment.factors[0]), offset, stop))
+        offset = stop
+    return found
+
+
+def _layer(factor: Factor) -> Layer | None:
+    return factor if isinstance(factor, Layer) else None
+
+
 def _store(
-    use: Use,
-    part: tuple[Leaf, ...],
-    names: Mapping[Layer, str],
-    parallel: Counter[tuple[str, str]],
-    own: dict[tuple[str, str], WeightKey],
+    ends: Sequence[str], parallel: Counter[tuple[str, str]], own: dict[tuple[str, str], WeightKey]
 ) -> str | WeightKey:
     """Where a part of a tensor goes; tensors over the same pair of layers get own names."""
-    roles = {
-        role: names[leaf.layer]
-        for role, leaf in zip(use.roles, part, strict=True)
-        if leaf.layer is not None
-    }
-    if not roles:
+    if not ends:
         return SCALARS
-    if len(roles) == 1:
-        return next(iter(roles.values()))
-    ends = roles["source"], roles["target"]
-    if ends not in own:
-        parallel[ends] += 1
-        number = parallel[ends]
-        own[ends] = (ends[0], "weight" if number == 1 else f"weight{number}", ends[1])
-    return own[ends]
+    if len(ends) == 1:
+        return ends[0]
+    pair = ends[1], ends[0]
+    if pair not in own:
+        parallel[pair] += 1
+        number = parallel[pair]
+        own[pair] = (pair[0], "weight" if number == 1 else f"weight{number}", pair[1])
+    return own[pair]
 
 
 def _placement(
-    use: Use, part: tuple[Leaf, ...], store: str | WeightKey, tap: int, tied: Sequence[str]
+    use: Use, piece: Piece, store: str | WeightKey, tap: int, tied: Sequence[str]
 ) -> Placement:
-    cut = tuple(leaf.cut for leaf in part)
+    leaves, roles = piece.leaves, iter(piece.ends.roles)
+    cut = tuple(leaf.cut for leaf in leaves)
+    axes: list[PlacementAxis] = [
+        "tap" if layer is None else next(roles) for leaf in leaves for layer in leaf.layers
+    ]
     if store == SCALARS:
-        part = (Leaf(None, (0, 1), (1,), ("neuron",), (0,), (1,)), *part)
-    axes = tuple(axis for leaf in part for axis in leaf.axes)
+        leaves, axes = (Leaf((None,), (0, 1), (1,), (0,), (1,)), *leaves), ["neuron", *axes]
     if isinstance(store, str):
-        axes = tuple("tap" if axis == "tap" else "neuron" for axis in axes)
+        axes = ["tap" if axis == "tap" else "neuron" for axis in axes]
     whole = all(c == (0, n) for c, n in zip(cut, use.shape, strict=True))
-    view = tuple(n for leaf in part for n in leaf.view)
+    view = tuple(n for leaf in leaves for n in leaf.view)
     if math.prod(view) == 0:
         raise ConversionError(f"Expected a tensor with entries (got '{use.key}' {use.shape})")
     return Placement(
@@ -249,9 +349,9 @@ def _placement(
         use.dtype,
         store,
         view,
-        axes,
-        tuple(n for leaf in part for n in leaf.start),
-        tuple(n for leaf in part for n in leaf.stop),
+        tuple(axes),
+        tuple(n for leaf in leaves for n in leaf.start),
+        tuple(n for leaf in leaves for n in leaf.stop),
         tap,
         cut=None if whole else cut,
     )

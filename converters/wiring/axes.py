@@ -1,22 +1,25 @@
 r"""Axes that consist of neuron layers, with their positions.
 
-While a computation is followed, the channel axis of an activation is written as a tuple of
-:class:`Segment`, one after another (a concatenation). A segment is an axis of
-`before * sum of layer sizes * after` entries, the last factor running fastest: after
-`flatten`, the spatial positions of a channel are `after` entries of its neuron, or, if the
-channels were permuted to the end before, `before` entries.
+While a computation is followed, an axis of an activation is written as a tuple of
+:class:`Segment`, one after another (a concatenation). A segment is a product of layers and of
+numbers of positions, the last factor running fastest: after `flatten`, the spatial positions of
+a channel are a number behind its layer, or, if the channels were permuted to the end before, one
+in front of it. The dimensions of attention heads are two layers, `heads x dimensions`. A factor
+may be an axis itself, where the entries of a concatenation alternate.
 
 A :class:`Layer` is a node of a union-find: layers whose neurons must be permuted together are
-merged, and a layer is *refined* into several (slices, concatenations) or into neurons with
-positions (the reverse of a flatten) where it turns out to consist of them. Nothing is placed
-until all is known: :func:`resolve` gives an axis in terms of the layers that are left.
+merged, and a layer is *refined* into several (slices, concatenations) or into a product (the
+reverse of a flatten) where it turns out to consist of them. Nothing is placed until all is known:
+:func:`resolve` gives an axis in terms of the layers that are left.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, Union
 
 from nfn_graph.converters.errors import ConversionError
 
@@ -31,8 +34,11 @@ class Layer:
         is_input: Whether it is read from the network's input.
         is_output: Whether it is an output of the network.
         is_fixed: Whether its neurons keep their order for another reason.
+        is_loose: Whether nothing yet says that these are neurons: the axes of a reshape, or copies
+            of one value. They become positions where they are used as such.
         merged: The layer that it was tied to.
         refined: What it turned out to consist of.
+        values: All values of the network that hold neurons, in whatever layers.
     """
 
     size: int
@@ -40,8 +46,10 @@ class Layer:
     is_input: bool = False
     is_output: bool = False
     is_fixed: bool = False
+    is_loose: bool = False
     merged: Layer | None = None
     refined: Segments | None = None
+    values: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def root(self) -> Layer:
@@ -58,44 +66,60 @@ class Layer:
 
     def part(self, size: int, index: int) -> Layer:
         """A new layer for a part of this one."""
-        return Layer(size, (*self.order, index), self.is_input, self.is_output, self.is_fixed)
+        return Layer(
+            size,
+            (*self.order, index),
+            self.is_input,
+            self.is_output,
+            self.is_fixed,
+            self.is_loose,
+            values=self.values,
+        )
+
+
+# A layer, an axis inside of the product, or a number of positions (None where not yet known).
+Factor = Union[Layer, "Segments", int, None]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`before * sum(layer sizes) * after` entries of an axis; None where not yet known.
+    """Entries of an axis that are a product of layers and positions, the last one fastest."""
 
-    Several layers only where `before` is not 1; otherwise they are segments of their own.
-    """
-
-    layers: tuple[Layer, ...]
-    before: int | None = 1
-    after: int | None = 1
+    factors: tuple[Factor, ...]
 
     @property
-    def neurons(self) -> int:
-        """The neurons of all its layers."""
-        return sum(layer.size for layer in self.layers)
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers among its factors, those of axes inside of it included."""
+        return tuple(layer for factor in self.factors for layer in _layers_in(factor))
 
     @property
     def size(self) -> int | None:
         """The number of entries."""
-        if self.before is None or self.after is None:
-            return None
-        return self.before * self.neurons * self.after
+        sizes = [size_of(factor) for factor in self.factors]
+        return None if None in sizes else math.prod(n for n in sizes if n is not None)
 
     @property
     def is_plain(self) -> bool:
         """Whether it is just a layer, without positions."""
-        return self.before == 1 and self.after == 1
+        return len(self.factors) == 1 and isinstance(self.factors[0], Layer)
 
 
 Segments = tuple[Segment, ...]
+
+#: Layers in the order in which they number the neurons of a type, parents first.
+Nest = tuple[Layer, ...]
 
 
 def plain(*layers: Layer) -> Segments:
     """An axis of whole layers, one after another."""
     return tuple(Segment((layer,)) for layer in layers)
+
+
+def size_of(factor: Factor) -> int | None:
+    """The number of entries of a factor, None if not known."""
+    if isinstance(factor, Layer):
+        return factor.size
+    return axis_size(factor) if isinstance(factor, tuple) else factor
 
 
 def axis_size(segments: Segments) -> int | None:
@@ -110,7 +134,33 @@ def axis_size(segments: Segments) -> int | None:
 
 def resolve(segments: Segments) -> Segments:
     """The same axis in terms of the layers that stand for it now."""
-    return tuple(part for segment in segments for part in _resolve_segment(segment))
+    found: list[Segment] = []
+    for segment in segments:
+        for part in product(*segment.factors):
+            if found and _is_number(found[-1]) and _is_number(part):
+                # Positions one after another are positions.
+                found[-1] = Segment((_sum(found[-1].factors[0], part.factors[0]),))
+            else:
+                found.append(part)
+    return tuple(found)
+
+
+def product(*factors: Factor) -> Segments:
+    """The axis that a flatten makes of several: a sum of products without sums in front."""
+    found: list[Factor] = []
+    for place, factor in enumerate(factors):
+        parts = _current(factor)
+        if not isinstance(parts, tuple):
+            _append(found, parts)
+        elif len(parts) == 1:
+            for inner in parts[0].factors:
+                _append(found, inner)
+        elif not found:
+            rest = factors[place + 1 :]
+            return tuple(s for part in parts for s in product(*part.factors, *rest))
+        else:
+            found.append(parts)
+    return (Segment(tuple(found) or (1,)),)
 
 
 def solve(segments: Segments, total: int) -> Segments:
@@ -123,42 +173,16 @@ def solve(segments: Segments, total: int) -> Segments:
             raise ConversionError(f"Expected an axis of {known} entries (got {total})")
         return segments
     open_ = segments[unknown[0]]
-    factor = open_.neurons * (open_.before or 1) * (open_.after or 1)
+    factor = math.prod(size_of(f) or 1 for f in open_.factors)
     rest = total - known
-    if (
-        len(unknown) > 1
-        or (open_.before is None and open_.after is None)
-        or rest <= 0
-        or rest % factor
-    ):
+    if len(unknown) > 1 or open_.factors.count(None) != 1 or rest <= 0 or rest % factor:
         raise ConversionError(
             f"Expected an axis of {total} entries to be {factor} entries times a number of "
             f"positions that its size alone settles (got {describe(segments)}). Give an "
             f"example_input, so that the shapes are known"
         )
-    positions = rest // factor
-    solved = (
-        replace(open_, before=positions)
-        if open_.before is None
-        else replace(open_, after=positions)
-    )
+    solved = Segment(tuple(rest // factor if f is None else f for f in open_.factors))
     return resolve((*segments[: unknown[0]], solved, *segments[unknown[0] + 1 :]))
-
-
-def spread(segments: Segments, before: int | None, after: int | None) -> Segments:
-    """The axis that a flatten makes of this one between `before` and `after` positions."""
-    if before == 1:
-        return tuple(replace(s, after=_product(s.after, after)) for s in segments)
-    if len(segments) == 1:
-        one = segments[0]
-        return (Segment(one.layers, _product(before, one.before), _product(one.after, after)),)
-    if len({s.after for s in segments}) == 1 and all(s.before == 1 for s in segments):
-        layers = tuple(layer for s in segments for layer in s.layers)
-        return (Segment(layers, before, _product(segments[0].after, after)),)
-    raise ConversionError(
-        f"Expected the layers of an axis to alternate in one way (got {before} x "
-        f"({describe(segments)}), which no view of the tensor can take apart)"
-    )
 
 
 def take(segments: Segments, start: int, stop: int) -> Segments:
@@ -181,22 +205,24 @@ def take(segments: Segments, start: int, stop: int) -> Segments:
         if (first, last) == (0, size):
             taken.append(segment)
             continue
-        after = segment.after or 1
-        if segment.before != 1 or first % after or last % after:
+        whole, *rest = segment.factors
+        after = math.prod(size_of(factor) or 1 for factor in rest)
+        if first % after or last % after:
             raise ConversionError(
                 f"Expected a slice at the bounds of neurons (got {start}:{stop} of "
                 f"{describe(segments)}, which cuts through the positions of a neuron)"
             )
         first, last = first // after, last // after
-        neurons = segment.neurons
-        sizes = [n for n in (first, last - first, neurons - last) if n]
-        parts = split(segment.layers[0], sizes)
-        taken.append(Segment((parts[1 if first else 0],), 1, after))
+        part: Factor = last - first
+        if isinstance(whole, Layer):
+            sizes = [n for n in (first, last - first, whole.size - last) if n]
+            part = split(whole, sizes)[1 if first else 0]
+        taken.append(Segment((part, *rest)))
     return resolve(tuple(taken))
 
 
 def split(layer: Layer, sizes: Sequence[int]) -> list[Layer]:
-    """Refines a layer into parts of the given sizes."""
+    """Refines a layer into parts of the given sizes, one after another."""
     parts = [layer.part(size, i) for i, size in enumerate(sizes)]
     layer.refined = plain(*parts)
     return parts
@@ -204,13 +230,7 @@ def split(layer: Layer, sizes: Sequence[int]) -> list[Layer]:
 
 def describe(segments: Segments) -> str:
     """An axis in words, for messages."""
-    words = []
-    for s in segments:
-        sizes = "+".join(str(layer.size) for layer in s.layers)
-        before = "" if s.before == 1 else f"{s.before or '?'} x "
-        after = "" if s.after == 1 else f" x {s.after or '?'}"
-        words.append(f"{before}{sizes} neurons{after}")
-    return " then ".join(words)
+    return " then ".join(_describe(segment) for segment in segments)
 
 
 def layers_of(segments: Segments) -> list[Layer]:
@@ -218,18 +238,64 @@ def layers_of(segments: Segments) -> list[Layer]:
     return [layer for segment in resolve(segments) for layer in segment.layers]
 
 
-def _product(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first * second
-
-
-def _resolve_segment(segment: Segment) -> Segments:
-    inner: list[Segment] = []
-    for layer in segment.layers:
-        root = layer.root
-        inner += resolve(root.refined) if root.refined is not None else plain(root)
-    return spread(tuple(inner), segment.before, segment.after)
-
-
 def layer_orders() -> Iterator[tuple[int, ...]]:
     """Places along the computation, for new layers."""
     return ((i,) for i in count())
+
+
+def _describe(segment: Segment) -> str:
+    words = []
+    for factor in segment.factors:
+        if isinstance(factor, tuple):
+            words.append(f"({describe(factor)})")
+        else:
+            size = size_of(factor)
+            words.append(f"{'?' if size is None else size}")
+            words[-1] += " neurons" if isinstance(factor, Layer) else ""
+    return " x ".join(words)
+
+
+def _current(factor: Factor) -> Segments | int | None:
+    """A factor in normal form: an axis of whole products, or a number of positions."""
+    if isinstance(factor, Layer):
+        root = factor.root
+        if root.refined is None:
+            return plain(root)
+        factor = root.refined
+    if not isinstance(factor, tuple):
+        return factor
+    axis = resolve(factor)
+    if len(axis) == 1 and _is_number(axis[0]):
+        number = axis[0].factors[0]
+        return number if number is None or isinstance(number, int) else axis
+    return axis
+
+
+def _append(found: list[Factor], factor: Factor) -> None:
+    """Adds a factor; neighbouring positions are one number."""
+    if factor == 1 and isinstance(factor, int):
+        return
+    is_number = factor is None or isinstance(factor, int)
+    if is_number and found and (found[-1] is None or isinstance(found[-1], int)):
+        last = found.pop()
+        known = isinstance(last, int) and isinstance(factor, int)
+        found.append(last * factor if known else None)  # type: ignore[operator]
+    else:
+        found.append(factor)
+
+
+def _is_number(segment: Segment) -> bool:
+    factor = segment.factors[0]
+    return len(segment.factors) == 1 and (factor is None or isinstance(factor, int))
+
+
+def _sum(first: Factor, second: Factor) -> int | None:
+    return first + second if isinstance(first, int) and isinstance(second, int) else None
+
+
+def _layers_in(factor: Factor) -> Iterator[Layer]:
+    if isinstance(factor, Layer):
+        yield factor
+    elif isinstance(factor, tuple):
+        for segment in factor:
+            yield from segment.layers

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Segments, axis_size, layers_of, plain, take
+from nfn_graph.converters.wiring.axes import (
+    Layer,
+    Segments,
+    axis_size,
+    layers_of,
+    plain,
+    product,
+    take,
+)
 from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reshaping import merge_axes, regroup
 from nfn_graph.converters.wiring.sources import ValueSource
@@ -19,9 +28,9 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Signal,
     Sizes,
-    Split,
     Value,
     Weight,
+    open_axes,
     position_of,
     shown,
     with_axis,
@@ -89,6 +98,9 @@ class AxisOperations(ValueSource):
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
         """The entries `start:stop:step` of an axis; negative bounds count from the end."""
+        if isinstance(x, Weight) and position_of(axis, x.rank) == 0 and step == 1:
+            first, last, _ = slice(start, stop).indices(x.shape[0])
+            return x if (first, last) == (0, x.shape[0]) else self.rows(x, first, last)
         if not isinstance(x, Signal):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
@@ -98,11 +110,8 @@ class AxisOperations(ValueSource):
             size = found.size
             new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
             return replace(x, stored=with_axis(x.stored, at, Positions(new)))
-        if isinstance(found, Part):
-            first, last, _ = slice(start, stop, step).indices(found.size or 0)
-            blocks = self._blocks(x, at, first, last) if step == 1 and first < last else None
-            if blocks is not None:
-                return blocks
+        if isinstance(found, Part) and step == 1:
+            return self._slice_split(x, at, start, stop)
         segments = self.neurons(x, at)
         size = axis_size(segments)
         if size is None:
@@ -114,8 +123,42 @@ class AxisOperations(ValueSource):
         if (first, last, step) == (0, size, 1):
             return x
         if step != 1:
-            self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
+            if step < 0 or size % step or len(range(first, last, step)) != size // step:
+                self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
+            # One of the positions of each neuron, such as the even entries of rotary ones.
+            layer = self.layer(size // step)
+            tie(segments, product(layer, step))
+            return replace(x, stored=with_axis(x.stored, at, Neurons(plain(layer))))
         return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
+
+    def _slice_split(self, x: Signal, at: int, start: int, stop: int | None) -> Value:
+        """A slice of an axis of a reshape, such as the queries of heads that were packed."""
+        found = x.axes[at]
+        if not isinstance(found, Part):
+            return x
+        split = found.split
+        if found.index:
+            split.cut(found.index)
+            return self.slice(x, at, start, stop)
+        size, *rest = split.sizes
+        first, last, _ = slice(start, stop).indices(size)
+        inner = math.prod(rest)
+        whole = take(split.segments, first * inner, last * inner)
+        new = open_axes(whole, [last - first, *rest])
+        stored = tuple(
+            new[axis.index] if isinstance(axis, Part) and axis.split is split else axis
+            for axis in x.axes
+        )
+        return replace(x, stored=stored)
+
+    def repeat(self, x: Value, axis: int, times: int) -> Value:
+        """Every entry of an axis several times, one after another: keys that heads share."""
+        if not isinstance(x, Signal):
+            return self._unneeded(x)
+        at = position_of(axis, x.rank)
+        self.check_certain(x, [axis])
+        merged = merge_axes([x.stored[at], Positions(times, is_copied=True)])
+        return replace(x, stored=with_axis(x.stored, at, merged))
 
     def select(self, x: Value, axis: int, index: int) -> Value:
         """One entry of an axis, which is dropped; entries of a weight are taps."""
@@ -135,21 +178,6 @@ class AxisOperations(ValueSource):
             return self.squeeze(self.slice(x, at, index, stop), at)
         return replace(x, stored=(*x.stored[:at], *x.stored[at + 1 :]))
 
-    def _blocks(self, x: Signal, at: int, first: int, last: int) -> Signal | None:
-        """Some of the blocks of neighbouring neurons that a reshape has made of an axis.
-
-        None if the axis at `at` does not count such blocks.
-        """
-        part = x.axes[at]
-        inner = [i for i, axis in enumerate(x.axes) if isinstance(axis, Part) and i != at]
-        if not isinstance(part, Part) or part.index != 0 or len(inner) != 1:
-            return None
-        size = part.split.sizes[1]
-        split = Split(take(part.split.segments, first * size, last * size), (last - first, size))
-        outer: Axis = Part(split, 0) if last - first > 1 else Positions(1)
-        block: Axis = Part(split, 1) if last - first > 1 else Neurons(split.segments)
-        return replace(x, stored=with_axis(with_axis(x.stored, at, outer), inner[0], block))
-
     def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
         """The axes from `start` to `stop`, both included, as one."""
         if not isinstance(x, Signal):
@@ -157,10 +185,10 @@ class AxisOperations(ValueSource):
         first, last = position_of(start, x.rank), position_of(stop, x.rank)
         if x.guessed and start > 0 and last == x.rank - 1:
             segments = self.neurons(x, -1) if start == 1 else ()
-            if len(segments) != 1 or segments[0].before != 1:
+            if len(segments) != 1 or not isinstance(segments[0].factors[0], Layer):
                 self.check_certain(x, [start])
             # There may be axes between the batch and the features.
-            return Signal((x.stored[0], Neurons((replace(segments[0], before=None),))))
+            return Signal((x.stored[0], Neurons(product(None, segments))))
         merged = merge_axes(x.stored[first : last + 1])
         return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 
@@ -171,6 +199,15 @@ class AxisOperations(ValueSource):
         if isinstance(x, Opaque):
             return self._unneeded(x)
         return Signal(regroup(x.stored, sizes))
+
+    def unflatten(self, x: Value, axis: int, sizes: Sizes) -> Value:
+        """One axis as several; -1 stands for the size that follows."""
+        if not isinstance(x, Signal):
+            return self._unneeded(x)
+        self.check_certain(x, [axis])
+        at = position_of(axis, x.rank)
+        parts = regroup([x.stored[at]], sizes)
+        return replace(x, stored=(*x.stored[:at], *parts, *x.stored[at + 1 :]))
 
     def permute(self, x: Value, order: Sequence[int]) -> Value:
         """Axes in another order."""

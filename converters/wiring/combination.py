@@ -148,17 +148,18 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         x = replace(x, stored=(*extra, *x.stored))
     shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
     _choose(wiring, x, [size != 1 for size in shape])
-    at = x.neuron_axis
-    if at is not None and other.is_uniform and shape[at] == x.shape[at]:
-        shape = (*shape[:at], 1, *shape[at + 1 :])
-    if at is not None and shape[at] != 1:
-        size = shape[at]
-        if size is None:
-            raise ConversionError(
-                f"Expected known shapes along neurons (got {shown(other.shape)}). {_HINT}"
-            )
-        padded = replace(other, shape=shape)
-        return _both_activations(wiring, x, wiring.claim(padded, at, size))
+    along = [
+        i
+        for i in x.neuron_axes
+        if shape[i] != 1 and x.shape[i] != 1 and not (other.is_uniform and shape[i] == x.shape[i])
+    ]
+    if any(shape[i] is None for i in along):
+        raise ConversionError(
+            f"Expected known shapes along neurons (got {shown(other.shape)}). {_HINT}"
+        )
+    if along:
+        sizes = tuple(n if i in along or i not in x.neuron_axes else 1 for i, n in enumerate(shape))
+        return _both_activations(wiring, x, wiring.claim_axes(replace(other, shape=sizes), along))
     stored = [
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
         for axis, n in zip(x.stored, shape, strict=True)
@@ -174,19 +175,19 @@ def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Sig
     stored = [
         _common_axis(i, a, b) for i, (a, b) in enumerate(zip(first.axes, second.axes, strict=True))
     ]
-    if sum(not isinstance(axis, Positions) for axis in stored) > 1 and not _one_split(stored):
-        raise ConversionError(
-            f"Expected the neurons of both operands on the same axis (got axes "
-            f"{first.neuron_axis} and {second.neuron_axis})"
-        )
     return Signal(tuple(stored), first.guessed or second.guessed)
 
 
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     if isinstance(a, Positions) and isinstance(b, Positions):
-        if a.size == 1:
-            return b
-        return a if b.size in (1, None) or a.size is not None else b
+        size = (
+            b.size
+            if a.size == 1
+            else a.size
+            if b.size in (1, None) or a.size is not None
+            else b.size
+        )
+        return Positions(size, all(n.is_copied or n.size == 1 for n in (a, b)))
     if isinstance(a, Positions):
         a, b = b, a
     if isinstance(b, Positions):
@@ -220,17 +221,9 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
 
 def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:
     """Settles which axis of a reshape holds the neurons, where the other operand says it."""
-    for i, (axis, is_wanted) in enumerate(zip(x.axes, wanted, strict=True)):
-        if isinstance(axis, Part) and is_wanted and axis.size != 1:
-            wiring.neurons(x, i)
-            return
-
-
-def _one_split(stored: list[Axis]) -> bool:
-    """Whether all axes of neurons come from one reshape."""
-    neurons = [axis for axis in stored if not isinstance(axis, Positions)]
-    splits = {id(axis.split) for axis in neurons if isinstance(axis, Part)}
-    return len(splits) == 1 and all(isinstance(axis, Part) for axis in neurons)
+    for axis, is_wanted in zip(x.axes, wanted, strict=True):
+        if isinstance(axis, Part) and is_wanted and axis.size != 1 and axis.split.axes is None:
+            axis.split.nest()
 
 
 def _padded(x: Signal, rank: int) -> Signal:

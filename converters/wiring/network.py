@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -9,11 +10,11 @@ from functools import reduce
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.assembly import build_layout
 from nfn_graph.converters.wiring.axes import (
-    Segment,
     Segments,
     axis_size,
     layers_of,
     plain,
+    product,
     resolve,
     solve,
 )
@@ -93,23 +94,54 @@ class Wiring(Reductions):
                 target=int(transposed),
                 source=int(not transposed),
             )
-        elif groups == channels > 0:
-            x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
-            segments = solve(self.neurons(x, axis), channels)
-            copies = weight.shape[1] if transposed else weight.shape[0] // groups
-            spread = tuple(replace(s, after=(s.after or 1) * copies) for s in segments)
-            own: Segments = segments if transposed else spread
-            self.use(weight, [("neuron", own), *[None] * (weight.rank - 1)])
-            y = replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), Neurons(spread)))
         else:
-            self.refuse(
-                f"Expected a convolution with 1 group or with as many as its {channels} input "
-                f"channels (got {groups} groups). Its symmetry is smaller: channels of "
-                f"different groups cannot be exchanged one by one"
-            )
+            x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
+            y = self._grouped(x, weight, axis, groups, transposed)
+        if isinstance(x, Signal):
+            # Neurons behind a single channel are its positions.
+            behind = x.neuron_axis if x.axes[axis] == Positions(1) else None
+            self.mixes(x, [i for i in range(x.rank - spatial, x.rank) if i != behind])
         positions = [Positions()] * spatial
         y = Signal((*y.stored[: y.rank - spatial], *positions), y.guessed)
         return y if bias is None else self.channelwise(y, [bias], axis)
+
+    def _grouped(
+        self, x: Signal, weight: Weight, axis: int, groups: int, transposed: bool
+    ) -> Signal:
+        """A convolution whose channels are nested in groups, and joined inside of each only."""
+        channels = weight.shape[0] if transposed else weight.shape[1] * groups
+        outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+        if groups < 1 or channels % groups or outputs % groups:
+            self.refuse(
+                f"Expected groups that divide the numbers of channels (got {groups} groups of "
+                f"{channels} and {outputs} channels)"
+            )
+        known = solve(self.neurons(x, axis), channels)
+        inner = channels // groups
+        parts: list[Segments] = []
+        if inner == 1 and not (transposed and len(known) > 1):
+            # Every channel is a group, of whatever layer it is.
+            parts = [(segment,) for segment in known]
+            source: Segments | None = None
+        else:
+            group, inside = self.layer(groups), self.layer(inner)
+            tie(known, product(group, inside))
+            parts, source = [plain(group)], plain(inside)
+        made = []
+        inside_groups: Segments = ()
+        for part in parts:
+            inside_groups = plain(self.layer(outputs // groups)) if outputs > groups else ()
+            made.append(product(part, inside_groups or 1))
+        target = tuple(segment for part in made for segment in part)
+        roles: list[tuple[PlacementAxis, Segments] | None] = [None] * weight.rank
+        if transposed:
+            roles[0] = ("source" if source else "neuron", known)
+            roles[1] = ("target" if source else "neuron", inside_groups) if inside_groups else None
+        else:
+            roles[0] = ("target" if source else "neuron", target)
+            roles[1] = ("source", source) if source else None
+        self.use(weight, roles)
+        return replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), Neurons(target)))
 
     def _with_channels(self, x: Signal, axis: int) -> Signal:
         """A value whose neurons a weight reads along an axis.
@@ -121,7 +153,7 @@ class Wiring(Reductions):
         if along is None or at == along or x.axes[at] != Positions(1):
             return x
         size, layer = x.shape[along], self.layer(1)
-        tie(self.neurons(x, along), (Segment((layer,), 1, size),))
+        tie(self.neurons(x, along), product(layer, size))
         stored = with_axis(x.stored, along, Positions(size))
         return replace(x, stored=with_axis(stored, at, Neurons(plain(layer))))
 
@@ -143,9 +175,23 @@ class Wiring(Reductions):
             return self._along_positions(second, first, -2)
         if isinstance(first, Signal) and isinstance(second, Opaque):
             return self._along_positions(first, second, -1)
+        if (
+            isinstance(first, Signal)
+            and isinstance(second, Signal)
+            and min(first.rank, second.rank) > 1
+        ):
+            rank = max(first.rank, second.rank) - 2
+            batch = string.ascii_lowercase[:rank]
+            names = (batch[rank + 2 - first.rank :] + "xy", batch[rank + 2 - second.rank :] + "yz")
+            return self.contract(first, second, names, batch + "xz")
+        if isinstance(first, Weight) != isinstance(second, Weight):
+            stored, x = (first, second) if isinstance(first, Weight) else (second, first)
+            if isinstance(stored, Weight) and x.shape is not None and len(x.shape) == stored.rank:
+                batch = string.ascii_lowercase[: stored.rank - 2]
+                return self.contract(first, second, (batch + "xy", batch + "yz"), batch + "xz")
         self.refuse(
-            "Expected a product with one stored matrix (got matmul of two computed values, as in "
-            "attention, or of two stored ones, which have no graph of weights)"
+            "Expected a product of an activation with a stored matrix or with another activation "
+            "(got a matmul of two stored tensors, or of vectors, which has no graph of weights)"
         )
 
     def _column_axis(self, x: Signal | Opaque) -> int:
@@ -211,7 +257,9 @@ class Wiring(Reductions):
         """Statistics of each channel, stored or computed: batch norm, instance norm."""
         if isinstance(x, Signal) and x.rank > 1 and isinstance(x.axes[1], Part):
             self.neurons(x, 1)
-        return self.statistics(self.channelwise(x, parameters, 1) if parameters else x)
+        y = self.channelwise(x, parameters, 1) if parameters else x
+        others = [i for i in range(y.rank) if i != 1] if isinstance(y, Signal) else []
+        return self.statistics(y, others)
 
     def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
         """Statistics over the last `num_axes` axes, parameters of their shape."""
@@ -221,16 +269,105 @@ class Wiring(Reductions):
         return reduce(self.combine, parameters, self.statistics(x, range(-num_axes, 0)))
 
     def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:
-        """Only one group, or one per channel: else channels of different groups differ."""
+        """Statistics over groups of channels, along axis 1; the channels are nested in them."""
         y = self.channelwise(x, parameters, 1) if parameters else x
-        channels = y.shape[1] if isinstance(y, Signal) else None
-        if groups not in (1, channels):
+        if not isinstance(y, Signal):
+            return y
+        channels = y.shape[1]
+        if groups == 1:
+            return self.statistics(y, range(1, y.rank))
+        if channels is None or channels % groups:
             self.refuse(
-                f"Expected GroupNorm with 1 group or one per channel (got {groups} groups of "
-                f"{channels} channels). Its symmetry is smaller: channels of different groups "
-                f"cannot be exchanged one by one"
+                f"Expected GroupNorm with groups that divide the channels (got {groups} groups of "
+                f"{channels} channels)"
             )
-        return y if groups == 1 else self.statistics(y)
+        if groups < channels:
+            group, inside = self.layer(groups), self.layer(channels // groups)
+            tie(self.neurons(y, 1), product(group, inside))
+            # The statistics of a group.
+            grouped = Signal(with_axis(y.stored, 1, Neurons(plain(group))))
+            self.statistics(grouped, range(2, y.rank))
+        return self.statistics(y, range(2, y.rank))
+
+    def contract(self, first: Value, second: Value, names: tuple[str, str], output: str) -> Value:
+        """A product of two values, with a letter for every axis as in `einsum`.
+
+        Axes of one letter are the same neurons or positions; those that the output lacks are
+        summed over. Of a stored tensor, letters that the other value lacks are new neurons, and
+        letters that the output lacks are the neurons that it reads.
+        """
+        if isinstance(first, Opaque) and isinstance(second, Opaque):
+            return self.opaque([first, second])
+        if isinstance(first, Weight) and not isinstance(second, Weight):
+            return self._weighted(second, first, (names[1], names[0]), output)
+        if isinstance(second, Weight) and not isinstance(first, Weight):
+            return self._weighted(first, second, names, output)
+        if isinstance(first, Weight) or isinstance(second, Weight):
+            self.refuse(
+                "Expected a product with one stored tensor (got a product of two stored ones, "
+                "which has no graph of weights)"
+            )
+        letters = list(dict.fromkeys(names[0] + names[1]))
+        aligned = [
+            self._aligned(x, own, letters) for x, own in zip((first, second), names, strict=True)
+        ]
+        y = self.combine(*aligned)
+        if not isinstance(y, Signal):
+            return y
+        gone = [i for i, letter in enumerate(letters) if letter not in output]
+        z = self.reduce(y, gone) if gone else y
+        left = [letter for letter in letters if letter in output]
+        order = [left.index(letter) for letter in output]
+        if isinstance(z, Opaque) and z.shape is not None:
+            return replace(z, shape=tuple(z.shape[i] for i in order))
+        return self.permute(z, order)
+
+    def _aligned(self, x: Value, own: str, letters: Sequence[str]) -> Value:
+        """A value with one axis for each of some letters, of size 1 where it has none."""
+        if x.shape is None or len(x.shape) != len(own):
+            self.refuse(
+                f"Expected a value with {len(own)} axes in a product (got "
+                f"{'unknown ones' if x.shape is None else len(x.shape)}). Give an example_input"
+            )
+        if isinstance(x, Opaque):
+            sizes = dict(zip(own, x.shape, strict=True))
+            return self.opaque([x], [sizes.get(letter, 1) for letter in letters])
+        order = [letter for letter in letters if letter in own]
+        y = self.permute(x, [own.index(letter) for letter in order])
+        for place, letter in enumerate(letters):
+            if letter not in own:
+                y = self.unsqueeze(y, place)
+        return y
+
+    def _weighted(self, x: Value, weight: Weight, names: tuple[str, str], output: str) -> Value:
+        """A product with a stored tensor of any number of axes."""
+        own, stored = names
+        if any(letter not in own and letter not in output for letter in stored):
+            self.refuse("Expected a stored tensor that is not summed over (got an axis that is)")
+        reading = [letter for letter in stored if letter in own and letter not in output]
+        if not reading:
+            self.refuse(
+                "Expected a stored tensor that reads the neurons along an axis (got a product that "
+                "sums over none of its axes)"
+            )
+        for letter in reading:
+            x = self.claim(x, own.index(letter) - len(own), weight.shape[stored.index(letter)])
+        if not isinstance(x, Signal) or x.rank != len(own):
+            self.refuse("Expected a value with known axes in a product. Give an example_input")
+        self.settle(x, [own.index(letter) for letter in own if letter in stored])
+        roles: list[tuple[PlacementAxis, Segments] | None] = []
+        axes = dict(zip(own, x.stored, strict=True))
+        for letter, size in zip(stored, weight.shape, strict=True):
+            if letter not in own:
+                axes[letter] = self.fresh(size)
+                roles.append(("target", plain(*layers_of(axes[letter].segments))))  # type: ignore[union-attr]
+            elif isinstance(x.axes[own.index(letter)], Positions):
+                roles.append(None)
+            else:
+                known = solve(self.neurons(x, own.index(letter)), size)
+                roles.append(("source" if letter in reading else "target", known))
+        self.use(weight, roles)
+        return Signal(tuple(axes[letter] for letter in output))
 
     def output(self, x: Value) -> None:
         """An output of the network: its neurons keep their order."""
@@ -238,8 +375,8 @@ class Wiring(Reductions):
         if isinstance(x, Weight):
             self.show(x)
             return
-        if isinstance(x, Signal) and x.neuron_axis is not None:
-            self._output_axes.append(self.neurons(x, x.neuron_axis))
+        if isinstance(x, Signal) and len(x.neuron_axes) == 1:
+            self._output_axes.append(self.neurons(x, x.neuron_axes[0]))
         layers = layers_in(x) if isinstance(x, Signal) else layers_of(plain(*x.exposes))
         for layer in layers:
             layer.is_output = True
@@ -251,7 +388,22 @@ class Wiring(Reductions):
         for weight in self._shown:
             for key, own in weight.parts:
                 self._fix_shown(key, own)
-        return build_layout(self.uses, self.tensors, self.tied, self.tape)
+        self._check_rows()
+        return build_layout(self.uses, self.tensors, self.tied, self.values, self.tape)
+
+    def _check_rows(self) -> None:
+        """Refuses tensors of which only some rows are used, or the same ones twice."""
+        rows: dict[str, list[tuple[int, int]]] = {}
+        for use in self.uses.values():
+            rows.setdefault(use.key, []).append(use.rows or (0, use.shape[0] if use.shape else 1))
+        for key, found in rows.items():
+            bounds = [n for pair in sorted(found) for n in pair]
+            size = (*self.tensors[key].shape, 1)[0]
+            if bounds[0] != 0 or bounds[-1] != size or bounds[1:-1:2] != bounds[2::2]:
+                raise ConversionError(
+                    f"Expected every row of '{key}' to be used in one place (got rows "
+                    f"{sorted(found)} of {size})"
+                )
 
     def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
         """A weight that the network returns shows the order of the neurons along its axes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nfn_graph.converters.wiring.axes import Layer, Segment, plain
+from nfn_graph.converters.wiring.axes import Layer, plain, product
 from nfn_graph.converters.wiring.network import Wiring
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
@@ -84,7 +84,7 @@ def recur(
 def _tie_gates(w: Wiring, y: Signal, layer: Layer) -> None:
     segments = w.neurons(y, -1)
     size = sum(s.size or 0 for s in segments)
-    tie(segments, (Segment((layer,), size // layer.size),))
+    tie(segments, product(size // layer.size, layer))
 
 
 def _use_gates(w: Wiring, bias: Weight, layer: Layer) -> None:
@@ -93,7 +93,7 @@ def _use_gates(w: Wiring, bias: Weight, layer: Layer) -> None:
         w.refuse(
             f"Expected a bias with gates of {layer.size} hidden neurons (got {list(bias.shape)})"
         )
-    w.use(bias, [*[None] * (bias.rank - 1), ("neuron", (Segment((layer,), count),))])
+    w.use(bias, [*[None] * (bias.rank - 1), ("neuron", product(count, layer))])
 
 
 def _begin(w: Wiring, state: Value | None, layer: Layer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from nfn_graph.converters.wiring.axes import Segment, layers_of
 from nfn_graph.converters.wiring.axis_operations import AxisOperations
 from nfn_graph.converters.wiring.values import (
     Axis,
@@ -38,7 +39,6 @@ class Reductions(AxisOperations):
             return x.view(order)
         self.check_certain(x, axes or [])
         self.settle(x, list(gone))
-        self.statistics(x, [i for i in gone if i not in _whole_splits(x, gone)])
         kept: list[Axis] = []
         for i, axis in enumerate(x.stored):
             if i not in gone:
@@ -75,15 +75,13 @@ class Reductions(AxisOperations):
     def statistics(self, x: Value, axes: Sequence[int] | None = None) -> Value:
         """A symmetric function along axes that keeps them: softmax, the statistics of a norm.
 
-        All axes if None. It may not run over a part of a layer's neurons, as softmax over the
-        heads of a reshape would.
+        All axes if None.
         """
-        if isinstance(x, Signal):
-            chosen = range(x.rank) if axes is None else [position_of(i, x.rank) for i in axes]
-            if any(isinstance(x.axes[i], Part) for i in chosen):
-                self.refuse(
-                    "Expected statistics over whole layers (got a reshape that splits the neurons)"
-                )
+        if isinstance(x, Signal) and axes is not None:
+            is_open = any(isinstance(axis, Part) for axis in x.axes)
+            if is_open or len(x.neuron_axes) > 1:
+                # Its value at an entry depends on the others along these axes, as a mean does.
+                self.reduce(x, axes)
         return x
 
     def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Signal | Opaque:
@@ -109,30 +107,38 @@ class Reductions(AxisOperations):
         if isinstance(x, Signal):
             self.settle(x, range(x.rank) if axes is None else axes)
             for axis in range(x.rank) if axes is None else axes:
-                if not isinstance(x.axes[position_of(axis, x.rank)], Positions):
+                if not self.is_placed(x, axis):
                     self.refuse(
                         "Expected an operation along positions (got one along the neurons, "
                         "whose result depends on their order)"
                     )
         return x
 
+    def is_placed(self, x: Signal, axis: int) -> bool:
+        """Whether an axis holds positions, or becomes one of positions here."""
+        found = x.axes[position_of(axis, x.rank)]
+        if isinstance(found, Part):
+            found.split.nest()
+            found = x.axes[position_of(axis, x.rank)]
+        if isinstance(found, Neurons):
+            layers = layers_of(found.segments)
+            if not all(layer.is_loose for layer in layers):
+                return False
+            for layer in layers:
+                layer.refined = (Segment((layer.size,)),)
+        return True
+
     def settle(self, x: Signal, axes: Sequence[int]) -> None:
-        """Says which axis of a reshape holds the neurons, if an operation along others leaves one.
+        """Takes a reshape apart where an operation runs along some of its axes only.
 
         So the channels of `unflatten(1, (8, 4, 4))` before an operation along the last two axes.
         """
         chosen = {position_of(axis, x.rank) for axis in axes}
-        for at in chosen:
+        whole = _whole_splits(x, chosen)
+        for at in chosen - whole:
             axis = x.axes[at]
             if isinstance(axis, Part):
-                left = [
-                    i
-                    for i, other in enumerate(x.axes)
-                    if isinstance(other, Part) and other.split is axis.split
-                    if i not in chosen and other.size != 1
-                ]
-                if len(left) == 1:
-                    self.neurons(x, left[0])
+                axis.split.nest()
 
     def _resized(self, x: Value, axis: int, size: int | None) -> Value:
         """A value whose axis of size 1 has another size."""

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.wiring.axes import Segments, resolve, solve, spread
+from nfn_graph.converters.wiring.axes import (
+    Factor,
+    Layer,
+    Segment,
+    Segments,
+    layers_of,
+    product,
+    resolve,
+    size_of,
+    solve,
+)
 from nfn_graph.converters.wiring.values import (
     Axis,
     Neurons,
     Part,
     Positions,
     Sizes,
-    Split,
+    open_axes,
     settled,
     shown,
 )
@@ -22,39 +34,69 @@ from nfn_graph.converters.wiring.values import (
 def merge_axes(axes: Sequence[Axis]) -> Axis:
     """Neighbouring axes as one, the last running fastest."""
     axes = _rejoined([settled(axis) for axis in axes])
-    neurons = [i for i, axis in enumerate(axes) if isinstance(axis, Neurons)]
-    if not neurons:
-        return Positions(_product(axis.size for axis in axes))
-    at = neurons[0]
-    middle = axes[at]
-    if len(neurons) > 1 or not isinstance(middle, Neurons):
-        raise ConversionError("Expected one axis of neurons to flatten (got several)")
-    before = _product(axis.size for axis in axes[:at])
-    after = _product(axis.size for axis in axes[at + 1 :])
-    return Neurons(spread(resolve(middle.segments), before, after))
+    holds_neurons = any(isinstance(axis, Neurons) for axis in axes)
+    segments = product(*(_factor(axis, axes) for axis in axes))
+    return Neurons(segments) if holds_neurons else Positions(_product(a.size for a in axes))
 
 
 def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-    """One axis as several; which of them is the neurons' may stay open."""
+    """One axis as several; which of them are the neurons' may stay open."""
     if isinstance(axis, Positions):
         return [Positions(size) for size in sizes]
-    large = [i for i, size in enumerate(sizes) if size != 1] or [0]
-    found: list[Axis] = [Positions(1)] * len(sizes)
-    if len(large) == 1:
+    if not isinstance(axis, Neurons):
+        large = [i for i, size in enumerate(sizes) if size != 1] or [0]
+        if len(large) > 1:
+            axis.split.nest()
+            return split_axis(settled(axis), sizes)
+        found: list[Axis] = [Positions(1)] * len(sizes)
         found[large[0]] = axis
         return found
-    if not isinstance(axis, Neurons):
-        raise ConversionError("Expected an axis that was not split before (got one that was)")
-    before, inner, after = _factors(resolve(axis.segments))
-    count = sum(s.size or 0 for s in inner)
-    for i, size in enumerate(sizes):
-        fits = (math.prod(sizes[:i]), size, math.prod(sizes[i + 1 :])) == (before, count, after)
-        if fits:
-            found = [Positions(n) for n in sizes]
-            found[i] = Neurons(inner)
-            return found
-    split = Split(axis.segments, tuple(sizes))
-    return [Part(split, i) for i in range(len(sizes))]
+    blocks = _blocks(_factors(resolve(axis.segments)), sizes)
+    if blocks is None:
+        return open_axes(axis.segments, sizes)
+    return [part for factors, some in blocks for part in _split_block(factors, some)]
+
+
+def _split_block(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis]:
+    """Factors whose product is that of some sizes, as axes of these sizes."""
+    segments = product(*factors)
+    if not layers_of(segments):
+        return [Positions(size) for size in sizes]
+    if len(factors) > 1 and sum(size != 1 for size in sizes) > 1:
+        return _split_inside(factors, sizes) or open_axes(segments, sizes)
+    return open_axes(segments, sizes)
+
+
+def _split_inside(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis] | None:
+    """The same where a layer is cut by the bound of an axis that holds other factors, too."""
+    bounds = set(accumulate(sizes, mul))
+    finer: list[Factor] = []
+    refined: list[tuple[Layer, list[Layer]]] = []
+    before = 1
+    for factor in factors:
+        end = before * (size_of(factor) or 1)
+        cuts = [before, *sorted(n for n in bounds if before < n < end), end]
+        steps = [b // a for a, b in pairwise(cuts)]
+        if before * math.prod(steps) != end or (len(steps) > 1 and isinstance(factor, tuple)):
+            return None
+        if len(steps) > 1 and isinstance(factor, Layer):
+            refined.append((factor, [factor.part(n, i) for i, n in enumerate(steps)]))
+            finer += refined[-1][1]
+        else:
+            finer += steps if len(steps) > 1 else [factor]
+        before = end
+    if not bounds <= {1, *accumulate((size_of(factor) or 1 for factor in finer), mul)}:
+        return None
+    for layer, parts in refined:
+        layer.refined = product(*parts)
+    found: list[Axis] = []
+    for size in sizes:
+        some: list[Factor] = []
+        while math.prod(size_of(factor) or 1 for factor in some) < size:
+            some.append(finer.pop(0))
+        segments = product(*some)
+        found.append(Neurons(segments) if layers_of(segments) else Positions(size))
+    return found
 
 
 def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
@@ -125,34 +167,78 @@ def _rejoined(axes: list[Axis]) -> list[Axis]:
     found: list[Axis] = []
     i = 0
     while i < len(axes):
-        axis = axes[i]
+        axis = settled(axes[i])
         if not isinstance(axis, Part):
             found.append(axis)
             i += 1
             continue
         width = len(axis.split.sizes)
         group = axes[i : i + width]
-        if [a.index for a in group if isinstance(a, Part) and a.split is axis.split] != list(
+        if [a.index for a in group if isinstance(a, Part) and a.split is axis.split] == list(
             range(width)
         ):
-            raise ConversionError(
-                f"Expected the axes of a reshape of neurons to {axis.split.sizes} to be "
-                f"flattened in their order (got others between them)"
-            )
-        found.append(Neurons(axis.split.segments))
-        i += width
+            found.append(Neurons(axis.split.segments))
+            i += width
+        else:
+            # Heads in front of positions, or channels that are shuffled.
+            axis.split.nest()
     return found
 
 
-def _factors(segments: Segments) -> tuple[int | None, Segments, int | None]:
-    """An axis as positions, neurons, positions, where all segments agree on the positions."""
-    first = segments[0]
-    if len(segments) == 1 and first.before != 1:
-        inner: Segments = tuple(type(first)((layer,)) for layer in first.layers)
-        return first.before, inner, first.after
-    if all(s.before == 1 and s.after == first.after for s in segments):
-        return 1, tuple(type(s)(s.layers) for s in segments), first.after
-    return 1, segments, 1
+def _factor(axis: Axis, beside: Sequence[Axis]) -> Factor:
+    if isinstance(axis, Neurons):
+        return axis.segments
+    if isinstance(axis, Positions) and axis.is_copied and axis.size not in (1, None):
+        # Copies of neurons, such as keys that several heads share.
+        first = next((layers_of(a.segments)[0] for a in beside if isinstance(a, Neurons)), None)
+        if first is not None:
+            order = (*first.order, 0)
+            return Layer(axis.size or 1, order, is_loose=True, values=first.values)
+    return axis.size
+
+
+def _factors(segments: Segments) -> list[Factor]:
+    """An axis as factors; several segments have the positions in common that all of them have."""
+    if len(segments) == 1:
+        return list(segments[0].factors)
+    last = {segment.factors[-1] for segment in segments}
+    if len(last) == 1 and all(len(segment.factors) > 1 for segment in segments):
+        (after,) = last
+        if isinstance(after, int):
+            return [tuple(Segment(segment.factors[:-1]) for segment in segments), after]
+    return [segments]
+
+
+def _blocks(
+    factors: Sequence[Factor], sizes: Sequence[int]
+) -> list[tuple[list[Factor], list[int]]] | None:
+    """Factors and sizes in the smallest groups that have the same products."""
+    found: list[tuple[list[Factor], list[int]]] = []
+    left, right = list(factors), list(sizes)
+    while left:
+        if not right:
+            return None
+        some, few = [left.pop(0)], [right.pop(0)]
+        while True:
+            entries = [size_of(factor) for factor in some]
+            if None in entries:
+                return None
+            total = math.prod(n or 1 for n in entries)
+            if total == math.prod(few):
+                break
+            if total > math.prod(few) and right:
+                few.append(right.pop(0))
+            elif total < math.prod(few) and left:
+                some.append(left.pop(0))
+            else:
+                return None
+        if len(some) == 1 and isinstance(some[0], int) and len(few) > 1:
+            found += [([size], [size]) for size in few]
+        else:
+            found.append((some, few))
+    if found and right:
+        found[-1][1].extend(right)  # Of size 1.
+    return found
 
 
 def _product(sizes: Iterable[int | None]) -> int | None:

@@ -56,8 +56,10 @@ class ValueSource:
         self._orders = layer_orders()
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
+        #: All activations, from which follows what is nested in what.
+        self.values: list[Signal] = []
         self._shown: list[Weight] = []
-        self._entries: dict[str, tuple[str, int]] = {}
+        self._rows: dict[str, tuple[str, tuple[int, int]]] = {}
         self._has_output = False
         self._output_axes: list[Segments] = []
 
@@ -94,17 +96,26 @@ class ValueSource:
 
         Such are the directions of a recurrent network that are stored in one tensor.
         """
+        whole = self.rows(weight, index, index + 1)
+        return Weight(whole.shape[1:], tuple((key, own[1:]) for key, own in whole.parts))
+
+    def rows(self, weight: Weight, start: int, stop: int) -> Weight:
+        """The entries `start:stop` of a stored tensor along its first axis, as one of their own.
+
+        So the weights of queries, keys and values that are stored in one tensor. All other entries
+        must be used in the same way.
+        """
         parts = []
         for key, own in weight.parts:
-            if own[0] != 0 or key in self._entries:
+            if not own or own[0] != 0 or key in self._rows or key in self.uses:
                 self.refuse(
                     f"Expected a stored tensor as it is (got a view of '{key}' whose first axis "
                     f"is taken apart)"
                 )
-            name = f"{key}[{index}]"
-            self._entries[name] = (key, index)
-            parts.append((name, own[1:]))
-        return Weight(weight.shape[1:], tuple(parts))
+            name = f"{key}[{start}:{stop}]"
+            self._rows[name] = (key, (start, stop))
+            parts.append((name, own))
+        return Weight((stop - start, *weight.shape[1:]), tuple(parts))
 
     def opaque(self, values: Sequence[Value], shape: Sizes | None = None) -> Opaque:
         """Any parameter-free function of opaque values."""
@@ -133,15 +144,27 @@ class ValueSource:
         at = position_of(axis, len(shape))
         if shape[at] not in (None, size):
             self.refuse(f"Expected {size} input channels (got inputs of shape {list(shape)})")
-        name = (x.origin, len(shape) - at, size)
+        stored: list[Axis] = [Positions(n) for n in shape]
+        stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+        return Signal(tuple(stored), guessed=x.shape is None)
+
+    def claim_axes(self, x: Opaque, axes: Sequence[int]) -> Signal:
+        """A value of known shape with neurons along axes."""
+        shape = x.shape or ()
+        stored: list[Axis] = [Positions(n) for n in shape]
+        for at in axes:
+            size = shape[at] or 0
+            stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+        return Signal(tuple(stored))
+
+    def _claimed_layer(self, x: Opaque, axis: int, size: int) -> Layer:
+        name = (x.origin, axis, size)
         # Equal numbers are the same to every reader, in any order.
         if name not in self._claims or x.is_uniform:
             layer = self.layer(size)
             layer.is_input, layer.is_fixed = x.is_input, not x.is_uniform
             self._claims[name] = layer
-        stored: list[Axis] = [Positions(n) for n in shape]
-        stored[at] = Neurons(plain(self._claims[name]))
-        return Signal(tuple(stored), guessed=x.shape is None)
+        return self._claims[name]
 
     def expose(self, x: Value) -> None:
         """Fixes the layers whose order shows in a value that is used."""
@@ -160,7 +183,7 @@ class ValueSource:
         One number is a tap of the network. Of more, nothing would say which neurons they meet.
         """
         going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
-        going_on.update(key for key, _ in self._entries.values())
+        going_on.update(key for key, _ in self._rows.values())
         for operand in operands:
             for key in _keys_of(operand):
                 if key in going_on or key in self.uses:
@@ -229,7 +252,7 @@ class ValueSource:
         stored: list[Axis] = []
         for axis, size in zip(x.stored, shape, strict=True):
             if isinstance(axis, Positions):
-                stored.append(Positions(size))
+                stored.append(replace(axis, size=size))
             elif isinstance(axis, Neurons) and size is not None:
                 stored.append(Neurons(solve(axis.segments, size)))
             else:
@@ -261,8 +284,8 @@ class ValueSource:
     def use_of(self, key: str) -> Use:
         """What is known of a tensor's axes."""
         if key not in self.uses:
-            stored, entry = self._entries.get(key, (key, None))
-            self.uses[key] = Use.of(stored, self.tensors[stored], entry)
+            stored, rows = self._rows.get(key, (key, None))
+            self.uses[key] = Use.of(stored, self.tensors[stored], rows)
         return self.uses[key]
 
     def fresh(self, size: int) -> Neurons:
@@ -271,7 +294,7 @@ class ValueSource:
 
     def layer(self, size: int) -> Layer:
         """A new layer of neurons."""
-        return Layer(size, next(self._orders))
+        return Layer(size, next(self._orders), values=self.values)
 
 
 def _keys_of(x: Value) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.converters.wiring.axes import Layer, resolve
+from nfn_graph.converters.wiring.axes import Nest, resolve
 from nfn_graph.converters.wiring.values import Signal, Value
 from nfn_graph.data import Computation, Neurons, Range, Ref, Step
 from nfn_graph.run import OPERATIONS
@@ -81,7 +81,7 @@ class Tape:
         if isinstance(ref, Ref) and isinstance(value, Signal):
             self._values[ref.step] = value
 
-    def computation(self, keys: Mapping[str, int], names: Mapping[Layer, str]) -> Computation:
+    def computation(self, keys: Mapping[str, int], names: Mapping[Nest, str]) -> Computation:
         """The record, once all is known.
 
         Args:
@@ -102,17 +102,17 @@ class Tape:
         ]
         return Computation(tuple(steps), tuple(self._outputs), tuple(self._activations(names)))
 
-    def _activations(self, names: Mapping[Layer, str]) -> list[Neurons]:
+    def _activations(self, names: Mapping[Nest, str]) -> list[Neurons]:
         """For every layer the last result that holds its neurons and no others."""
         found: dict[str, Neurons] = {}
         for step, value in self._values.items():
-            axis = value.neuron_axis if isinstance(value, Signal) else None
-            if axis is None or not isinstance(value, Signal):
+            axes = value.neuron_axes if isinstance(value, Signal) else []
+            if len(axes) != 1 or not isinstance(value, Signal):
                 continue
-            segments = resolve(value.axes[axis].segments)  # type: ignore[union-attr]
-            if len(segments) == 1 and segments[0].is_plain and segments[0].layers[0] in names:
-                name = names[segments[0].layers[0]]
-                found[name] = Neurons(name, Ref(step), axis - value.rank)
+            (segment, *others) = resolve(value.axes[axes[0]].segments)  # type: ignore[union-attr]
+            name = names.get(segment.factors)  # type: ignore[arg-type]
+            if name is not None and not others:
+                found[name] = Neurons(name, Ref(step), axes[0] - value.rank)
         return [found[name] for name in names.values() if name in found]
 
     def _add(self, step: Step) -> Ref:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import (
+    Factor,
     Layer,
     Segment,
     Segments,
     axis_size,
     describe,
+    product,
     resolve,
+    size_of,
     split,
 )
 
@@ -24,56 +27,83 @@ def tie(left: Segments, right: Segments) -> None:
                 f"Expected two axes of the same known size (got {describe(left)} and "
                 f"{describe(right)})" + (". Give an example_input" if None in sizes else "")
             )
-        pairs = _aligned(left, right)
-        if pairs is not None:
-            for first, second in pairs:
-                _merge(first, second)
+        if not _approach(left, right):
             return
 
 
-def _aligned(left: Segments, right: Segments) -> list[tuple[Layer, Layer]] | None:
-    """Pairs of equal layers, or None after a first refinement towards them."""
-    pairs: list[tuple[Layer, Layer]] = []
+def _approach(left: Segments, right: Segments) -> bool:
+    """Takes one step towards equal axes; whether there was one left to take."""
     for a, b in zip(left, right, strict=False):
-        if (a.before, a.after) != (b.before, b.after):
-            _refine(a, b)
-            return None
-        for first, second in zip(a.layers, b.layers, strict=False):
-            if first.size != second.size:
-                large, small = sorted((first, second), key=lambda n: -n.size)
-                split(large, [small.size, large.size - small.size])
-                return None
-            pairs.append((first, second))
-        if a.neurons != b.neurons and a.before != 1:
-            raise ConversionError(
-                f"Expected two axes whose positions agree (got {describe(left)} and "
-                f"{describe(right)})"
-            )
-    return pairs
+        if a == b:
+            continue
+        sizes = a.size or 0, b.size or 0
+        if sizes[0] != sizes[1]:
+            _cut(*((a, b) if sizes[0] > sizes[1] else (b, a)))
+            return True
+        return _approach_products(a.factors, b.factors)
+    return False
 
 
-def _refine(a: Segment, b: Segment) -> None:
-    """Takes the coarser of two segments apart, one step towards the finer one."""
-    coarse, fine = (a, b) if (a.before == 1 and (a.after or 1) < (b.after or 1)) else (b, a)
-    if coarse.before != 1 and fine.before == 1:
-        coarse, fine = fine, coarse
-    ratio, rest = divmod(fine.after or 1, coarse.after or 1)
-    if coarse.before == 1 and not rest:
-        layer = coarse.layers[0]
-        entries = (fine.size or 0) // (coarse.after or 1)
-        if layer.size > entries:
-            split(layer, [entries, layer.size - entries])
-            return
-        if layer.size == entries:
-            parts = tuple(layer.part(n.size, i) for i, n in enumerate(fine.layers))
-            layer.refined = (Segment(parts, fine.before, ratio),)
-            return
-        if fine.before == 1 and layer.size % ratio == 0:
-            layer.refined = (Segment((layer.part(layer.size // ratio, 0),), 1, ratio),)
-            return
-    raise ConversionError(
-        f"Expected two axes whose positions agree (got {describe((a,))} and {describe((b,))})"
-    )
+def _cut(large: Segment, small: Segment) -> None:
+    """Splits the first layer of a segment, so that its first part is as large as another."""
+    first, *rest = large.factors
+    inside = 1
+    for factor in rest:
+        inside *= size_of(factor) or 1
+    count, left = divmod(small.size or 0, inside)
+    if not isinstance(first, Layer) or left or not 0 < count < first.size:
+        raise _disagreement((large,), (small,))
+    split(first, [count, first.size - count])
+
+
+def _approach_products(a: tuple[Factor, ...], b: tuple[Factor, ...]) -> bool:
+    """The same for two products of one size."""
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    if not a or not b:
+        return False
+    first, second = a[0], b[0]
+    if isinstance(first, tuple) or isinstance(second, tuple):
+        return _approach(product(*a), product(*b))
+    sizes = size_of(first) or 0, size_of(second) or 0
+    if sizes[0] > sizes[1]:
+        return _approach_products(b, a)
+    ratio, rest = divmod(sizes[1], sizes[0])
+    if rest:
+        raise _disagreement((Segment(a),), (Segment(b),))
+    if isinstance(first, Layer) and isinstance(second, Layer) and ratio == 1:
+        _merge(first, second)
+    elif isinstance(second, Layer) and ratio > 1:
+        second.refined = (Segment(_mirrored(second, a)),)
+    elif not isinstance(first, Layer) and not isinstance(second, Layer):
+        return _approach_products(a[1:], (ratio, *b[1:]))
+    else:
+        layer = first if isinstance(first, Layer) else second
+        if not isinstance(layer, Layer) or not layer.is_loose:
+            raise _disagreement((Segment(a),), (Segment(b),))
+        # Whatever may be positions is.
+        layer.refined = (Segment((layer.size,)),)
+    return True
+
+
+def _mirrored(layer: Layer, factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
+    """What a layer consists of that is a product of the first ones of some factors."""
+    found: list[Factor] = []
+    left = layer.size
+    for factor in factors:
+        size = size_of(factor) or 1
+        if left % size:
+            if isinstance(factor, Layer | tuple) or size % left:
+                break
+            size = left
+        part = layer.part(size, len(found))
+        # Of a layer that is taken apart, nothing says that both are neurons.
+        part.is_loose = layer.is_loose or (isinstance(factor, Layer) and factor.is_loose)
+        found.append(size if isinstance(factor, int) else part)
+        left //= size
+        if left == 1:
+            return tuple(found)
+    return (*found, layer.part(left, len(found)))
 
 
 def _merge(first: Layer, second: Layer) -> None:
@@ -86,3 +116,11 @@ def _merge(first: Layer, second: Layer) -> None:
     first.is_input |= second.is_input
     first.is_output |= second.is_output
     first.is_fixed |= second.is_fixed
+    first.is_loose &= second.is_loose
+
+
+def _disagreement(left: Segments, right: Segments) -> ConversionError:
+    return ConversionError(
+        f"Expected two axes whose neurons and positions agree (got {describe(left)} and "
+        f"{describe(right)})"
+    )

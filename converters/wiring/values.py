@@ -5,25 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Union
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring.axes import (
     Layer,
-    Segment,
     Segments,
     axis_size,
     layers_of,
     plain,
+    product,
     resolve,
 )
 from nfn_graph.converters.wiring.ties import tie
 
+Axis = Union["Positions", "Neurons", "Part"]
+
 
 @dataclass(frozen=True)
 class Positions:
-    """An axis without neurons: batch, time, space. None where its size is not known."""
+    """An axis without neurons: batch, time, space. None where its size is not known.
+
+    Args:
+        size: The number of entries.
+        is_copied: Whether all entries are copies of one, so that they are in no order.
+    """
 
     size: int | None = None
+    is_copied: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,49 @@ class Neurons:
 class Split:
     """A neuron axis that was reshaped into several axes, the reverse of a flatten.
 
-    Which of them is the neurons' shows when one is used as such: the others are positions.
+    What they are shows when one of them is used. Then they are settled, all at once.
+
+    Args:
+        segments: The axis that was reshaped.
+        sizes: The sizes of the axes that it was reshaped into.
+        axes: What they are, once it is known.
     """
 
     segments: Segments
     sizes: tuple[int, ...]
-    chosen: int | None = None
-    layer: Layer | None = None
+    axes: tuple[Axis, ...] | None = None
 
     def choose(self, index: int) -> None:
-        """Takes one of the axes as that of the neurons."""
-        if self.chosen is not None:
-            raise ConversionError(
-                f"Expected one axis of neurons after a reshape to {self.sizes} "
-                f"(got axes {self.chosen} and {index} used as such)"
-            )
-        first = resolve(self.segments)[0].layers[0]
-        layer = Layer(self.sizes[index], (*first.order, 0))
+        """Takes one of the axes as that of the neurons; the others are positions."""
+        layer = self._layer(self.sizes[index], index)
         before, after = math.prod(self.sizes[:index]), math.prod(self.sizes[index + 1 :])
-        tie(self.segments, (Segment((layer,), before, after),))
-        self.chosen, self.layer = index, layer
+        tie(self.segments, product(before, layer, after))
+        found: list[Axis] = [Positions(size) for size in self.sizes]
+        found[index] = Neurons(plain(layer))
+        self.axes = tuple(found)
+
+    def nest(self) -> None:
+        """Takes all of them as axes of neurons: heads and the dimensions inside of them."""
+        layers = {i: self._layer(n, i) for i, n in enumerate(self.sizes) if n != 1}
+        tie(self.segments, product(*layers.values()))
+        self.axes = tuple(
+            Neurons(plain(layers[i])) if i in layers else Positions(1)
+            for i in range(len(self.sizes))
+        )
+
+    def cut(self, index: int) -> None:
+        """Takes the axes before one apart from the rest, which stays open."""
+        outer = self._layer(math.prod(self.sizes[:index]), 0)
+        inner = self._layer(math.prod(self.sizes[index:]), 1)
+        tie(self.segments, product(outer, inner))
+        self.axes = (
+            *open_axes(plain(outer), self.sizes[:index]),
+            *open_axes(plain(inner), self.sizes[index:]),
+        )
+
+    def _layer(self, size: int, index: int) -> Layer:
+        first = layers_of(self.segments)[0]
+        return Layer(size, (*first.order, index), is_loose=True, values=first.values)
 
 
 @dataclass(frozen=True)
@@ -77,13 +109,23 @@ class Part:
         return self.split.sizes[self.index]
 
 
-Axis = Positions | Neurons | Part
+def open_axes(segments: Segments, sizes: Sequence[int]) -> list[Axis]:
+    """The axes that a reshape makes of one of neurons; what they are may stay open."""
+    large = [i for i, size in enumerate(sizes) if size != 1] or [0]
+    found: list[Axis] = [Positions(1)] * len(sizes)
+    if len(large) == 1:
+        found[large[0]] = Neurons(segments)
+        return found
+    whole = Split(segments, tuple(sizes))
+    return [Part(whole, i) for i in range(len(sizes))]
+
+
 Sizes = Sequence[int | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """A tensor computed by the network, with at most one axis of neurons.
+    """A tensor computed by the network, with one or more axes of neurons.
 
     Args:
         stored: Its axes as they were found; `axes` are the same as they are known now.
@@ -93,6 +135,11 @@ class Signal:
 
     stored: tuple[Axis, ...]
     guessed: bool = False
+
+    def __post_init__(self) -> None:
+        # Neurons are nested in others that every value has which has them.
+        for layer in layers_in(self)[:1]:
+            layer.values.append(self)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -111,9 +158,13 @@ class Signal:
 
     @property
     def neuron_axis(self) -> int | None:
-        """The axis of the neurons, None if a reshape has left it open."""
-        found = [i for i, axis in enumerate(self.axes) if isinstance(axis, Neurons)]
-        return found[0] if found else None
+        """The first axis of neurons, None if a reshape has left it open."""
+        return next(iter(self.neuron_axes), None)
+
+    @property
+    def neuron_axes(self) -> list[int]:
+        """The axes that are known to hold neurons."""
+        return [i for i, axis in enumerate(self.axes) if isinstance(axis, Neurons)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +260,8 @@ def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
 
 def settled(axis: Axis) -> Axis:
     """An axis as it is known now."""
-    if isinstance(axis, Part) and axis.split.chosen is not None:
-        layer = axis.split.layer
-        if axis.split.chosen == axis.index and layer is not None:
-            return Neurons(plain(layer))
+    while isinstance(axis, Part) and axis.split.axes is not None:
+        axis = axis.split.axes[axis.index]
+    if isinstance(axis, Neurons) and axis.segments and not layers_of(axis.segments):
         return Positions(axis.size)
     return axis

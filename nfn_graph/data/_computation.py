@@ -139,7 +139,7 @@ class Computation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has other hashes of the same text.
-        derived = ("_hash", "last_uses", "num_inputs")
+        derived = ("_hash", "last_uses", "parameters", "num_inputs")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     @classmethod
@@ -181,6 +181,12 @@ class Computation:
         for result, number in last.items():
             done[number].append(result)
         return tuple(map(tuple, done))
+
+    @cached_property
+    def parameters(self) -> tuple[int, ...]:
+        """The numbers of the tensors that it reads."""
+        found = [step.args[0] for step in self.steps if step.operation == "parameter"]
+        return tuple(dict.fromkeys(number for number in found if isinstance(number, int)))
 
     @cached_property
     def num_inputs(self) -> int:

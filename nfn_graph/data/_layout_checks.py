@@ -82,7 +82,10 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
                 "target": layers[p.store[2]][target],
                 "source": layers[p.store[0]][source] // shared,
             }
-        found = {a: n for a, n in zip(p.axes, p.taken, strict=True) if a != "tap"}
+        found: dict[str, int] = {}
+        for axis, count in zip(p.axes, p.taken, strict=True):
+            if axis != "tap":
+                found[axis] = found.get(axis, 1) * count
         if found != expected:
             raise UserError(
                 f"Expected '{p.keys[0]}' to have {expected} neurons along its axes, the sizes "

@@ -39,7 +39,7 @@ def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     features = graph.features(spec=spec)
     neurons, weights = list(features.neurons.values()), list(features.weights.values())
     incidence = features.incidence
-    batch = torch.cat([incidence.neurons[name].graph for name in features.neurons]).long()
+    batch = torch.cat([features.graph_of(name) for name in features.neurons]).long()
     # Types come one after another here; PyG wants the nodes of a network together.
     order = batch.argsort(stable=True)
     place = torch.empty_like(order)

@@ -2,11 +2,11 @@
 
 from nfn_graph.features._features import WeightFeatures
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.features._rows import NeuronRows, Rows, Segments, group_of_rows, is_lasting
+from nfn_graph.features._rows import Block, Rows, Segments, group_of_rows, is_lasting
 
 __all__ = [
+    "Block",
     "Incidence",
-    "NeuronRows",
     "Rows",
     "Segments",
     "WeightFeatures",

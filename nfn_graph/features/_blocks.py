@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nfn_graph.spec import NETWORK, PRIME, FoldedSpec, Key, NetworkSpec, Shape, Site, WeightKey
@@ -34,6 +35,7 @@ class Blocks(Generic[Array]):
     Attributes:
         indices: The indices that number the rows of a block, slowest first.
         total: The rows of all blocks.
+        count: The rows of every block.
         graph: The network of every block.
         start: The first row of every block.
         size: For every index, its size in every block.
@@ -44,12 +46,13 @@ class Blocks(Generic[Array]):
 
     indices: Labels
     total: int
+    count: Array
     graph: Array
     start: Array
     size: dict[str, Array]
-    starts: dict[Labels, Array]
-    coarser: dict[Labels, Key]
-    filled: dict[Labels, int]
+    starts: dict[Labels, Array] = field(default_factory=dict)
+    coarser: dict[Labels, Key] = field(default_factory=dict)
+    filled: dict[Labels, int] = field(default_factory=dict)
 
     def digits(self, block: Array, number: Array, sequence: Labels) -> dict[str, Array]:
         """The digits of numbers whose places are the given indices, slowest first."""
@@ -67,46 +70,6 @@ class Blocks(Generic[Array]):
         for index in sequence[1:]:
             number = number * take(self.size[index], block) + digits[index]
         return number
-
-
-class _Table:
-    """A family of blocks while it is being put together.
-
-    Args:
-        indices: The indices of the family.
-        values: For every block the network, the size of every index and, for the two ends of a
-            weight or the neurons themselves, the place of the layer among those of its type.
-    """
-
-    def __init__(self, indices: Labels, values: NDArray[np.int64]) -> None:
-        self.indices = indices
-        self.graph = values[:, 0]
-        self.sizes = values[:, 1 : 1 + len(indices)]
-        self.layers = values[:, 1 + len(indices) :]
-        self.count = self.sizes.prod(1)
-        self.start = self.count.cumsum() - self.count
-        self.total = int(self.count.sum())
-        self.starts: dict[Labels, NDArray[np.int64]] = {}
-        self.coarser: dict[Labels, Key] = {}
-        self.filled: dict[Labels, int] = {}
-
-    def first_of_graphs(self, graphs: int) -> NDArray[np.int64]:
-        """The first row of every network."""
-        rows = np.bincount(self.graph, self.count, graphs).astype(np.int64)
-        return rows.cumsum() - rows
-
-    def blocks(self, dtype: DTypeLike) -> Blocks[NDArray[np.int64]]:
-        """The finished table, with numbers of one dtype."""
-        return Blocks(
-            indices=self.indices,
-            total=self.total,
-            graph=self.graph.astype(dtype),
-            start=self.start.astype(dtype),
-            size={i: self.sizes[:, k].astype(dtype) for k, i in enumerate(self.indices)},
-            starts={kept: start.astype(dtype) for kept, start in self.starts.items()},
-            coarser=self.coarser,
-            filled=self.filled,
-        )
 
 
 def ends_of(spec: NetworkSpec, key: WeightKey) -> tuple[Labels, Labels]:
@@ -127,36 +90,38 @@ def family_of(spec: NetworkSpec, site: Site) -> Key:
 
 def kept_labels(fold: FoldedSpec, site: Site, cover: int) -> Labels:
     """The indices of a site that a cover keeps, in the cover's order."""
-    coarser = fold.sites[site.covers[cover].site].indices
+    coarser = fold.sites[site.covers[cover]].indices
     if any(index.endswith(PRIME) for index in site.indices):
         return (site.indices[cover],)  # The target or the source of one type.
     return coarser
 
 
 def block_tables(
-    spec: NetworkSpec, shapes: Sequence[Shape], folds: Iterable[FoldedSpec]
+    spec: NetworkSpec, shapes: Sequence[Shape], folds: Sequence[FoldedSpec]
 ) -> dict[Key, Blocks[NDArray[np.int64]]]:
     """The tables of all families that a batch needs."""
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     sizes = [_Sizes(spec, shape) for shape in kinds]
-    tables: dict[Key, _Table] = {
-        NETWORK: _Table((), np.arange(len(shapes), dtype=np.int64)[:, None])
-    }
+    # For each block of a family, the neurons of its type in the layers before; of the weights,
+    # those before the target and those before the source.
+    before: dict[Key, NDArray[np.int64]] = {}
+    tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
+
+    def add(key: Key, indices: Labels, blocks: list[list[_Row]]) -> None:
+        tables[key], before[key] = _table(indices, blocks, kind)
+
+    add(NETWORK, (), [[()]] * len(kinds))
     for neuron in spec.neurons:
-        blocks = [size.layers(neuron.name) for size in sizes]
-        tables[neuron.name] = _table(spec.indices(neuron.name), blocks, kind)
+        add(neuron.name, spec.indices(neuron.name), [size.layers(neuron.name) for size in sizes])
     for i, weight in enumerate(spec.weights):
-        blocks = [size.tensors(i) for size in sizes]
-        tables[weight.key] = _table(spec.indices(weight.key), blocks, kind)
-    folds = list(folds)
+        add(weight.key, spec.indices(weight.key), [size.tensors(i) for size in sizes])
     for fold in folds:
         for site in fold.sites:
             family = family_of(spec, site)
             if family not in tables:
-                blocks = [size.pairs(site) for size in sizes]
-                tables[family] = _table(site.indices, blocks, kind)
-    first = {key: table.first_of_graphs(len(shapes)) for key, table in tables.items()}
+                add(family, site.indices, [size.pairs(site) for size in sizes])
+    first = {key: _first_rows(table, len(shapes)) for key, table in tables.items()}
     # Of several families over the same indices the first one, whose order the others follow.
     by_order: dict[Labels, Key] = {}
     by_set: dict[frozenset[str], Key] = {}
@@ -175,12 +140,11 @@ def block_tables(
             ends_of(spec, family) if not isinstance(family, str) and family in spec.weight else ()
         )
         if kept and kept in ends:
-            start = start + table.layers[:, ends.index(kept)]
+            start = start + before[family][:, ends.index(kept)]
         elif coarser == family:
             start = table.start
         table.starts[kept], table.coarser[kept] = start, coarser
-        places = [table.indices.index(index) for index in kept]
-        table.filled[kept] = int(table.sizes[:, places].prod(1).sum())
+        table.filled[kept] = int(product([table.size[i] for i in kept], table.graph).sum())
 
     for neuron in spec.neurons:
         for kept in [(), *(spec.indices(parent) for parent in neuron.parents)]:
@@ -200,8 +164,34 @@ def block_tables(
     # The rows of all covers of a site are numbered together.
     width = max(2, *(len(site.covers) for fold in folds for site in fold.sites))
     most = max(table.total for table in tables.values()) + 1
-    dtype = np.int32 if width * most < 2**31 else np.int64
-    return {key: table.blocks(dtype) for key, table in tables.items()}
+    if width * most >= 2**31:
+        return tables
+    return {key: _narrowed(table) for key, table in tables.items()}
+
+
+def product(sizes: Sequence[Array], like: Array) -> Array:
+    """The products of some sizes in every block; ones if there are none."""
+    if not sizes:
+        return like * 0 + 1
+    return math.prod(sizes[1:], start=sizes[0])
+
+
+def _first_rows(table: Blocks[NDArray[np.int64]], graphs: int) -> NDArray[np.int64]:
+    """The first row of every network."""
+    rows = np.bincount(table.graph, table.count, graphs).astype(np.int64)
+    return rows.cumsum() - rows
+
+
+def _narrowed(table: Blocks[NDArray[np.int64]]) -> Blocks[NDArray[np.int64]]:
+    """The same table in numbers of 32 bits."""
+    return replace(
+        table,
+        count=table.count.astype(np.int32),
+        graph=table.graph.astype(np.int32),
+        start=table.start.astype(np.int32),
+        size={key: x.astype(np.int32) for key, x in table.size.items()},
+        starts={key: x.astype(np.int32) for key, x in table.starts.items()},
+    )
 
 
 class _Sizes:
@@ -253,12 +243,20 @@ class _Sizes:
         return [tuple(self.index(i, 0) for i in site.indices)]
 
 
-def _table(indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]) -> _Table:
-    """The blocks of all networks, from those of each kind of network."""
+def _table(
+    indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]
+) -> tuple[Blocks[NDArray[np.int64]], NDArray[np.int64]]:
+    """The blocks of all networks, from those of each kind, and what else each row says."""
     width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
-    values = np.array([row for rows in blocks for row in rows], dtype=np.int64).reshape(-1, width)
     counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
+    values = np.array([row for rows in blocks for row in rows], dtype=np.int64)
+    values = values.reshape(counts.sum(), width)
     first = counts.cumsum() - counts
     graph = np.repeat(np.arange(len(kind)), counts[kind])
     place = np.arange(len(graph)) - np.repeat(counts[kind].cumsum() - counts[kind], counts[kind])
-    return _Table(indices, np.column_stack([graph, values[first[kind[graph]] + place]]))
+    values = values[first[kind[graph]] + place]
+    size = {index: values[:, i].copy() for i, index in enumerate(indices)}
+    count = product(list(size.values()), graph)
+    start = count.cumsum() - count
+    table = Blocks(indices, int(count.sum()), count, graph, start, size)
+    return table, values[:, len(indices) :]

@@ -8,29 +8,22 @@ weights by source neuron is to exchange two.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels
-from nfn_graph.features._rows import (
-    Block,
-    NeuronRows,
-    Rows,
-    Segments,
-    SelfRows,
-    is_capturing,
-)
+from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, product
+from nfn_graph.features._rows import Block, Rows, Segments, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
 _Slots = dict[Any, Any] | list[Any]
+_Listed = tuple[Ints, Ints, Ints, dict[str, Ints], list[int]]
 
 # Blocks of this many rows are views; smaller ones are listed in indices. A view needs no memory
 # and is several times faster with few channels, but costs some operations for every block; below
@@ -44,24 +37,6 @@ def longest_bag(device: torch.device) -> int | None:
     On CUDA, one thread of `embedding_bag` adds up a whole bag, so long ones are split.
     """
     return 64 if device.type == "cuda" else None
-
-
-class _Listed(NamedTuple):
-    """The rows of a family that are listed.
-
-    Attributes:
-        block: The block of each.
-        local: The number of each in its block.
-        row: The rows themselves.
-        digits: The digits of `local`.
-        large: The blocks that are not listed.
-    """
-
-    block: Ints
-    local: Ints
-    row: Ints
-    digits: dict[str, Ints]
-    large: list[int]
 
 
 class RowBuilder:
@@ -81,15 +56,19 @@ class RowBuilder:
         self.longest = longest
         self.dtype = next(iter(blocks.values())).graph.dtype
         most = max(table.total for table in blocks.values()) + 1
-        listed = (_product(table.size.values(), table.graph) for table in blocks.values())
-        few = max(int(rows[rows < LARGE_ROWS].sum()) for rows in listed) + 1
+        listed = (table.count[table.count < LARGE_ROWS].sum() for table in blocks.values())
+        few = int(max(listed)) + 1
         # Where all blocks are small the rows are listed as they are.
         self.steps = np.arange(most if few == most else few, dtype=self.dtype)
         self.multiples = {2: 2 * self.steps}
         self.counts: dict[tuple[Key, Labels], Ints] = {}
+        self.positions: dict[str, Any] = {}
+        self.layer_sizes: dict[str, Any] = {}
+        self.diagonals: dict[WeightKey, Any] = {}
+        self.off_diagonals: dict[WeightKey, Any] = {}
         self.neurons = {n.name: self._neuron_rows(n.name) for n in spec.neurons}
         self.weights = {w.key: self._weight_rows(w.key) for w in spec.weights}
-        self.self_weights = {w.key: self._self_rows(w.key) for w in spec.weights if spec.is_self(w)}
+        self.self_edges = {w.key: self._self_edges(w.key) for w in spec.weights if spec.is_self(w)}
 
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
@@ -99,7 +78,7 @@ class RowBuilder:
         ]
         kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
         if site.is_self and not isinstance(family, str):
-            return self.self_weights[family].edges
+            return self.self_edges[family]
         if family in self.weights and kept == list(ends_of(self.spec, family)):
             return replace(self.weights[family], counts=list(counts))
         if family in self.neurons and kept == [()]:
@@ -109,16 +88,14 @@ class RowBuilder:
         covers = [self._segments(table, labels, listed) for labels in kept]
         return self._rows(covers, counts, table.total)
 
-    def _neuron_rows(self, name: str) -> NeuronRows:
+    def _neuron_rows(self, name: str) -> Rows:
         table = self.blocks[name]
         listed = self._listed(table, large=False)
+        block, _, _, digits, _ = listed
         last = table.indices[-1]
-        rows = self._rows([self._segments(table, (), listed)], [None])
-        return NeuronRows(
-            **vars(rows),
-            position=listed.digits[last],  # type: ignore[arg-type]
-            layer_size=table.size[last][listed.block],  # type: ignore[arg-type]
-        )
+        self.positions[name] = digits[last]
+        self.layer_sizes[name] = table.size[last][block]
+        return self._rows([self._segments(table, (), listed)], [None])
 
     def _weight_rows(self, key: WeightKey) -> Rows:
         table = self.blocks[key]
@@ -126,7 +103,11 @@ class RowBuilder:
         ends = [self._segments(table, labels, listed) for labels in ends_of(self.spec, key)]
         return self._rows(ends, [None])
 
-    def _self_rows(self, key: WeightKey) -> SelfRows:
+    def _self_edges(self, key: WeightKey) -> Rows:
+        """The entries of a self weight off the diagonal as rows of their own, all listed.
+
+        The order by source is at the same time the place of each entry's transposed entry.
+        """
         whole, neurons = self.blocks[key], self.neurons[key[0]]
         index = whole.indices[0]
         size, first = whole.size[index], whole.starts[index,]
@@ -160,15 +141,15 @@ class RowBuilder:
             for end, order in ((target, steps), (source, transposed))
         )
         own = np.repeat(np.arange(len(size)), size)
-        diagonal: Any = whole.start[own] + neurons.position * (size[own] + 1)
-        return SelfRows(
-            diagonal=diagonal,
-            off_diagonal=whole.start[block] + target * sizes + source,
-            edges=self._rows([at_target, at_source], [None]),
-        )
+        self.diagonals[key] = whole.start[own] + self.positions[key[0]] * (size[own] + 1)
+        self.off_diagonals[key] = whole.start[block] + target * sizes + source
+        return self._rows([at_target, at_source], [None])
 
     def _listed(self, table: Blocks[Ints], large: bool = True) -> _Listed:
-        counts = _product(table.size.values(), table.graph)
+        """The rows of a family that are listed: the block of each, the number of each in its
+        block, the rows themselves, and the digits of the numbers. Last, the blocks that are not
+        listed."""
+        counts = table.count
         views = np.flatnonzero(counts >= LARGE_ROWS).tolist() if large else []
         if views:
             counts = counts.copy()
@@ -177,7 +158,7 @@ class RowBuilder:
         local = self._steps(len(block)) - (counts.cumsum(dtype=self.dtype) - counts)[block]
         row = local + table.start[block] if views else self._steps(len(block))
         digits = table.digits(block, local, table.indices) if table.indices else {}
-        return _Listed(block, local, row, digits, views)
+        return block, local, row, digits, views
 
     def _segments(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Segments:
         """The rows by the rows of the coarser site that keeps some of their indices."""
@@ -188,8 +169,8 @@ class RowBuilder:
         groups = start[block]
         if kept:
             groups = groups + table.number(block, digits, kept)
-        rows = _product([table.size[i] for i in kept], table.graph)
-        each = _product([table.size[i] for i in dropped], table.graph)
+        rows = product([table.size[i] for i in kept], table.graph)
+        each = product([table.size[i] for i in dropped], table.graph)
         degrees = counts = _degree(start, rows, each, total)
         contiguous = kept + dropped == table.indices
         if not contiguous:
@@ -297,12 +278,12 @@ class RowBuilder:
         family = family_of(self.spec, entry)
         if (family, part.kept) not in self.counts:
             table = self.blocks[family]
-            rows = _product([table.size[i] for i in part.kept], table.graph)
+            rows = product([table.size[i] for i in part.kept], table.graph)
             dropped = [table.size[i] for i in entry.indices if i not in part.kept]
             if entry.is_self:
                 # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
                 dropped[-1] = dropped[-1] - 1
-            each = _product(dropped, table.graph)
+            each = product(dropped, table.graph)
             total = self.blocks[table.coarser[part.kept]].total
             self.counts[family, part.kept] = _degree(table.starts[part.kept], rows, each, total)
         return self.counts[family, part.kept]
@@ -326,11 +307,6 @@ def _runs(blocks: Sequence[Block], total: int) -> tuple[tuple[int, int], ...]:
     return tuple((end, start - end) for end, start in pairs if start > end)
 
 
-def _product(sizes: Sequence[Ints] | Any, like: Ints) -> Ints:
-    found = list(sizes)
-    return math.prod(found[1:], start=found[0]) if found else np.ones_like(like)
-
-
 def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
     """How many entries each row has, where `size` rows from `start` on have `each`."""
     if int(size.sum()) == total and np.array_equal(start, size.cumsum() - size):
@@ -341,13 +317,13 @@ def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
     return change[:-1].cumsum(dtype=each.dtype)
 
 
-def on_device(rows: Iterable[object], device: torch.device) -> None:
-    """Puts tensors on a device in the place of all arrays of some rows, in one copy."""
+def on_device(values: Iterable[object], device: torch.device) -> Tensor:
+    """Puts tensors in the place of all arrays of rows and dicts: slices of the one returned."""
     places: list[tuple[_Slots, Any]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
-    for value in rows:
-        _find(value.__dict__, places, roots, seen)
+    for value in values:
+        _find(value if isinstance(value, dict) else vars(value), places, roots, seen)
     packed = np.concatenate([array.ravel() for array in roots.values()])
     sent = _sent(torch.from_numpy(packed), device)
     tensors = dict(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
@@ -359,6 +335,7 @@ def on_device(rows: Iterable[object], device: torch.device) -> None:
             offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
             tensor = tensor.narrow(0, offset, array.size)
         place[key] = tensor
+    return sent
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:

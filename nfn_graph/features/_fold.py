@@ -126,9 +126,9 @@ def _fold_piece(
 ) -> Tensor:
     key = piece.store
     if piece.diagonal and not isinstance(key, str):
-        x = x.index_select(0, incidence.self_weights[key].diagonal)
+        x = x.index_select(0, incidence.diagonals[key])
     elif site.is_self and not isinstance(key, str):
-        x = x.index_select(0, incidence.self_weights[key].off_diagonal)
+        x = x.index_select(0, incidence.off_diagonals[key])
     else:
         x = incidence.reorder(key, x, _sequence(spec, site, piece))
     return x.reshape(-1, piece.taps, x.shape[-1])
@@ -145,8 +145,8 @@ def _unfold_piece(
     key = piece.store
     if piece.diagonal and not isinstance(key, str):
         # Behind the entries off the diagonal, since finer sites come first.
-        return found[key].index_copy(0, incidence.self_weights[key].diagonal.long(), x)
+        return found[key].index_copy(0, incidence.diagonals[key].long(), x)
     if site.is_self and not isinstance(key, str):
         zeros = x.new_zeros(incidence.weights[key].count, *x.shape[1:])
-        return zeros.index_copy(0, incidence.self_weights[key].off_diagonal.long(), x)
+        return zeros.index_copy(0, incidence.off_diagonals[key].long(), x)
     return incidence.reorder(key, x, _sequence(spec, site, piece), back=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from threading import Lock
@@ -10,16 +9,9 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of
+from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of, product
 from nfn_graph.features._build import RowBuilder, longest_bag, on_device
-from nfn_graph.features._rows import (
-    NeuronRows,
-    Rows,
-    SelfRows,
-    group_of_rows,
-    is_lasting,
-    tensor_bytes,
-)
+from nfn_graph.features._rows import Rows, group_of_rows, is_lasting
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Shape, Site, Symmetry, WeightKey
 
 
@@ -44,8 +36,12 @@ class Incidence:
     Attributes:
         neurons: The rows of every neuron type, by network.
         weights: The rows of every weight type, by target and by source neuron.
-        self_weights: How the weights of a layer with itself split.
         sites: For each symmetry group, the rows of every site of the folded spec.
+        positions: For every neuron type, the place of each neuron in its layer, or in its parent.
+        layer_sizes: For every neuron type and each of its neurons, the number of places there.
+        diagonals: For the weights of a layer with itself, the row of each neuron's own entry.
+        off_diagonals: The rows of all their other entries.
+        masks: See :func:`owned_taps`.
     """
 
     def __init__(self, spec: NetworkSpec, shapes: tuple[Shape, ...], device: torch.device) -> None:
@@ -56,23 +52,33 @@ class Incidence:
         # Whether every network has every type; the usual case, in which nothing is masked.
         self.is_whole = all(all(shape.sizes) and all(shape.blocks) for shape in set(shapes))
         self.masks: dict[Symmetry, dict[Key, Tensor]] = {}
-        self.scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
+        self._scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
         folds = _folds(spec)
-        tables = block_tables(spec, shapes, folds.values())
+        tables = block_tables(spec, shapes, list(folds.values()))
         builder = RowBuilder(spec, tables, longest_bag(device))
-        self.neurons: dict[str, NeuronRows] = builder.neurons
+        self.neurons: dict[str, Rows] = builder.neurons
         self.weights: dict[WeightKey, Rows] = builder.weights
-        self.self_weights: dict[WeightKey, SelfRows] = builder.self_weights
+        self.positions: dict[str, Tensor] = builder.positions
+        self.layer_sizes: dict[str, Tensor] = builder.layer_sizes
+        self.diagonals: dict[WeightKey, Tensor] = builder.diagonals
+        self.off_diagonals: dict[WeightKey, Tensor] = builder.off_diagonals
         self.sites: dict[Symmetry, tuple[Rows, ...]] = {
             symmetry: tuple(builder.site_rows(fold, site) for site in fold.sites)
             for symmetry, fold in folds.items()
         }
         self._blocks: dict[Key, Blocks[Tensor]] = tables  # type: ignore[assignment]
-        sites = (rows for found in self.sites.values() for rows in found)
-        held = (self.neurons, self.weights, self.self_weights, self._blocks)
         # Index tensors made in inference mode could not be used in training later on.
         with torch.inference_mode(False):
-            on_device((*sites, *(x for kind in held for x in kind.values())), device)
+            self._packed = on_device(
+                (
+                    *(rows for found in self.sites.values() for rows in found),
+                    *self.neurons.values(),
+                    *self.weights.values(),
+                    *self._blocks.values(),
+                    *(self.positions, self.layer_sizes, self.diagonals, self.off_diagonals),
+                ),
+                device,
+            )
 
     @staticmethod
     def of(spec: NetworkSpec, shapes: Sequence[Shape], device: torch.device) -> Incidence:
@@ -91,13 +97,14 @@ class Incidence:
     @property
     def num_bytes(self) -> int:
         """Bytes of the index tensors."""
-        held = (self.neurons, self.weights, self.self_weights, self.sites)
-        return tensor_bytes((held, self.masks, self.scales))
+        masks = (mask for masks in self.masks.values() for mask in masks.values())
+        scales = (x for scales in self._scales.values() for x in scales if x is not None)
+        return sum(x.nbytes for x in (self._packed, *masks, *scales))
 
     @property
     def is_lasting(self) -> bool:
         """Whether the tensors are ordinary ones, not those of a mode or transform."""
-        return is_lasting(self._blocks[NETWORK].graph)
+        return is_lasting(self._packed)
 
     def rows(self, key: Key) -> Rows:
         """The rows of a stored type: neurons by network, weights by target and source."""
@@ -139,15 +146,43 @@ class Incidence:
         if key == NETWORK:
             return self._blocks[NETWORK].graph
         if isinstance(key, str):
-            return self.neurons[key].graph
+            return self.neurons[key].covers[0].index
         family: Key = key
         if isinstance(spec, FoldedSpec):
-            if spec.site[key].is_self:
-                target = self.self_weights[key].edges.targets.index
-                return self.neurons[key[2]].graph.index_select(0, target)
-            family = family_of(self.spec, spec.site[key])
+            site = spec.site[key]
+            if site.is_self:
+                edges = self.sites[spec.symmetry][spec.sites.index(site)]
+                return self.networks(key[2], spec).index_select(0, edges.targets.index)
+            family = family_of(self.spec, site)
         blocks = self._blocks[family]
         return blocks.graph.index_select(0, self._locate(blocks)[0])
+
+    def scales(self, spec: FoldedSpec, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+        """For every site what turns the sums of its summary into means, `[rows, taps, 1]`; None
+        for a leaf, whose summary is its own entries."""
+        found = self._scales.get((spec.symmetry, dtype))
+        if found is None:
+            # Scales made in inference mode could not be used in training later on.
+            with torch.inference_mode(False), torch.no_grad():
+                rows = self.sites[spec.symmetry]
+                found = tuple(
+                    self._scale(s, r, dtype) for s, r in zip(spec.sites, rows, strict=True)
+                )
+            if all(is_lasting(x) for x in found if x is not None):
+                self._scales[spec.symmetry, dtype] = found
+        return found
+
+    def _scale(self, site: Site, rows: Rows, dtype: torch.dtype) -> Tensor | None:
+        if site.is_leaf:
+            return None
+        ones = torch.ones(rows.count, dtype=dtype, device=self.device)
+        columns = [
+            (ones if count is None else 1 / count.clamp(min=1).to(dtype))
+            .unsqueeze(1)
+            .expand(rows.count, part.taps)
+            for part, count in zip(site.parts, rows.counts, strict=True)
+        ]
+        return torch.cat(columns, 1).unsqueeze(-1)
 
     def filled(self, key: Key, site: Site) -> int:
         """How many rows of a site have an entry of a stored type."""
@@ -156,7 +191,7 @@ class Incidence:
     def owners(self, key: Key, indices: tuple[str, ...]) -> Tensor:
         """The rows of the site with these indices that have an entry of a stored type."""
         blocks = self._blocks[key]
-        rows = _product([blocks.size[i] for i in indices], blocks.graph)
+        rows = product([blocks.size[i] for i in indices], blocks.graph)
         block = group_of_rows(rows, blocks.filled[indices])
         place = torch.arange(len(block), dtype=rows.dtype, device=self.device)
         first = blocks.starts[indices] - (rows.cumsum(0) - rows)
@@ -205,13 +240,9 @@ class Incidence:
 
     def _locate(self, blocks: Blocks[Tensor]) -> tuple[Tensor, Tensor]:
         """For every row, its block and its number there."""
-        block = group_of_rows(_product(list(blocks.size.values()), blocks.graph), blocks.total)
+        block = group_of_rows(blocks.count, blocks.total)
         rows = torch.arange(blocks.total, dtype=blocks.start.dtype, device=self.device)
         return block, rows - blocks.start.index_select(0, block)
-
-
-def _product(sizes: Sequence[Tensor], like: Tensor) -> Tensor:
-    return math.prod(sizes[1:], start=sizes[0]) if sizes else torch.ones_like(like)
 
 
 class _Cache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,18 @@ class Block(NamedTuple):
     def coarse_count(self) -> int:
         """The number of rows at the coarser site."""
         return math.prod(self.sizes[axis] for axis in self.kept)
+
+    def stretch(self, start: int, count: int) -> Block:
+        """Some of its rows: those with `count` values, from `start` on, of the slowest index.
+
+        At the coarser site that index must be the slowest one, too, if it is kept.
+        """
+        count = min(count, self.sizes[0] - start)
+        first = self.first
+        if 0 in self.kept:
+            first += start * math.prod(self.sizes[axis] for axis in self.kept[1:])
+        begin = self.start + start * math.prod(self.sizes[1:])
+        return Block(begin, (count, *self.sizes[1:]), first, self.kept)
 
     def view(self, x: Tensor) -> Tensor:
         """Its rows of `[rows, width]`, as `[*sizes, width]`."""
@@ -176,12 +189,12 @@ class Rows:
         """`[count]`, the weights of a layer with itself by source, then target."""
         return self.covers[-1].order
 
-    @property
+    @cached_property
     def cover_sizes(self) -> list[int]:
         """The number of rows of every cover."""
         return [cover.count for cover in self.covers]
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[Block, ...]]:
         """The large blocks, each at every cover, numbered in the table of all covers."""
         if not self.covers or not self.covers[0].blocks:
@@ -225,45 +238,6 @@ def _owner(block: Block, rows: Tensor) -> Tensor:
     return owner + block.first
 
 
-@dataclass(frozen=True, eq=False)
-class NeuronRows(Rows):
-    """The neurons of one type in a batch, by network.
-
-    Attributes:
-        position: `[count]`, the place of each neuron in its layer, or in its parent.
-        layer_size: `[count]`, the number of places there.
-    """
-
-    position: Tensor
-    layer_size: Tensor
-
-    @property
-    def graphs(self) -> Segments:
-        """The neurons by network."""
-        return self.covers[0]
-
-    @property
-    def graph(self) -> Tensor:
-        """`[count]`, the network of each neuron."""
-        return self.covers[0].index
-
-
-@dataclass(frozen=True, eq=False)
-class SelfRows:
-    """How a weight tensor of a layer with itself splits.
-
-    Attributes:
-        diagonal: `[neurons]`, the row of each neuron's diagonal entry in the whole tensor.
-        off_diagonal: The rows of all other entries in the whole tensor.
-        edges: Those other entries as rows of their own, all of them listed; `transposed` is at
-            the same time the place of each entry's transposed entry.
-    """
-
-    diagonal: Tensor
-    off_diagonal: Tensor
-    edges: Rows
-
-
 def is_lasting(x: Tensor) -> bool:
     """Whether a tensor may be kept for later calls.
 
@@ -283,24 +257,6 @@ def is_lasting(x: Tensor) -> bool:
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def tensor_bytes(value: object) -> int:
-    """The memory of all tensors in rows, dicts, lists and tuples of them."""
-    return sum(size for _, size in _storages(value))
-
-
-def _storages(value: object) -> set[tuple[int, int]]:
-    if isinstance(value, Tensor):
-        storage = value.untyped_storage()
-        return {(storage.data_ptr(), storage.nbytes())}
-    if isinstance(value, Segments | Rows | SelfRows):
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return set().union(*map(_storages, value))
-    return set()
 
 
 def group_of_rows(counts: Tensor, total: int) -> Tensor:

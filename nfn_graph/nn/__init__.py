@@ -12,7 +12,7 @@ from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.models import NFN, EquivariantNFN, InvariantNFN, NFNOptions
 from nfn_graph.nn.norm import ChannelNorm, Standardize
 from nfn_graph.nn.pool import Pool
-from nfn_graph.nn.probe import Probe, ProbeNet
+from nfn_graph.nn.probe import Probe, ProbeEncoding, ProbeNet
 
 __all__ = [
     "NFN",
@@ -28,6 +28,7 @@ __all__ = [
     "NFNOptions",
     "Pool",
     "Probe",
+    "ProbeEncoding",
     "ProbeNet",
     "Residual",
     "Standardize",

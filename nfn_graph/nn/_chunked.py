@@ -17,7 +17,8 @@ from torch.nn.functional import linear
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._fused import down_maps, own_parts, scale_summaries, up
+from nfn_graph.nn._fused import average, down_maps, up
+from nfn_graph.nn._message_passing import own_columns
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.pool import Pool, network_summary
@@ -34,7 +35,7 @@ class LayerBlock(NamedTuple):
         layer: The layer.
         behind: What acts behind it.
         residual: Whether the input is added to the output.
-        said: What the weights of each leaf hear: a table of the messages of all covers; in a
+        messages: For the weights of each leaf, a table of the messages of all covers; in a
             pointwise layer the constant.
     """
 
@@ -42,7 +43,7 @@ class LayerBlock(NamedTuple):
     layer: NFLinear
     behind: Sequence[nn.Module]
     residual: bool
-    said: dict[Key, Tensor | None]
+    messages: dict[Key, Tensor | None]
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerBlock:
@@ -139,11 +140,10 @@ class ChunkedFeatures:
 
     def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, values = block.layer, block.layer.values(read)
-        dtype = values[-1].dtype
-        plan = layer.plan(self.input.incidence, dtype)
+        dtype, incidence = values[-1].dtype, self.input.incidence
         sums: dict[int, Tensor] = {}
         for key, number in self.leaves.items():
-            rows = plan.rows[number]
+            rows = incidence.sites[self.spec.symmetry][number]
             shape = (sum(rows.cover_sizes), self.spec.taps[key] * layer.in_channels)
             table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
             for start, x in self._chunks(key, block.before):
@@ -152,18 +152,24 @@ class ChunkedFeatures:
                     table.index_add_(0, owners, x.flatten(1).to(table.dtype))
             sums[number] = table
         with without_autocast(read.device):
-            summaries = up(plan, values, sums)
-            scale_summaries(plan, summaries)
-            messages = down_maps(
-                plan, summaries, layer.site_maps(), layer.bias, dtype, leaves=False
-            )
-            new = layer.entries(own_parts(plan, messages, dtype, leaves=False))
-        block.said.update({key: messages[number] for key, number in self.leaves.items()})
-        return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
+            summaries = up(self.spec, incidence, values, sums)
+            if layer.aggr == "mean":
+                average(self.spec, incidence, summaries)
+            maps, skipped = layer.site_maps(), list(self.leaves.values())
+            messages = down_maps(self.spec, incidence, summaries, maps, layer.bias, dtype, skipped)
+        block.messages.update({key: messages[number] for key, number in self.leaves.items()})
+        new = {
+            site.key: own_columns(site, x, layer.out_channels)
+            .to(dtype)
+            .view(x.shape[0], site.taps, layer.out_channels)
+            for site, x in zip(self.spec.sites, messages, strict=True)
+            if site.key in self.spec.taps and site.key not in self.leaves
+        }
+        return self.small._with(new)
 
     def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
         layer, constants = block.layer, block.layer.constants()
-        block.said.update({key: constants.get(key) for key in self.leaves})
+        block.messages.update({key: constants.get(key) for key in self.leaves})
         values = layer.values(read)
         with without_autocast(read.device):
             new = layer.entries(layer._pointwise(values, layer.site_maps()))
@@ -195,17 +201,17 @@ class ChunkedFeatures:
     def _leaf_step(
         self, block: LayerBlock, site: Site, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
-        layer, said = block.layer, block.said[site.key]
+        layer, message = block.layer, block.messages[site.key]
         read = self._entries(block.before, site.key, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
         matrix = layer.maps[site.name].to(read.dtype)
         with without_autocast(read.device):
-            if layer.pointwise or said is None:
-                new = linear(read, matrix, None if said is None else said.to(read.dtype))
+            if layer.pointwise or message is None:
+                new = linear(read, matrix, None if message is None else message.to(read.dtype))
             else:
                 if site.is_self:
                     read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
-                new = bag_rows(said, ends, pairs).addmm_(read, matrix.t())
+                new = bag_rows(message, ends, pairs).addmm_(read, matrix.t())
         new = new.view(len(x), site.taps, layer.out_channels)
         new = self._entries(block.behind, site.key, new)
         return x + new if block.residual else new

@@ -2,53 +2,44 @@ r"""The NF-Layer as one autograd function: :func:`message_passing` in few and la
 
 Going up and coming down are adjoint to each other, so the gradient is the same computation with
 transposed maps. The largest tensors are written once: `embedding_bag` writes the sum of the
-messages that an entry hears from its coarser sites, and its own product is added in place.
+messages that an entry gets from its coarser sites, and its own product is added to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nfn_graph.features import Rows
+from nfn_graph.features import Incidence
 from nfn_graph.nn._message_passing import (
     channels_in,
     channels_out,
+    columns,
     message_passing,
     own_columns,
 )
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._kernels import bag_down, bag_up
-from nfn_graph.ops._precision import sum_dtype, without_autocast
-from nfn_graph.spec import Cover, Site
+from nfn_graph.ops._matmul import product, sum_of_products
+from nfn_graph.ops._precision import cast, sum_dtype, without_autocast
+from nfn_graph.spec import FoldedSpec, Site
 
-
-class Plan(NamedTuple):
-    """What a layer does with a batch, tensors of values and parameters left out.
-
-    Attributes:
-        sites: The sites of the layer's spec.
-        rows: The rows of each.
-        scales: For every site that is no leaf, `[rows, summary taps, 1]`, what turns sums into
-            means; empty if the aggregates are sums.
-    """
-
-    sites: Sequence[Site]
-    rows: Sequence[Rows]
-    scales: Sequence[Tensor | None]
+_Split = tuple[Sequence[Tensor], Sequence[Tensor | None], Tensor | None]
 
 
 def fused_message_passing(
-    plan: Plan,
+    spec: FoldedSpec,
+    incidence: Incidence,
     values: Sequence[Tensor],
     maps: Sequence[Tensor | None],
     bias: Tensor | None,
+    mean: bool,
 ) -> list[Tensor]:
     """Computes :func:`message_passing`."""
-    return list(_Fused.apply(plan, *values, *maps, bias))
+    return list(_Fused.apply(spec, incidence, mean, *values, *maps, bias))
 
 
 class _Fused(torch.autograd.Function):
@@ -57,22 +48,31 @@ class _Fused(torch.autograd.Function):
     # Not with `setup_context`, for which torch would inspect the signature in every call. Only
     # the transforms of `torch.func` need that, and they get `message_passing` itself.
     @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
-        values, maps, bias = _split(plan, tensors)
-        summaries = up(plan, values)
-        scale_summaries(plan, summaries)
-        messages = down_maps(plan, summaries, maps, bias, values[0].dtype)
-        kept = [x for x, site in zip(summaries, plan.sites, strict=True) if not site.is_leaf]
-        new = own_parts(plan, messages, values[0].dtype)
-        ctx.plan, ctx.shapes = plan, [x.shape for x in new]
+    def forward(
+        ctx: Any, spec: FoldedSpec, incidence: Incidence, mean: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        values, maps, bias = _split(spec, tensors)
+        dtype = values[0].dtype
+        summaries = up(spec, incidence, values)
+        if mean:
+            average(spec, incidence, summaries)
+        messages = down_maps(spec, incidence, summaries, maps, bias, dtype)
+        channels = channels_out(spec.sites, maps)
+        new = [
+            x if site.is_leaf else cast(own_columns(site, x, channels), dtype)
+            for site, x in zip(spec.sites, messages, strict=True)
+        ]
+        kept = [x for x, site in zip(summaries, spec.sites, strict=True) if not site.is_leaf]
+        ctx.layer, ctx.shapes = (spec, incidence, mean), [x.shape for x in new]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *kept)
         return tuple(new)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        plan, count = ctx.plan, len(ctx.plan.sites)
-        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        spec, incidence, mean = ctx.layer
+        count = len(spec.sites)
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
         inputs = saved[: len(needs)]
         flat = [
             inputs[0].new_zeros(shape) if g is None else g.contiguous()
@@ -80,147 +80,131 @@ class _Fused(torch.autograd.Function):
         ]
         # Whoever looks into the gradient gets it in operations that know their own derivative.
         if torch.is_grad_enabled() or is_transformed():
-            return (None, *_plain_gradient(plan, flat, inputs, needs))
+            return (None, None, None, *_plain_gradient(spec, incidence, mean, flat, inputs, needs))
         with without_autocast(flat[0].device):
             wanted = (any(needs[:count]), any(needs[count:]))
-            found = _gradient(plan, flat, inputs, saved[len(needs) :], *wanted)
-        return (None, *found)
+            kept = saved[len(needs) :]
+            found = _gradient(spec, incidence, mean, flat, inputs, kept, *wanted)
+        return (None, None, None, *found)
 
 
-def up(plan: Plan, values: Sequence[Tensor], sums: dict[int, Tensor] | None = None) -> list[Tensor]:
+def up(
+    spec: FoldedSpec,
+    incidence: Incidence,
+    values: Sequence[Tensor],
+    sums: dict[int, Tensor] | None = None,
+) -> list[Tensor]:
     """The summaries of all sites, with sums for means.
 
     Args:
-        plan: The sites and their rows.
+        spec: The layer's spec.
+        incidence: The rows of its sites.
         values: The own entries of every site.
         sums: For leaves whose entries are not at hand, what :func:`bag_up` makes of them.
     """
     wide = sum_dtype(values[0].dtype)
-    channels = channels_in(plan.sites, values)
+    channels = channels_in(spec.sites, values)
     below: list[list[Sequence[Tensor]]] = []
     summaries: list[Tensor] = []
-    for number, (site, rows, own) in enumerate(zip(plan.sites, plan.rows, values, strict=True)):
-        summary = own
+    for number, (site, rows) in enumerate(
+        zip(spec.sites, incidence.sites[spec.symmetry], strict=True)
+    ):
+        summary = values[number]
         if not site.is_leaf:
-            found = [p.below for p in site.parts if p.below is not None]
+            found = [part.below for part in site.parts if part.below is not None]
             parts = [below[finer][cover][place] for finer, cover, place in found]
-            summary = torch.cat([*parts, own.to(wide)], 1)
+            summary = torch.cat([*parts, cast(summary, wide)], 1)
         summaries.append(summary)
-        known = None if sums is None else sums.get(number)
-        if known is None and site.covers:
-            known = bag_up(summary, rows, wide)
-        tables = () if known is None else known.split_with_sizes(rows.cover_sizes)
-        below.append([split_parts(site, table, channels) for table in tables])
+        table = None if sums is None else sums.get(number)
+        if table is None and site.covers:
+            table = bag_up(summary, rows, wide)
+        tables = () if table is None else table.split_with_sizes(rows.cover_sizes)
+        below.append([_split_parts(site, x, channels) for x in tables])
     return summaries
 
 
-def scale_summaries(plan: Plan, summaries: Sequence[Tensor]) -> None:
+def average(spec: FoldedSpec, incidence: Incidence, summaries: Sequence[Tensor]) -> None:
     """Turns the sums of summaries into means, in place."""
-    for x, scale in zip(summaries, plan.scales, strict=bool(plan.scales)):
-        if scale is not None:
+    scales = incidence.scales(spec, summaries[-1].dtype)
+    for x, scale in zip(summaries, scales, strict=True):
+        if scale is not None and scale.shape[1]:
             _tapped(x, scale).mul_(scale)
 
 
 def down(
-    plan: Plan,
+    spec: FoldedSpec,
     channels: int,
-    product: Callable[[int, Tensor | None], Tensor],
     dtype: torch.dtype,
-    leaves: bool = True,
+    new_message: Callable[[int, Tensor | None], Tensor],
 ) -> list[Tensor]:
-    """What every site makes of its summary and of what coarser sites say to it.
+    """The message of every site: the map of its summary, and the messages of coarser sites.
 
     Args:
-        plan: The sites and their rows.
+        spec: The layer's spec.
         channels: The channels of the messages.
-        product: Adds a site's own product to a tensor, or makes it.
         dtype: The dtype of the leaves.
-        leaves: Whether to go on to the leaves among the weights, or to return the table of
-            what they would hear.
+        new_message: Makes the message of a site, given its number and the table of what its
+            covers send to it, one cover below another; None if it has no covers.
     """
-    messages: dict[int, Tensor] = {}
-    said_by: dict[int, Sequence[Tensor]] = {}
-    silence: dict[int, Tensor] = {}
+    count = len(spec.sites)
+    messages: list[Tensor] = [torch.empty(0)] * count
+    parts_of: list[Sequence[Tensor]] = [()] * count
+    zeros: dict[int, Tensor] = {}
 
-    def heard(site: Site, cover: Cover) -> Tensor:
-        """What a coarser site says to every part of a finer one; zeros where it is silent."""
-        parts = said_by[cover.site]
-        if len(site.parts) == 1 and cover.heard[0] is not None:
-            return parts[cover.heard[0]]
-        if None in cover.heard and cover.site not in silence:
-            widest = max(part.taps for s in plan.sites for part in s.parts)
-            silence[cover.site] = parts[0].new_zeros(parts[0].shape[0], widest * channels)
-        said = [
-            silence[cover.site].narrow(1, 0, part.taps * channels)
-            if number is None
-            else parts[number]
-            for part, number in zip(site.parts, cover.heard, strict=True)
+    def sent(site: Site, cover: int, senders: Sequence[int | None]) -> Tensor:
+        """The message of a coarser site to every part of a finer one; zeros where none is."""
+        parts = parts_of[cover]
+        if len(senders) == 1 and senders[0] is not None:
+            return parts[senders[0]]
+        if None in senders and cover not in zeros:
+            widest = max(part.taps for s in spec.sites for part in s.parts)
+            zeros[cover] = parts[0].new_zeros(parts[0].shape[0], widest * channels)
+        found = [
+            zeros[cover].narrow(1, 0, part.taps * channels) if number is None else parts[number]
+            for part, number in zip(site.parts, senders, strict=True)
         ]
-        return torch.cat(said, 1)
+        return torch.cat(found, 1)
 
-    for number in reversed(range(len(plan.sites))):
-        site, rows = plan.sites[number], plan.rows[number]
-        stops = not leaves and site.is_leaf and not isinstance(site.key, str)
-        said: Tensor | None = None
+    for number in reversed(range(count)):
+        site = spec.sites[number]
+        table: Tensor | None = None
         if site.covers:
-            tables = [heard(site, cover) for cover in site.covers]
-            said = tables[0] if len(tables) == 1 else torch.cat(tables)
-            said = said.to(dtype) if site.is_leaf else said
-            said = said if stops else bag_down(said, rows)
-        if not stops:
-            messages[number] = product(number, said)
-            said_by[number] = split_parts(site, messages[number], channels)
-        elif said is not None:
-            messages[number] = said
-        else:
-            messages[number] = torch.empty(0)
-    return [messages[number] for number in range(len(plan.sites))]
-
-
-def split_parts(site: Site, x: Tensor, channels: int) -> Sequence[Tensor]:
-    """The columns of a summary or message that belong to each part of a site."""
-    if len(site.parts) == 1:
-        return (x,)
-    return x.split_with_sizes([part.taps * channels for part in site.parts], 1)
+            pairs = zip(site.covers, site.senders, strict=True)
+            tables = [sent(site, cover, senders) for cover, senders in pairs]
+            table = tables[0] if len(tables) == 1 else torch.cat(tables)
+            table = cast(table, dtype) if site.is_leaf else table
+        messages[number] = new_message(number, table)
+        if not site.is_leaf:
+            parts_of[number] = _split_parts(site, messages[number], channels)
+    return messages
 
 
 def down_maps(
-    plan: Plan,
+    spec: FoldedSpec,
+    incidence: Incidence,
     summaries: Sequence[Tensor],
     maps: Sequence[Tensor | None],
     bias: Tensor | None,
     dtype: torch.dtype,
-    leaves: bool = True,
+    skipped: Sequence[int] = (),
 ) -> list[Tensor]:
-    """:func:`down` with the maps of a layer."""
+    """:func:`down` with the maps of a layer; of the skipped sites the table, if they have one."""
 
-    def product(number: int, out: Tensor | None) -> Tensor:
-        constant = None if plan.sites[number].indices else bias
+    def new_message(number: int, table: Tensor | None) -> Tensor:
+        if number in skipped:
+            return torch.empty(0) if table is None else table
         matrix = maps[number]
+        constant = None if spec.sites[number].indices else bias
         matrix = None if matrix is None else matrix.t()
-        return _add_product(plan, number, out, summaries[number], matrix, constant)
+        return _message(spec, incidence, number, table, summaries[number], matrix, constant)
 
-    return down(plan, channels_out(plan.sites, maps), product, dtype, leaves)
-
-
-def own_parts(
-    plan: Plan, messages: Sequence[Tensor], dtype: torch.dtype, leaves: bool = True
-) -> list[Tensor]:
-    """The part of every message that is the site's new entries; nothing for skipped leaves."""
-    new = []
-    for site, x in zip(plan.sites, messages, strict=True):
-        if site.is_leaf and not leaves and not isinstance(site.key, str):
-            x = x.new_empty(0, site.taps * (x.shape[1] // max(site.taps, 1)))
-        elif not site.is_leaf:
-            channels = x.shape[1] // max(site.summary_taps, 1)
-            # Not a view: users may change what they get in place.
-            x = own_columns(site, x, channels).to(dtype)
-        new.append(x)
-    return new
+    return down(spec, channels_out(spec.sites, maps), dtype, new_message)
 
 
 def _gradient(
-    plan: Plan,
+    spec: FoldedSpec,
+    incidence: Incidence,
+    mean: bool,
     grads: Sequence[Tensor],
     inputs: Sequence[Tensor],
     kept: Sequence[Tensor],
@@ -228,49 +212,59 @@ def _gradient(
     of_maps: bool,
 ) -> list[Tensor | None]:
     """The gradients of values, maps and bias, as far as they are wanted."""
-    values, maps, bias = _split(plan, inputs)
+    values, maps, bias = _split(spec, inputs)
     rest = iter(kept)
-    reads = [x if s.is_leaf else next(rest) for s, x in zip(plan.sites, values, strict=True)]
-    # The gradient of a message is what all finer entries that heard it send back.
-    sums = up(plan, grads)
+    reads = [x if s.is_leaf else next(rest) for s, x in zip(spec.sites, values, strict=True)]
+    # The gradient of a message is what all finer entries that got it send back.
+    sums = up(spec, incidence, grads)
     found: list[Tensor | None] = [None] * (len(maps) + 1)
     if of_maps:
         for i, (g, x, matrix) in enumerate(zip(sums, reads, maps, strict=True)):
             if matrix is not None:
-                found[i] = (g.t() @ _with_transposed(plan, i, x)).to(matrix.dtype)
+                read = _with_transposed(spec, incidence, i, x)
+                found[i] = cast(sum_of_products(g, read), matrix.dtype)
         if bias is not None:
-            found[-1] = sums[-1].sum(0).to(bias.dtype)
+            found[-1] = cast(sums[-1].sum(0), bias.dtype)
     if not of_values:
         return [*[None] * len(values), *found]
+    scales = incidence.scales(spec, sums[-1].dtype) if mean else [None] * len(values)
 
-    def product(number: int, out: Tensor | None) -> Tensor:
-        site, matrix, read = plan.sites[number], maps[number], sums[number]
+    def new_message(number: int, table: Tensor | None) -> Tensor:
+        matrix, scale, read = maps[number], scales[number], sums[number]
         if matrix is not None:
-            matrix = _adjoint(matrix, site.is_self)
-        scale = plan.scales[number] if plan.scales else None
+            matrix = _adjoint(matrix, spec.sites[number].is_self)
         if scale is None or matrix is None:
-            return _add_product(plan, number, out, read, matrix, None)
-        new = _tapped(read @ matrix.to(read.dtype), scale)
-        if out is None:
+            return _message(spec, incidence, number, table, read, matrix, None)
+        new = _tapped(product(read, cast(matrix, read.dtype)), scale)
+        if table is None:
             return new.mul_(scale).flatten(1)
+        out = bag_down(table, incidence.sites[spec.symmetry][number])
         _tapped(out, scale).addcmul_(new, scale)
         return out
 
-    channels = channels_in(plan.sites, values)
-    messages = down(plan, channels, product, values[0].dtype)
-    return [*own_parts(plan, messages, values[0].dtype), *found]
+    channels, dtype = channels_in(spec.sites, values), values[0].dtype
+    messages = down(spec, channels, dtype, new_message)
+    own = [
+        cast(x if site.is_leaf else columns(x, site.parts[-1], channels), dtype)
+        for site, x in zip(spec.sites, messages, strict=True)
+    ]
+    return [*own, *found]
 
 
 def _plain_gradient(
-    plan: Plan, grads: Sequence[Tensor], inputs: Sequence[Tensor], needs: Sequence[bool]
+    spec: FoldedSpec,
+    incidence: Incidence,
+    mean: bool,
+    grads: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """The same, through :func:`message_passing`, for those who differentiate it again."""
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
         full = [next(given) if need else x for x, need in zip(inputs, needs, strict=True)]
-        values, maps, bias = _split(plan, full)
-        return tuple(message_passing(plan.sites, plan.rows, values, maps, bias, bool(plan.scales)))
+        return tuple(message_passing(spec, incidence, *_split(spec, full), mean))
 
     wanted = [x for x, need in zip(inputs, needs, strict=True) if need]
     pull: Callable[..., Any] = torch.func.vjp(run, *wanted)[1]
@@ -278,29 +272,34 @@ def _plain_gradient(
     return [next(pulled) if need else None for need in needs]
 
 
-def _add_product(
-    plan: Plan,
+def _message(
+    spec: FoldedSpec,
+    incidence: Incidence,
     number: int,
-    out: Tensor | None,
+    table: Tensor | None,
     read: Tensor,
     matrix: Tensor | None,
     constant: Tensor | None,
 ) -> Tensor:
-    """Adds a site's map of what it reads, in place; the matrix is `[inputs, outputs]`."""
+    """What a site gets from its covers, and the map of its summary; `[inputs, outputs]`."""
+    rows = incidence.sites[spec.symmetry][number]
     if matrix is None:
-        return read.new_zeros(read.shape[0], 0) if out is None else out
-    read = _with_transposed(plan, number, read)
-    matrix = matrix.to(read.dtype)
-    if out is not None:
-        return out.addmm_(read, matrix)
-    return read @ matrix if constant is None else torch.addmm(constant.to(read.dtype), read, matrix)
+        return read.new_empty(read.shape[0], 0) if table is None else bag_down(table, rows)
+    read = _with_transposed(spec, incidence, number, read)
+    matrix = cast(matrix, read.dtype)
+    if table is not None:
+        return bag_down(table, rows, read, matrix)
+    if constant is None:
+        return product(read, matrix)
+    return torch.addmm(cast(constant, read.dtype), read, matrix)
 
 
-def _with_transposed(plan: Plan, number: int, x: Tensor) -> Tensor:
+def _with_transposed(spec: FoldedSpec, incidence: Incidence, number: int, x: Tensor) -> Tensor:
     """What a site reads: its summary and, in a self weight, that of the transposed entry."""
-    if not plan.sites[number].is_self:
+    if not spec.sites[number].is_self:
         return x
-    return torch.cat([x, x.index_select(0, plan.rows[number].transposed)], 1)
+    transposed = incidence.sites[spec.symmetry][number].transposed
+    return torch.cat([x, x.index_select(0, transposed)], 1)
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
@@ -311,13 +310,18 @@ def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
     return matrix.reshape(rows, 2, reads // 2).transpose(0, 1).flatten(0, 1)
 
 
+def _split_parts(site: Site, x: Tensor, channels: int) -> Sequence[Tensor]:
+    """The columns of a summary or message that belong to each part of a site."""
+    if len(site.parts) == 1:
+        return (x,)
+    return x.split_with_sizes([part.taps * channels for part in site.parts], 1)
+
+
 def _tapped(x: Tensor, like: Tensor) -> Tensor:
     """Rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
     return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))
 
 
-def _split(
-    plan: Plan, tensors: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Sequence[Tensor | None], Tensor | None]:
-    count = len(plan.sites)
+def _split(spec: FoldedSpec, tensors: Sequence[Any]) -> _Split:
+    count = len(spec.sites)
     return tensors[:count], tensors[count : 2 * count], tensors[2 * count]

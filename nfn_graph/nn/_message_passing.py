@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from nfn_graph.features import Rows
+from nfn_graph.features import Incidence, Rows
 from nfn_graph.ops import divide_by_count, expand, segment_sum
 from nfn_graph.ops._precision import sum_dtype
-from nfn_graph.spec import Part, Site
+from nfn_graph.spec import FoldedSpec, Part, Site
 
 
 def message_passing(
-    sites: Sequence[Site],
-    rows: Sequence[Rows],
+    spec: FoldedSpec,
+    incidence: Incidence,
     values: Sequence[Tensor],
     maps: Sequence[Tensor | None],
     bias: Tensor | None,
@@ -39,13 +39,14 @@ def message_passing(
     """The new entries of every site, in operations that every transform of torch knows.
 
     Args:
-        sites: The sites of the layer's spec.
-        rows: The rows of each in the batch.
+        spec: The layer's spec, for its sites.
+        incidence: The rows of each in the batch.
         values: The own entries of each, `[rows, taps * channels]`.
         maps: The square map of each; None for a site with an empty summary.
         bias: The constant of every entry of the network's summary.
         mean: Whether aggregates are means, not sums.
     """
+    sites, rows = spec.sites, incidence.sites[spec.symmetry]
     dtype, wide = values[0].dtype, sum_dtype(values[0].dtype)
     in_channels, out_channels = channels_in(sites, values), channels_out(sites, maps)
     # Up: the summary of a site is made of those of finer sites.
@@ -56,12 +57,11 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                origin = part.below
-                finer = sites[origin.site].parts[origin.part]
-                below = columns(sums[origin.site], finer, in_channels).to(wide)
-                parts.append(segment_sum(below, rows[origin.site].covers[origin.cover]))
+                finer, cover, place = part.below
+                below = columns(sums[finer], sites[finer].parts[place], in_channels).to(wide)
+                parts.append(segment_sum(below, rows[finer].covers[cover]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-    # One square map of every summary, and down: what coarser sites say to the parts of it.
+    # One square map of every summary, and down: the messages of coarser sites to its parts.
     messages: dict[int, Tensor] = {}
     for number in reversed(range(len(sites))):
         site, summary, matrix = sites[number], sums[number], maps[number]
@@ -71,9 +71,11 @@ def message_passing(
             summary = torch.cat([summary, summary.index_select(0, rows[number].transposed)], 1)
         constant = bias.to(summary.dtype) if bias is not None and not site.indices else None
         new = summary if matrix is None else linear(summary, matrix.to(summary.dtype), constant)
-        for cover, segments in zip(site.covers, rows[number].covers, strict=True):
-            said = heard(site, sites[cover.site], cover.heard, messages[cover.site], out_channels)
-            new = new + expand(said.to(new.dtype), segments)
+        for cover, senders, segments in zip(
+            site.covers, site.senders, rows[number].covers, strict=True
+        ):
+            sent = message_to(site, sites[cover], senders, messages[cover], out_channels)
+            new = new + expand(sent.to(new.dtype), segments)
         messages[number] = new
     # Not views: users may change what they get in place.
     return [
@@ -89,9 +91,8 @@ def columns(x: Tensor, part: Part, channels: int) -> Tensor:
 
 def own_columns(site: Site, message: Tensor, channels: int) -> Tensor:
     """A copy of the part of a message that is the site's new entries."""
-    if not site.taps:
-        return message.new_zeros(message.shape[0], 0)
-    return columns(message, site.parts[-1], channels).clone()
+    own = columns(message, site.parts[-1], channels)
+    return own.clone() if site.taps else own
 
 
 def channels_in(sites: Sequence[Site], values: Sequence[Tensor]) -> int:
@@ -118,15 +119,15 @@ def averaged(site: Site, rows: Rows, sums: Tensor) -> Tensor:
     return torch.cat(means, 1)
 
 
-def heard(
-    site: Site, coarser: Site, parts: Sequence[int | None], message: Tensor, channels: int
+def message_to(
+    site: Site, coarser: Site, senders: Sequence[int | None], message: Tensor, channels: int
 ) -> Tensor:
-    """What a coarser site says to every part of a finer one; zeros where it says nothing."""
+    """The message of a coarser site to every part of a finer one; zeros where it sends none."""
     zeros = message.new_zeros(message.shape[0], max(part.taps for part in site.parts) * channels)
-    said = [
+    sent = [
         zeros.narrow(1, 0, part.taps * channels)
         if number is None
         else columns(message, coarser.parts[number], channels)
-        for part, number in zip(site.parts, parts, strict=True)
+        for part, number in zip(site.parts, senders, strict=True)
     ]
-    return said[0] if len(said) == 1 else torch.cat(said, 1)
+    return sent[0] if len(sent) == 1 else torch.cat(sent, 1)

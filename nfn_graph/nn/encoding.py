@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import NeuronRows, WeightFeatures
+from nfn_graph.features import Incidence, WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features
 from nfn_graph.ops._precision import without_autocast
@@ -137,24 +137,23 @@ class IOEncoding(nn.Module):
 
     def _positions(self, features: WeightFeatures, key: Key) -> list[tuple[str, Tensor]]:
         """The places of the neurons that each row of a type has, by the names of embeddings."""
-        neurons = features.incidence.neurons
+        positions = features.incidence.positions
         if isinstance(key, str):
-            return [(key, neurons[key].position)]
+            return [(key, positions[key])]
         rows, ends = features.rows(key), []
         for end, name, segments in (
             ("source", key[0], rows.sources),
             ("target", key[2], rows.targets),
         ):
-            places = neurons[name].position.index_select(0, segments.index)
+            places = positions[name].index_select(0, segments.index)
             ends.append((f"{module_name(key)}__{end}", places))
         return ends
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
-        neurons = features.incidence.neurons
         # A dtype of few digits could not tell hundreds of positions apart.
         dtype = torch.promote_types(features.dtype, torch.float32)
         fixed = {
-            n.name: self._fourier(_places(neurons[n.name], dtype))
+            n.name: self._fourier(_places(features.incidence, n.name, dtype))
             for n in self.spec.neurons
             if n.fixed
         }
@@ -248,7 +247,7 @@ def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
     return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
 
-def _places(neurons: NeuronRows, dtype: torch.dtype) -> Tensor:
+def _places(incidence: Incidence, name: str, dtype: torch.dtype) -> Tensor:
     """Positions in their layers, spread evenly over [-1, 1]; a single one is at -1."""
-    last = (neurons.layer_size - 1).clamp(min=1).to(dtype)
-    return 2 * neurons.position.to(dtype) / last - 1
+    last = (incidence.layer_sizes[name] - 1).clamp(min=1).to(dtype)
+    return 2 * incidence.positions[name].to(dtype) / last - 1

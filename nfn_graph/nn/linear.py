@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from nfn_graph.features import Incidence, WeightFeatures, is_lasting
+from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._checks import check_choice, check_features, check_folded, check_parameters
-from nfn_graph.nn._fused import Plan, fused_message_passing
+from nfn_graph.nn._fused import fused_message_passing
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
-from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
+from nfn_graph.ops._precision import autocast_dtype, without_autocast
 from nfn_graph.spec import FoldedSpec, Key, Part, Site
 from nfn_graph.spec._checks import check_count
 
@@ -119,12 +119,10 @@ class NFLinear(nn.Module):
         with without_autocast(features.device):
             if self.pointwise:
                 new = self._pointwise(values, maps)
-            elif current_backend() == "fused":
-                plan = self.plan(features.incidence, values[0].dtype)
-                new = fused_message_passing(plan, values, maps, self.bias)
             else:
-                rows, mean = features.incidence.sites[self.spec.symmetry], self.aggr == "mean"
-                new = message_passing(self.spec.sites, rows, values, maps, self.bias, mean)
+                run = fused_message_passing if current_backend() == "fused" else message_passing
+                mean = self.aggr == "mean"
+                new = run(self.spec, features.incidence, values, maps, self.bias, mean)
         return features.replace(self.entries(new))
 
     def extra_repr(self) -> str:
@@ -151,23 +149,6 @@ class NFLinear(nn.Module):
     def site_maps(self) -> list[Tensor | None]:
         """The map of every site; None where there is nothing to map."""
         return [self.maps.get(site.name) for site in self.spec.sites]
-
-    def plan(self, incidence: Incidence, dtype: torch.dtype) -> Plan:
-        """The rows of a batch and what turns their sums into means."""
-        rows, symmetry = incidence.sites[self.spec.symmetry], self.spec.symmetry
-        if self.aggr != "mean":
-            return Plan(self.spec.sites, rows, ())
-        scales = incidence.scales.get((symmetry, dtype))
-        if scales is None:
-            # Scales made in inference mode could not be used in training later on.
-            with torch.inference_mode(False), torch.no_grad():
-                scales = tuple(
-                    _scales(site, rows[i].counts, sum_dtype(dtype), rows[i].count, incidence)
-                    for i, site in enumerate(self.spec.sites)
-                )
-            if all(is_lasting(x) for x in scales if x is not None):
-                incidence.scales[symmetry, dtype] = scales
-        return Plan(self.spec.sites, rows, scales)
 
     def entries(self, new: Sequence[Tensor]) -> dict[Key, Tensor]:
         """The new entries of all sites as features, `[rows, taps, channels]`."""
@@ -227,23 +208,3 @@ def _called(site: Site) -> str:
     if isinstance(site.key, str):
         return f"neuron type '{site.key}'"
     return f"site {site.name}" if site.key[0] == "*" else f"weight type {site.key}"
-
-
-def _scales(
-    site: Site,
-    counts: Sequence[Tensor | None],
-    dtype: torch.dtype,
-    rows: int,
-    incidence: Incidence,
-) -> Tensor | None:
-    """What turns the sums of a summary into means, `[rows, taps, 1]`; None for a leaf."""
-    if site.is_leaf:
-        return None
-    ones = torch.ones(rows, dtype=dtype, device=incidence.device)
-    columns = [
-        (ones if count is None else 1 / count.clamp(min=1).to(dtype))
-        .unsqueeze(1)
-        .expand(rows, part.taps)
-        for part, count in zip(site.parts, counts, strict=True)
-    ]
-    return torch.cat(columns, 1).unsqueeze(-1)

@@ -1,4 +1,4 @@
-r"""Models that run the networks they read: outputs at learned inputs.
+r"""Models that run the networks they read: what networks do at learned inputs.
 
 A network's weights do not show what it computes, but its outputs do. A :class:`Probe` holds `K`
 inputs that are trained with the model, and runs every network on them:
@@ -7,6 +7,14 @@ inputs that are trained with the model, and runs every network on them:
 
 Permuting hidden neurons does not change the outputs, and permutes the activations: the outputs
 are invariant and the activations equivariant under HNP, :math:`f(\sigma U) = \sigma f(U)`.
+Models with a probe *evaluate the network*: they need a graph that knows what its network
+computes, where other models read its weights alone.
+
+============================  =====================================================
+:class:`Probe`                the inputs; gives outputs and activations
+:class:`ProbeNet`             an MLP on the outputs: one vector per network
+:class:`ProbeEncoding`        the activations as channels of the graph, for editors
+============================  =====================================================
 """
 
 from __future__ import annotations
@@ -19,9 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.data import Layout, WeightGraph
+from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn.models import mlp
-from nfn_graph.spec import NetworkSpec
+from nfn_graph.spec import Key, NetworkSpec, NeuronType
+from nfn_graph.spec._checks import check_count
 
 # A grid over more axes has too many points to run networks on.
 _MOST_GRID_AXES = 4
@@ -34,9 +44,10 @@ class Probe(nn.Module):
         spec: The types of all networks, which must have one input type of one size.
         probes: The number of inputs.
         input_shape: The shape of one input; by default, one value for every input neuron.
-        start: How the inputs are chosen at first: `"uniform"` at random, or on a `"grid"`.
-        low: The least value of an input at first.
-        high: The largest value of an input at first.
+        start: How the inputs are chosen at first: uniformly at random (`"uniform"`), or on a
+            regular grid (`"grid"`). :meth:`fit` takes them from data instead.
+        low: The lower end of the range of the inputs.
+        high: The upper end of the range of the inputs.
         learned: Whether the inputs are trained.
 
     Shapes:
@@ -67,8 +78,7 @@ class Probe(nn.Module):
         learned: bool = True,
     ) -> None:
         super().__init__()
-        if probes < 1:
-            raise UserError(f"Expected at least one probe (got {probes})")
+        check_count(probes, 1, "probes")
         self.spec = spec
         self.start, self.low, self.high = start, low, high
         self.input_shape = tuple(input_shape or (_size_of(spec, "input", "input_shape"),))
@@ -84,8 +94,12 @@ class Probe(nn.Module):
                 self.inputs.copy_(self._grid())
 
     def fit(self, inputs: Tensor) -> Probe:
-        """Takes the inputs from data: the first ones of `[inputs, *input_shape]`."""
-        count = self.inputs.shape[0]
+        """Takes the inputs from data, from where training moves them unless they are fixed.
+
+        Args:
+            inputs: `[inputs, *input_shape]`, of which the first ones are taken.
+        """
+        count = len(self)
         if inputs.shape[0] < count or tuple(inputs.shape[1:]) != self.input_shape:
             raise UserError(
                 f"Expected at least {count} inputs of shape {list(self.input_shape)} (got "
@@ -97,24 +111,44 @@ class Probe(nn.Module):
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of every network at the inputs."""
+        self._check_sizes(graph)
         outputs = graph.run(self.inputs)
         if not isinstance(outputs, Tensor):
             raise UserError(f"Expected networks with one output (got {len(outputs)})")
         return outputs.unsqueeze(0) if isinstance(graph.layout, Layout) else outputs
 
     def activations(self, graph: WeightGraph) -> dict[str, Tensor]:
-        """The activations of the neurons at the inputs, `[neurons, probes, ...]` by type."""
+        """The activations of the neurons at the inputs by type, `[neurons, probes, ...]`.
+
+        The rows are in the order of the graph's own; where a network has several positions, as
+        after a convolution, these are the axes behind the probes.
+        """
+        self._check_sizes(graph)
         found: dict[str, Tensor] = graph.run(self.inputs, return_activations=True)[1]
         return found
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
 
     def extra_repr(self) -> str:
         """The number and shape of the inputs."""
         learned = "" if self.inputs.requires_grad else ", fixed"
-        return f"{self.inputs.shape[0]} inputs of {list(self.input_shape)}{learned}"
+        return f"{len(self)} inputs of {list(self.input_shape)}{learned}"
+
+    def _check_sizes(self, graph: WeightGraph) -> None:
+        """Networks with other inputs than those that the probes were made for are refused."""
+        for neuron in _of_role(self.spec, "input"):
+            found = graph.spec.neuron.get(neuron.name)
+            if found is None or found.size != neuron.size:
+                size = "none" if found is None else found.size or "several sizes"
+                raise UserError(
+                    f"Expected networks with {neuron.size} neurons of type '{neuron.name}', which "
+                    f"the probes were made for (got {size}). Make a Probe for these networks."
+                )
 
     def _grid(self) -> Tensor:
         """As many points of a grid over the range of the inputs as there are probes."""
-        count, axes = self.inputs.shape[0], math.prod(self.input_shape)
+        count, axes = len(self), math.prod(self.input_shape)
         if axes > _MOST_GRID_AXES:
             raise UserError(
                 f"Expected networks of at most {_MOST_GRID_AXES} coordinates for probes on a grid "
@@ -143,6 +177,13 @@ class ProbeNet(nn.Module):
         dropout: Dropout between them.
         num_outputs: The number of values that a network returns for one input; by default, as
             many as it has output neurons.
+        entropy: Whether the MLP also reads the entropy of the softmax of every output, for
+            networks that are classifiers: how sure they are.
+        extra_features: The number of features that a subclass adds in :meth:`features`.
+
+    Shapes:
+        - graph: a :class:`WeightGraph` or a batch.
+        - output: `[networks, out_features]`.
 
     Example:
         >>> import torch
@@ -165,14 +206,19 @@ class ProbeNet(nn.Module):
         out_features: int,
         head: Sequence[int] = (256, 256),
         dropout: float = 0.0,
+        *,
         num_outputs: int | None = None,
+        entropy: bool = False,
+        extra_features: int = 0,
     ) -> None:
         super().__init__()
-        self.probe = probe
+        self.probe, self.entropy = probe, entropy
         count = num_outputs or _size_of(probe.spec, "output", "num_outputs")
+        width = len(probe) * (count + entropy) + extra_features
+        # One scale for all outputs: how those of one network differ is what they tell.
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        self.head = mlp([probe.inputs.shape[0] * count, *head], out_features, dropout)
+        self.head = mlp([width, *head], out_features, dropout)
 
     @torch.no_grad()
     def fit(self, graphs: Iterable[WeightGraph]) -> ProbeNet:
@@ -183,14 +229,125 @@ class ProbeNet(nn.Module):
         self.std.copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
         return self
 
+    def features(self, graph: WeightGraph) -> Tensor:
+        """What the MLP reads of every network, `[networks, features]`."""
+        outputs = self.probe(graph)
+        found = ((outputs - self.mean) / self.std).flatten(1)
+        if not self.entropy:
+            return found
+        log = outputs.flatten(2).log_softmax(-1)
+        return torch.cat([found, -(log.exp() * log).sum(-1)], 1)
+
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of the model for every network."""
-        return self.head((self.probe(graph).flatten(1) - self.mean) / self.std)
+        return self.head(self.features(graph))
 
 
-def _size_of(spec: NetworkSpec, role: str, option: str) -> int:
-    """The size of the only fixed type whose name begins like this: the inputs or the outputs."""
-    found = [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
+class ProbeEncoding(nn.Module):
+    r"""What every neuron does at the probes, as channels of the graph.
+
+    A neuron of type :math:`l` with the activations :math:`a_i \in \mathbb{R}^K` gets the channels
+    :math:`A_l a_i`, and the weight between two neurons gets the sum of theirs, as with
+    :class:`IOEncoding`: so neurons without a bias are described as well.
+
+    .. math:: f(U)_i = A_l a_i, \qquad f(U)_{ij} = A_l a_i + A_{l-1} a_j,
+        \qquad f(\sigma U) = \sigma f(U)
+
+    It is equivariant under HNP, not under NP: permuted inputs meet other probes. Activations at
+    several positions are averaged; input neurons, at which all networks have the same ones, get
+    zeros.
+
+    Args:
+        probe: The inputs.
+        channels: The number of channels that it appends.
+
+    Shapes:
+        - graph: a :class:`WeightGraph` or a batch.
+        - features: those of the graph before the fold, of any number of channels.
+        - output: the same with `channels` more.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Probe, ProbeEncoding
+        >>> from nfn_graph.converters import from_module
+        >>> network = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        ... )
+        >>> graph = from_module(network)
+        >>> encoding = ProbeEncoding(Probe(graph.spec, probes=16), channels=4)
+        >>> encoding.fit([graph])(graph).channels
+        5
+    """
+
+    def __init__(self, probe: Probe, channels: int) -> None:
+        super().__init__()
+        self.probe = probe
+        self.channels = check_count(channels, 1, "channels")
+        inputs = {neuron.name for neuron in _of_role(probe.spec, "input")}
+        names = [neuron.name for neuron in probe.spec.neurons if neuron.name not in inputs]
+        self.maps = nn.ModuleDict({name: nn.Linear(len(probe), channels) for name in names})
+        self.mean, self.std = nn.Module(), nn.Module()
+        for name in names:
+            self.mean.register_buffer(name, torch.zeros(()))
+            self.std.register_buffer(name, torch.ones(()))
+
+    @torch.no_grad()
+    def fit(self, graphs: Iterable[WeightGraph]) -> ProbeEncoding:
+        """Sets the mean and standard deviation by which activations are standardized."""
+        sums: dict[str, Tensor] = {}
+        for graph in graphs:
+            for name, x in self.probe.activations(graph).items():
+                x = x.double()
+                moments = torch.stack([torch.ones_like(x), x, x.square()]).flatten(1).sum(1)
+                sums[name] = sums.get(name, 0) + moments
+        for name, (count, total, squares) in sums.items():
+            mean = total / count
+            std = (squares / count - mean.square()).clamp(min=0).sqrt()
+            getattr(self.mean, name).copy_(mean)
+            getattr(self.std, name).copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+        return self
+
+    def forward(self, graph: WeightGraph, features: WeightFeatures | None = None) -> WeightFeatures:
+        """Appends the channels.
+
+        Args:
+            graph: The networks to run.
+            features: What to append to; by default, the features of the graph.
+        """
+        features = graph.features() if features is None else features
+        codes = {name: self._code(name, x) for name, x in self.probe.activations(graph).items()}
+        zeros = next(iter(codes.values())).new_zeros(1, self.channels)
+
+        def encoded(key: Key, x: Tensor) -> Tensor:
+            code = zeros
+            if isinstance(key, str):
+                code = codes.get(key, zeros)
+            else:
+                rows = features.rows(key)
+                for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
+                    if name in codes:
+                        code = code + codes[name].index_select(0, segments.index)
+            return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+
+        return features.replace({key: encoded(key, x) for key, x in features.tensors()})
+
+    def extra_repr(self) -> str:
+        """Shown by `print(layer)`."""
+        return f"{len(self.probe)} -> {self.channels}"
+
+    def _code(self, name: str, activations: Tensor) -> Tensor:
+        x = activations.flatten(2).mean(2) if activations.dim() > 2 else activations
+        return self.maps[name]((x - getattr(self.mean, name)) / getattr(self.std, name))
+
+
+def _of_role(spec: NetworkSpec, role: Literal["input", "output"]) -> list[NeuronType]:
+    """The neuron types whose name begins like this."""
+    return [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
+
+
+def _size_of(spec: NetworkSpec, role: Literal["input", "output"], option: str) -> int:
+    """The size of the only input or output type."""
+    found = _of_role(spec, role)
     if len(found) != 1 or found[0].size is None:
         raise UserError(
             f"Expected networks with one {role} type of one size (got "

@@ -7,14 +7,22 @@ a need for one: the derivative of a sum is an expansion, and that of an expansio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nfn_graph.features import Rows, Segments
+from nfn_graph.features import Block, Rows, Segments
 from nfn_graph.ops._backends import is_transformed
+from nfn_graph.ops._matmul import add_product
+from nfn_graph.ops._precision import cast
+
+# How many values stay in the cache of a core while several operations pass over them.
+_CACHED = 2**18
+# How many values a row should have to be broadcast fast.
+_LONG_ROW = 2**9
 
 
 def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:
@@ -47,51 +55,118 @@ def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     """The sums over the rows of every cover, one cover below another."""
     blocks = rows.blocks
     if not blocks:
-        return _bag_listed(x.to(dtype), rows.bags)
+        return _bag_listed(cast(x, dtype), rows.bags)
     if rows.covers[0].runs:
-        table = _bag_listed(x.to(dtype), rows.bags)
+        table = _bag_listed(cast(x, dtype), rows.bags)
     else:
         table = x.new_zeros(sum(rows.cover_sizes), x.shape[1], dtype=dtype)
     for covers in blocks:
-        for block in covers:
-            part = table.narrow(0, block.first, block.coarse_count)
-            part.add_(block.sums(x, dtype))
+        # Every stretch is read from memory once, and summed in all ways while it is in the cache.
+        for stretch in _stretches(covers, x):
+            for block in stretch:
+                part = table.narrow(0, block.first, block.coarse_count)
+                part.add_(block.sums(x, dtype))
     return table
 
 
-def bag_down(table: Tensor, rows: Rows) -> Tensor:
-    """For every row, the sum of its covers' rows of a table: the adjoint of :func:`bag_up`."""
-    blocks = rows.blocks
-    if not blocks:
-        return _listed_down(table, rows)
+def bag_down(
+    table: Tensor, rows: Rows, x: Tensor | None = None, matrix: Tensor | None = None
+) -> Tensor:
+    """For every row, the sum of its covers' rows of a table: the adjoint of :func:`bag_up`.
+
+    Args:
+        table: The rows of all covers, one cover below another.
+        rows: The rows.
+        x: What to multiply and add to it, row by row, if given.
+        matrix: What to multiply it with.
+    """
+
+    blocks, size = rows.blocks, _cached_rows(table)
+    if rows.count <= size and not blocks:
+        out = _listed_down(table, rows, 0, rows.count)
+        return out if x is None or matrix is None else add_product(out, x, matrix)
     out = table.new_empty(rows.count, table.shape[1])
+
+    def finish(messages: Tensor, start: int, part: Tensor) -> None:
+        if x is not None and matrix is not None:
+            add_product(messages, x.narrow(0, start, len(part)), matrix, part)
+        elif messages is not part:
+            part.copy_(messages)
+
+    listed = 0
+    for begin, count in rows.covers[0].runs if blocks else ((0, rows.count),):
+        for start in range(0, count, size):
+            messages = _listed_down(table, rows, listed + start, min(size, count - start))
+            first = begin + start
+            finish(messages, first, out.narrow(0, first, len(messages)))
+        listed += count
     for covers in blocks:
-        view = covers[0].view(out)
-        first, *others = (block.coarse(table) for block in covers)
-        if others:
-            torch.add(first, others[0], out=view)
-        else:
-            view.copy_(first)
-        for other in others[1:]:
-            view.add_(other)
-    runs = rows.covers[0].runs
-    if runs:
-        listed = _listed_down(table, rows).split([count for _, count in runs])
-        for (start, count), part in zip(runs, listed, strict=True):
-            out.narrow(0, start, count).copy_(part)
+        for stretch in _stretches(covers, out):
+            block = stretch[0]
+            part = out.narrow(0, block.start, block.num_rows)
+            _broadcast(stretch, table, block.view(out))
+            finish(part, block.start, part)
     return out
 
 
+def _broadcast(covers: Sequence[Block], table: Tensor, view: Tensor) -> None:
+    """Writes the sums of the covers' rows to all rows of a block, `[*sizes, width]`."""
+    size, width = view.shape[-2:]
+    # A value for many rows is repeated first: torch broadcasts slowly along short axes.
+    times = _largest_divisor(size, _LONG_ROW // max(width, 1)) if view.is_cpu else 1
+    view = view.view(*view.shape[:-2], size // times, times * width)
+    messages = []
+    for block in covers:
+        x = block.coarse(table)
+        if x.shape[-2] == 1:
+            messages.append(x.repeat(*[1] * (x.dim() - 1), times))
+        else:
+            messages.append(x.reshape(*x.shape[:-2], size // times, times * width))
+    first, *others = messages
+    if others:
+        torch.add(first, others[0], out=view)
+    else:
+        view.copy_(first)
+    for other in others[1:]:
+        view.add_(other)
+
+
+@lru_cache(maxsize=256)
+def _largest_divisor(number: int, most: int) -> int:
+    return next(i for i in range(max(1, min(most, number)), 0, -1) if number % i == 0)
+
+
+def _cached_rows(x: Tensor) -> int:
+    """How many rows of a tensor to treat at a time: on the CPU, as many as stay in its cache."""
+    return _CACHED // (x.shape[1] or 1) or 1 if x.is_cpu else 2**62
+
+
+def _stretches(covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:
+    """A block, at each of its covers, in stretches along its slowest index."""
+    if any(0 in block.kept[1:] for block in covers):
+        yield list(covers)
+        return
+    whole = covers[0].sizes[0]
+    step = max(1, _cached_rows(x) * whole // covers[0].num_rows)
+    for start in range(0, whole, step):
+        yield [block.stretch(start, step) for block in covers]
+
+
 def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
-    for order, pointers in zip(bags[::2], bags[1::2], strict=True):
-        x = bag_rows(x, order, pointers)
+    for i in range(0, len(bags), 2):
+        x = bag_rows(x, bags[i], bags[i + 1])
     return x
 
 
-def _listed_down(table: Tensor, rows: Rows) -> Tensor:
-    if len(rows.covers) == 1:
-        return table.index_select(0, rows.ends)
-    return bag_rows(table, rows.ends, rows.pairs)
+def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
+    """The sums of the covers' rows, for some of the listed rows."""
+    width, ends = len(rows.covers), rows.ends
+    if count * width != ends.shape[0]:
+        ends = ends.narrow(0, start * width, count * width)
+    if width == 1:
+        return table.index_select(0, ends)
+    # All rows have equally many covers, so that the first pointers serve for any of them.
+    return bag_rows(table, ends, rows.pairs.narrow(0, 0, count + 1))
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:

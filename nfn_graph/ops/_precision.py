@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -31,6 +32,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, without the cost of a call where nothing is to be done."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums: float16 overflows above 65,504, so they use at least float32.
 
@@ -40,4 +46,4 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
         >>> sum_dtype(torch.float16), sum_dtype(torch.float64)
         (torch.float32, torch.float64)
     """
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float32 if dtype is torch.float32 else torch.promote_types(dtype, torch.float32)

@@ -17,6 +17,7 @@ at a time.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ _SHORT_RUN = 2**17
 #: The inner products of `embedding_bag` are several times slower than its sums.
 _SHORT_INNER_RUN = 2**14
 #: The most entries that are laid out below windows at once: what stays in the cache.
-_MOST_COLUMNS = 2**19
+_MOST_COLUMNS = 2**21
 
 
 class Run(NamedTuple):
@@ -133,25 +134,22 @@ class Window:
         shape = (x.shape[0], *self.kernel, *results, x.shape[-1])
         return x.as_strided(shape, (row, *taps, *moves, one))
 
-    def sums(self, columns: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """The transpose of :meth:`columns`: sums `[rows, *positions, inputs]`."""
-        axes = len(sizes)
-        x = columns.new_zeros(columns.shape[0], *self.padded(sizes), columns.shape[-1])
+    def add_to(self, x: Tensor, columns: Tensor) -> None:
+        """The transpose of :meth:`columns`: adds them to values `[rows, *positions, inputs]`."""
+        axes = len(self.kernel)
+        sizes, results = x.shape[1:-1], columns.shape[1 + axes : -1]
         by_tap = columns.flatten(1, axes)
         for number, tap in enumerate(itertools.product(*map(range, self.kernel))):
-            places = tuple(
-                slice(p * d, p * d + (n - 1) * s + 1, s)
-                for p, d, n, s in zip(
-                    tap,
-                    self.dilation,
-                    columns.shape[1 + axes : 1 + 2 * axes],
-                    self.stride,
-                    strict=True,
-                )
-            )
-            x[(slice(None), *places)] += by_tap[:, number]
-        inner = (slice(a, a + n) for n, (a, _) in zip(sizes, self.pads, strict=True))
-        return x[(slice(None), *inner)]
+            own, read = [], []
+            for i, place in enumerate(tap):
+                # What lies in the zeros around the values is left out.
+                shift, s = place * self.dilation[i] - self.pads[i][0], self.stride[i]
+                first = max(0, -(shift // s))
+                last = min(results[i] - 1, (sizes[i] - 1 - shift) // s)
+                own.append(slice(first, max(last + 1, first)))
+                begin = first * s + shift
+                read.append(slice(begin, max(last * s + shift + 1, begin), s))
+            x[(slice(None), *read)] += by_tap[:, number][(slice(None), *own)]
 
 
 class Layers:
@@ -183,13 +181,13 @@ class Layers:
         """Whether batched products are faster than sums over edges."""
         return len(self.runs) == 1 or self.num_edges * columns >= short * len(self.runs)
 
-    @cached_property
+    @property
     def edges(self) -> Edges:
         """Which rows the edges join."""
         return _edges(self._targets, self._sources, self._device)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def complete_layers(
     targets: tuple[int, ...], sources: tuple[int, ...], is_shared: bool, device: torch.device
 ) -> Layers:
@@ -226,6 +224,8 @@ class Edges(NamedTuple):
     pointers_by_source: Tensor
 
 
+# Six indices per edge: few mixtures are kept, and only those with many small networks.
+@lru_cache(maxsize=16)
 def _edges(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Edges:
     out, into = torch.tensor(targets), torch.tensor(sources)
     count = out * into
@@ -360,11 +360,11 @@ class Back(_Bilinear):
         parts = []
         for part in y.split(_images(layers, window, results, y.shape[-1]), -1):
             part = part.contiguous()
-            x = y.new_empty(layers.num_sources, *sizes, part.shape[-1])
+            x = y.new_zeros(layers.num_sources, *sizes, part.shape[-1])
             for run in _short(layers, window, results, part.shape[-1]):
                 own = torch.bmm(run.of_edges(weights, window.taps).mT, run.of_targets(part))
                 own = own.view(-1, *window.kernel, *results, part.shape[-1])
-                run.of_sources(x).copy_(window.sums(own, sizes))
+                window.add_to(run.of_sources(x), own)
             parts.append(x)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -421,10 +421,15 @@ class Inner(_Bilinear):
         )
 
 
+for _forward in (Product.forward, Back.forward, Inner.forward):
+    # Torch asks for it at every call, and working it out takes longer than many a product.
+    vars(_forward)["__signature__"] = inspect.signature(_forward)
+
+
 def _images(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> int:
     """How many images a network's windows are laid out for at once."""
     each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
-    return min(max(1, 32 * _MOST_COLUMNS // max(each, 1)), max(images, 1))
+    return min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), max(images, 1))
 
 
 def _short(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> Iterator[Run]:

@@ -6,8 +6,11 @@ neuron alone acts on the rows; a linear map or a convolution is a product over t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -85,13 +88,22 @@ class Stored:
         """The number of axes in a network."""
         return len(self.shapes[0])
 
+    def split(self, networks: int) -> list[Stored]:
+        """Those of so many networks at a time."""
+        if networks >= len(self.shapes):
+            return [self]
+        starts = range(0, len(self.shapes), networks)
+        shapes = [self.shapes[i : i + networks] for i in starts]
+        sizes = [sum(map(math.prod, own)) for own in shapes]
+        return [Stored(*own) for own in zip(self.data.split(sizes), shapes, strict=True)]
+
 
 Value = Same | Rows | Stored
 
 
 def evaluate_ragged(
     computation: Computation,
-    tensors: Callable[[int], Stored],
+    tensors: Mapping[int, Stored],
     inputs: Sequence[Tensor],
     num_networks: int,
     wanted: Sequence[Ref],
@@ -111,7 +123,7 @@ def evaluate_ragged(
         if step.operation == "input":
             results.append(Same(inputs[number_in(step.args)]))
         elif step.operation == "parameter":
-            results.append(tensors(number_in(step.args)))
+            results.append(tensors[number_in(step.args)])
         elif step.operation == "constant":
             like = inputs[0]
             results.append(Same(like.new_tensor(step.args[0]).unsqueeze(0)))
@@ -124,14 +136,6 @@ def evaluate_ragged(
             if done not in kept:
                 results[done] = None
     return results
-
-
-def is_ragged(computation: Computation) -> bool:
-    """Whether every operation is one that works on rows."""
-    return all(
-        step.operation in ENTRYWISE or step.operation in _HANDLERS or step.operation in _OTHERS
-        for step in computation.steps
-    )
 
 
 def as_same(value: Any, num_networks: int) -> Any:
@@ -165,7 +169,7 @@ def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
 
 def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
     values = [v for v in (*args, *kwargs.values()) if isinstance(v, Value)]
-    if name in ("shape", "size", "dim") and isinstance(args[0], Rows):
+    if name in ("shape", "size", "dim") and isinstance(args[0], Rows | Same):
         return _sizes(name, *args)
     if any(isinstance(arg, OpenSize) for arg in leaves([args, kwargs])):
         raise NotRaggedError
@@ -268,11 +272,12 @@ def _repeated(value: Same, axis: int, counts: tuple[int, ...]) -> Tensor:
     return data.index_select(0, network.to(data.device))
 
 
-def _sizes(name: str, x: Rows, axis: int | None = None) -> Any:
+def _sizes(name: str, x: Rows | Same, axis: int | None = None) -> Any:
     if name == "dim":
         return x.rank
     sizes: list[Any] = list(x.data.shape[1:])
-    sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
+    if isinstance(x, Rows):
+        sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
     return tuple(sizes) if axis is None else sizes[axis]
 
 
@@ -300,7 +305,8 @@ def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of target and source rows."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
-        raise UserError(f"Expected inputs of sizes {sources} (got {x.counts})")
+        i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
+        raise UserError(f"Expected {sources[i]} neurons to read (got {x.counts[i]})")
     return tuple(shape[0] for shape in weight.shapes), sources
 
 
@@ -419,13 +425,16 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
-    if x.at != first:
+    if x.at not in (first, last):
         return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
-    behind = range(first + 1, last + 1)
-    data = x.data.movedim(list(behind), list(range(1, last - first + 1)))
-    data = data.flatten(0, last - first)
+    joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
+    data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
-    return Rows(data, x.at, tuple(n * positions for n in x.counts))
+    if x.at != first:
+        # The positions of all neurons, not the neurons with all their positions.
+        index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
+        data = data.index_select(0, index.to(data.device))
+    return Rows(data, first, tuple(n * positions for n in x.counts))
 
 
 def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
@@ -434,6 +443,33 @@ def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
     if isinstance(x, Rows) and is_flatten and shape[0] == x.data.shape[1]:
         return _flatten(num_networks, x, 1)
     return _equal_sizes("reshape", [x, *sizes], named, num_networks)
+
+
+def _reduced(name: str, x: Rows, axes: set[int], keepdim: bool) -> Rows:
+    """A reduction along axes that are not the neurons'."""
+    own = {axis + (axis < x.at) for axis in axes}
+    # In the order of the memory, so that its derivative has the layout of the values.
+    order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
+    places = [place for place, axis in enumerate(order) if axis in own]
+    data = OPERATIONS[name](x.data.permute(order), places, True)
+    data = data.permute(sorted(range(x.rank), key=order.__getitem__))
+    if keepdim:
+        return replace(x, data=data)
+    return Rows(data.squeeze(tuple(own)), x.at - sum(axis < x.at for axis in axes), x.counts)
+
+
+def _average_pool(spatial: int) -> Callable[..., Value]:
+    """An average pooling to a given number of positions, most often one."""
+    elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
+
+    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
+        size = args[0] if args else kwargs["output_size"]
+        is_one = size is not None and set(_each(size, spatial)) == {1}
+        if isinstance(x, Rows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
+            return _reduced("mean", x, set(range(2, spatial + 2)), True)
+        return elsewhere(num_networks, x, *args, **kwargs)
+
+    return apply
 
 
 def _reduction(name: str) -> Callable[..., Value]:
@@ -454,10 +490,7 @@ def _reduction(name: str) -> Callable[..., Value]:
         axes = {d % x.rank for d in ((dims,) if isinstance(dims, int) else dims)}
         if x.at in axes:
             return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        own = [axis + (axis < x.at) for axis in axes]
-        data = OPERATIONS[name](x.data, own, keepdim)
-        gone = 0 if keepdim else sum(axis < x.at for axis in axes)
-        return Rows(data, x.at - gone, x.counts)
+        return _reduced(name, x, axes, keepdim)
 
     return apply
 
@@ -471,6 +504,37 @@ def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
     if x.data.shape[axis + (axis < x.at)] != 1:
         return x
     return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
+
+
+def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
+    order = named.get("dims", dims[0] if dims and isinstance(dims[0], tuple) else dims)
+    if isinstance(x, Stored):
+        order = tuple(axis % x.rank for axis in order)
+        index = _turned(x.shapes, order).to(x.data.device)
+        shapes = tuple(tuple(shape[axis] for axis in order) for shape in x.shapes)
+        return Stored(x.data.index_select(0, index), shapes)
+    if not isinstance(x, Rows):
+        return _equal_sizes("permute", [x, *dims], named, num_networks)
+    order = [axis % x.rank for axis in order]
+    # The neurons come first wherever they are; the others keep the order that is asked for.
+    others = [axis + (axis < x.at) for axis in order if axis != x.at]
+    return replace(x, data=x.data.permute(0, *others), at=order.index(x.at))
+
+
+@lru_cache(maxsize=32)
+def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tensor:
+    """Where the entries of tensors with axes in another order come from."""
+    parts, begin = [], 0
+    for shape, same in itertools.groupby(shapes):
+        count, size = len(list(same)), math.prod(shape)
+        places = torch.arange(begin, begin + count * size).reshape(count, *shape)
+        parts.append(places.permute(0, *(axis + 1 for axis in order)).reshape(-1))
+        begin += count * size
+    return torch.cat(parts)
+
+
+def _transpose(num_networks: int, x: Value) -> Value:
+    return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
 
 
 def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
@@ -498,9 +562,7 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
     return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
 
 
-#: Operations that take part without a handler.
-_OTHERS = frozenset({"input", "parameter", "constant", "shape", "size", "dim"})
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
 _HANDLERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "batch_norm": _batch_norm,
@@ -508,9 +570,12 @@ _HANDLERS: dict[str, Callable[..., Any]] = {
     "flatten": _flatten,
     "reshape": _reshape,
     "squeeze": _squeeze,
+    "permute": _permute,
+    "t": _transpose,
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }

@@ -15,9 +15,12 @@ from nfn_graph.messages import UserError
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
 from nfn_graph.run._plan import Group, Plan, plan_of
-from nfn_graph.run._ragged import NotRaggedError, as_rows, as_same, evaluate_ragged, is_ragged
+from nfn_graph.run._ragged import NotRaggedError, as_rows, as_same, evaluate_ragged
 from nfn_graph.run._tensors import Stores, read_tensors
 from nfn_graph.spec import Key
+
+#: The entries of a layer's results that are made at once, estimated from above.
+_CACHED = 2**24
 
 Inputs = Tensor | Sequence[Tensor]
 Outputs = Tensor | tuple[Tensor, ...]
@@ -79,7 +82,7 @@ def run(
         for key in plan.keys
     }
     task = Task(stores, given, per_network, return_activations)
-    with without_autocast(like.device), _checked(given):
+    with without_autocast(like.device):
         results = [_run_group(group, task) for group in plan.groups]
     is_single = isinstance(graph.layout, Layout)
     outputs = _joined_outputs(plan, results)
@@ -125,8 +128,8 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
 
 def _run_group(group: Group, task: Task) -> Results:
     """The one place that chooses how networks are run."""
-    is_uniform = len(group.kinds) == 1
-    if group.count > 1 and group.is_ragged and (not is_uniform or is_ragged(group.computation)):
+    # Torch's own convolutions of stacked networks are faster than ours, its linear layers are not.
+    if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
         try:
             return _run_ragged(group, task)
         except NotRaggedError:
@@ -135,23 +138,40 @@ def _run_group(group: Group, task: Task) -> Results:
 
 
 def _run_ragged(group: Group, task: Task) -> Results:
-    """Networks of different sizes, by message passing."""
-    count, computation = group.count, group.computation
+    """Networks of different sizes, by message passing, as many at once as the cache holds."""
+    computation = group.computation
     inputs = task.inputs_of(group.networks)
-    given = [x if task.per_network else x.unsqueeze(0) for x in inputs]
+    most = _networks_at_once(group, inputs, task.per_network)
+    numbers = computation.parameters
+    tensors = [group.tensor(number, task.stores).split(most) for number in numbers]
+    shares = [x.split(most) for x in inputs] if task.per_network else []
     neurons = computation.activations if task.has_activations else ()
-    results = evaluate_ragged(
-        computation,
-        lambda number: group.tensor(number, task.stores),
-        given,
-        count,
-        [*computation.outputs, *(n.value for n in neurons)],
-    )
-    outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
-    activations = {
-        n.name: as_rows(results[n.value.step], n.axis, count).data.contiguous() for n in neurons
-    }
-    return Results([x.expand(count, *x.shape[1:]) for x in outputs], activations)
+    wanted = [*computation.outputs, *(n.value for n in neurons)]
+    parts = []
+    for i, begin in enumerate(range(0, group.count, most)):
+        count = min(most, group.count - begin)
+        given = [own[i] for own in shares] or [x.unsqueeze(0) for x in inputs]
+        own = {number: parts[i] for number, parts in zip(numbers, tensors, strict=True)}
+        with _checked(inputs):
+            results = evaluate_ragged(computation, own, given, count, wanted)
+        outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
+        activations = {
+            n.name: as_rows(results[n.value.step], n.axis, count).data.contiguous() for n in neurons
+        }
+        parts.append(Results([x.expand(count, *x.shape[1:]) for x in outputs], activations))
+    return _one_after_the_other(parts)
+
+
+def _networks_at_once(group: Group, inputs: Sequence[Tensor], per_network: bool) -> int:
+    """How many networks to run together: on a CPU, results are to stay in its cache."""
+    if inputs[0].device.type != "cpu":
+        return group.count
+    layout = group.kinds[-1][0]
+    neurons = [layout.num_rows(name) for name in layout.spec.neuron]
+    # No more positions than the input has, in most networks.
+    entries = max(x.numel() for x in inputs) / (group.count if per_network else 1)
+    each = entries / max(neurons[0], 1) * max(neurons)
+    return max(1, min(group.count, int(_CACHED / max(each, 1))))
 
 
 def _run_by_sizes(group: Group, task: Task) -> Results:
@@ -169,12 +189,7 @@ def _run_by_sizes(group: Group, task: Task) -> Results:
         mine = [x[done : done + count] if task.per_network else x for x in inputs]
         results.append(_run_uniform(layout, own, count, mine, task))
         done += count
-    outputs = [torch.cat(parts) for parts in _alike([result.outputs for result in results])]
-    names = results[0].activations
-    return Results(
-        outputs,
-        {name: _cat_positions(name, [r.activations[name] for r in results]) for name in names},
-    )
+    return _one_after_the_other(results)
 
 
 def _run_uniform(
@@ -192,14 +207,28 @@ def _run_uniform(
     if count == 1:
         one = {number: x[0] for number, x in tensors.items()}
         own = [x[0] if task.per_network else x for x in inputs]
-        outputs, activations = run_one(one, *own)
+        with _checked(own):
+            outputs, activations = run_one(one, *own)
         outputs = [x.unsqueeze(0) for x in outputs]
     else:
         axis = 0 if task.per_network else None
         together: Any = torch.vmap(run_one, (0, *[axis] * len(inputs)), randomness="error")
-        outputs, activations = together(tensors, *inputs)
+        with _checked(inputs):
+            outputs, activations = together(tensors, *inputs)
         activations = [x.flatten(0, 1) for x in activations]
     return Results(outputs, dict(zip([n.name for n in neurons], activations, strict=True)))
+
+
+def _one_after_the_other(parts: Sequence[Results]) -> Results:
+    """The results of networks that compute alike."""
+    if len(parts) == 1:
+        return parts[0]
+    outputs = [torch.cat(own) for own in _alike([part.outputs for part in parts])]
+    names = parts[0].activations
+    return Results(
+        outputs,
+        {name: _cat_positions(name, [part.activations[name] for part in parts]) for name in names},
+    )
 
 
 def _alike(outputs: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:

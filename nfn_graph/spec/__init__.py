@@ -1,6 +1,6 @@
 """What a family of networks looks like, free of tensors: types, sites, symmetry."""
 
-from nfn_graph.spec._sites import NETWORK, Cover, FoldedSpec, Origin, Part, Piece, Site
+from nfn_graph.spec._sites import NETWORK, FoldedSpec, Part, Piece, Site
 from nfn_graph.spec._types import (
     PRIME,
     Key,
@@ -16,12 +16,10 @@ from nfn_graph.spec._types import (
 __all__ = [
     "NETWORK",
     "PRIME",
-    "Cover",
     "FoldedSpec",
     "Key",
     "NetworkSpec",
     "NeuronType",
-    "Origin",
     "Part",
     "Piece",
     "Shape",

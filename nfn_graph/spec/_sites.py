@@ -57,20 +57,6 @@ class Piece(NamedTuple):
     diagonal: bool = False
 
 
-class Origin(NamedTuple):
-    """Where the mean of a part comes up from, which is also where its message goes down to.
-
-    Attributes:
-        site: The number of a finer site.
-        cover: Which of the finer site's covers the part belongs to.
-        part: The part of the finer site's summary that is averaged further.
-    """
-
-    site: int
-    cover: int
-    part: int
-
-
 class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
@@ -78,7 +64,9 @@ class Part(NamedTuple):
         entry: The key of the site whose entries are averaged; the site itself for its own.
         start: The first tap of the slice.
         taps: The number of taps.
-        below: Where the mean comes up from; None for the site's own entries.
+        below: Where the mean comes up from, and its message goes down to: the number of a finer
+            site, which of its covers this site is, and the part that is averaged further. None
+            for the site's own entries.
         kept: The indices of the entry that the site has; of a self or role weight they tell
             the mean over a target neuron's edges from the one over a source neuron's.
     """
@@ -86,22 +74,8 @@ class Part(NamedTuple):
     entry: Key
     start: int
     taps: int
-    below: Origin | None
+    below: tuple[int, int, int] | None
     kept: tuple[str, ...]
-
-
-class Cover(NamedTuple):
-    """A coarser site that a site hangs on.
-
-    Attributes:
-        site: The number of the coarser site.
-        heard: For every part of the finer site, the part of the coarser site that is its mean
-            and sends it a message: the inverse of `Part.below`. None for a part whose mean
-            goes up, and whose message comes down, through another cover.
-    """
-
-    site: int
-    heard: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -114,8 +88,11 @@ class Site:
         indices: The indices, slowest first, which number the rows.
         pieces: The tensors that its own taps are made of.
         parts: The slices of its summary: means of finer entries, and last its own entries.
-        covers: The coarser sites that it hangs on. A weight hangs on its target neurons, which
-            come first, and on its source neurons.
+        covers: The numbers of the coarser sites that it hangs on. A weight hangs on its target
+            neurons, which come first, and on its source neurons.
+        senders: For every cover and every part of this site, the part of the cover that is its
+            mean and sends it a message: the inverse of `Part.below`. None for a part whose mean
+            goes up, and whose message comes down, through another cover.
         is_self: Whether its entries are the weights of a layer with itself, each of which also
             reads the weight in the other direction.
     """
@@ -124,30 +101,31 @@ class Site:
     indices: tuple[str, ...]
     pieces: tuple[Piece, ...]
     parts: tuple[Part, ...]
-    covers: tuple[Cover, ...]
+    covers: tuple[int, ...]
+    senders: tuple[tuple[int | None, ...], ...]
     is_self: bool = False
 
-    @property
+    @cached_property
     def taps(self) -> int:
         """The taps of its own entries."""
         return self.parts[-1].taps
 
-    @property
+    @cached_property
     def summary_taps(self) -> int:
         """The taps of its summary, and so of its map."""
         return self.parts[-1].start + self.parts[-1].taps
 
-    @property
+    @cached_property
     def is_leaf(self) -> bool:
         """Whether no finer site has this one, so that its summary is its own entries."""
         return len(self.parts) == 1
 
-    @property
+    @cached_property
     def read_taps(self) -> int:
         """The taps that its map reads."""
         return self.summary_taps * (2 if self.is_self else 1)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of its map in a module's parameters."""
         return "*".join(self.indices) if self.key[0] == "*" else module_name(self.key)
@@ -240,8 +218,9 @@ class FoldedSpec:
         """The finer sites, and of each the cover, through which a mean comes up, last first."""
         steps = []
         while part.below is not None:
-            steps.append((part.below.site, part.below.cover))
-            part = self.sites[part.below.site].parts[part.below.part]
+            site, cover, place = part.below
+            steps.append((site, cover))
+            part = self.sites[site].parts[place]
         return steps
 
     def free(self, indices: Iterable[str]) -> tuple[str, ...]:
@@ -264,11 +243,17 @@ class FoldedSpec:
 
     def _prepared(self) -> FoldedSpec:
         """Derives what layers read: a compiled model could not."""
-        _ = (self.sites, self.site, self.taps, self.unfolded.taps, self.unfolded.weight)
+        _ = (self.site, self.taps, self.unfolded.taps, self.unfolded.weight)
+        for site in self.sites:
+            _ = (site.taps, site.summary_taps, site.is_leaf, site.read_taps, site.name)
         return self
 
     def __str__(self) -> str:
         return "\n  ".join([f"FoldedSpec({self.symmetry})", *map(str, self.sites)])
+
+
+# A way to a mean: how much it is preferred, `Part.below`, and the part that is averaged further.
+_Way = tuple[tuple[bool, int], tuple[int, int, int], Part]
 
 
 class _Draft:
@@ -306,33 +291,38 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
 
 def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     """The finished sites, without the covers that no mean goes up to."""
-    heard: list[list[list[int | None]]] = [
+    senders: list[list[list[int | None]]] = [
         [[None] * len(draft.parts) for _ in draft.covers] for draft in drafts
     ]
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                heard[part.below.site][part.below.cover][part.below.part] = place
+                site, cover, finer = part.below
+                senders[site][cover][finer] = place
     used = [
         [i for i, parts in enumerate(covers) if any(part is not None for part in parts)]
-        for covers in heard
+        for covers in senders
     ]
+
+    def renumbered(part: Part) -> Part:
+        if part.below is None:
+            return part
+        site, cover, finer = part.below
+        return part._replace(below=(site, used[site].index(cover), finer))
+
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
-    sites = []
-    for draft, covers, kept in zip(drafts, heard, used, strict=True):
-        parts = [
-            part
-            if part.below is None
-            else part._replace(
-                below=part.below._replace(cover=used[part.below.site].index(part.below.cover))
-            )
-            for part in draft.parts
-        ]
-        hangs_on = [Cover(draft.covers[i].number, tuple(covers[i])) for i in kept]
-        is_self = draft.key in selves
-        pieces = tuple(draft.pieces)
-        sites.append(Site(draft.key, draft.indices, pieces, tuple(parts), tuple(hangs_on), is_self))
-    return tuple(sites)
+    return tuple(
+        Site(
+            key=draft.key,
+            indices=draft.indices,
+            pieces=tuple(draft.pieces),
+            parts=tuple(map(renumbered, draft.parts)),
+            covers=tuple(draft.covers[i].number for i in kept),
+            senders=tuple(tuple(senders[number][i]) for i in kept),
+            is_self=draft.key in selves,
+        )
+        for number, (draft, kept) in enumerate(zip(drafts, used, strict=True))
+    )
 
 
 def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
@@ -409,7 +399,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
 
     The mean of an entry may be had from several finer sites; one of them is chosen.
     """
-    found: dict[tuple[int, tuple[str, ...]], list[tuple[tuple[bool, int], Origin, Part]]] = {}
+    found: dict[tuple[int, tuple[str, ...]], list[_Way]] = {}
     for finer, position in draft.finer:
         dropped = _dropped(finer, draft, position)
         for place, part in enumerate(finer.parts):
@@ -420,11 +410,11 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
             kept = tuple(label for label in part.kept if label != gone)
             # Through neurons rather than pairs of neurons, and through a weight's target.
             preference = (not isinstance(finer.key, str), entry.indices.index(gone))
-            origin = Origin(finer.number, position, place)
-            found.setdefault((entry.number, kept), []).append((preference, origin, part))
+            below = (finer.number, position, place)
+            found.setdefault((entry.number, kept), []).append((preference, below, part))
     for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
-        _, origin, part = min(ways, key=lambda way: way[:2])
-        draft.parts.append(Part(part.entry, _end(draft.parts), part.taps, origin, kept))
+        _, below, part = min(ways, key=lambda way: way[:2])
+        draft.parts.append(Part(part.entry, _end(draft.parts), part.taps, below, kept))
     own = sum(piece.taps for piece in draft.pieces)
     draft.parts.append(Part(draft.key, _end(draft.parts), own, None, draft.indices))
 

@@ -7,12 +7,20 @@ from typing import Any, get_args
 
 from torch import nn
 
-from nfn_graph import NFN, NetworkSpec, Probe, ProbeNet, Standardize, WeightGraph
+from nfn_graph import (
+    NFN,
+    NetworkSpec,
+    Probe,
+    ProbeEncoding,
+    ProbeNet,
+    Standardize,
+    WeightGraph,
+)
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.flat import FlatMLP
 from nfn_graph.tasks.models.pyg import PlainGraphModel
 from nfn_graph.tasks.models.settings import ModelName, ModelSettings
-from nfn_graph.tasks.models.statistics import StatNN
+from nfn_graph.tasks.models.statistics import ProbeStatNN, Statistics, StatNN
 
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
@@ -46,7 +54,8 @@ def build_model(
             start="grid" if is_grid else "uniform",
             learned=not is_grid,
         )
-        return ProbeNet(probe, out_features, settings.head, settings.head_dropout)
+        kind = ProbeStatNN if settings.statistics else ProbeNet
+        return kind(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
         model = NFN(
             spec,
@@ -102,7 +111,7 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
         batches: Batches of networks, which are read once for every part that needs them.
     """
     for part in model.modules():
-        if isinstance(part, (Standardize, StatNN, ProbeNet)):
+        if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):
             part.fit(batches)
 
 

@@ -11,7 +11,16 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from nfn_graph import NFN, EquivariantNFN, NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph import (
+    NFN,
+    EquivariantNFN,
+    NetworkSpec,
+    Probe,
+    ProbeEncoding,
+    Standardize,
+    WeightFeatures,
+    WeightGraph,
+)
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 from nfn_graph.tasks.models.build import nfn_options
@@ -27,16 +36,24 @@ class Editor(nn.Module):
     Args:
         network: The function :math:`f`, from features before the fold to features of the same
             networks with one channel.
+        encoding: Further channels of its input: what every neuron does at probes.
         scale: What :math:`\gamma` starts at.
         per_tensor: Whether every type of weight or bias has a :math:`\gamma` of its own.
     """
 
     def __init__(
-        self, network: EquivariantNFN | FlatEditor, scale: float = 0.01, per_tensor: bool = False
+        self,
+        network: EquivariantNFN | FlatEditor,
+        scale: float = 0.01,
+        per_tensor: bool = False,
+        encoding: ProbeEncoding | None = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.spec: NetworkSpec = network.spec
+        # Of the weights alone: the encoding has a scale of its own.
+        self.standardize = Standardize(self.spec, 1) if encoding is not None else None
+        self.encoding = encoding
         self.places: dict[Key, int] = {
             key: i if per_tensor else 0 for i, key in enumerate(self.spec.taps)
         }
@@ -45,7 +62,10 @@ class Editor(nn.Module):
     def forward(self, graph: WeightGraph) -> WeightGraph:
         """The edited networks, with all else that the graph or batch holds."""
         features = graph.features(spec=self.spec)
-        change: WeightFeatures = self.network(features).unfold()
+        given = features
+        if self.encoding is not None and self.standardize is not None:
+            given = self.encoding(graph, self.standardize(features))
+        change: WeightFeatures = self.network(given).unfold()
         scaled = change.map_types(lambda key, x: x * self.scale[self.places[key]])
         return (features + scaled).to_graph()
 
@@ -104,5 +124,9 @@ def build_editor(
     if name in ("mlp", "mlp-aug"):
         flat = FlatEditor(spec, sizes, settings.head, settings.head_dropout)
         return Editor(flat, scale, per_tensor)
-    network = NFN(spec, (*settings.channels, 1), **nfn_options(name, settings))
-    return Editor(network, scale, per_tensor)
+    options, encoding = nfn_options(name, settings), None
+    if settings.probes:
+        encoding = ProbeEncoding(Probe(spec, settings.probes), settings.probe_channels)
+        options |= {"in_channels": 1 + encoding.channels, "standardize": False}
+    network = NFN(spec, (*settings.channels, 1), **options)
+    return Editor(network, scale, per_tensor, encoding)

@@ -66,8 +66,8 @@ class FlatMLP(nn.Module):
         return features.map_types(values)
 
     def _check_sizes(self, features: WeightFeatures) -> None:
-        for name, rows in features.incidence.neurons.items():
-            most = int(rows.position.max()) + 1 if rows.count else 0
+        for name, position in features.incidence.positions.items():
+            most = int(position.max()) + 1 if len(position) else 0
             if most > self.sizes.get(name, 0):
                 raise UserError(
                     f"Expected networks with at most {self.sizes.get(name, 0)} neurons of type "
@@ -76,14 +76,13 @@ class FlatMLP(nn.Module):
 
     def _where(self, key: Key, features: WeightFeatures) -> tuple[Tensor, Tensor]:
         """The network and the place of every row of a type."""
-        incidence = features.incidence
+        position = features.incidence.positions
         if isinstance(key, str):
-            neurons = incidence.neurons[key]
-            return neurons.graph.long(), neurons.position.long()
-        edges = incidence.weights[key]
-        source, target = incidence.neurons[key[0]], incidence.neurons[key[2]]
-        place = target.position[edges.target] * self.sizes[key[0]] + source.position[edges.source]
-        return target.graph[edges.target].long(), place.long()
+            return features.graph_of(key).long(), position[key].long()
+        edges = features.incidence.weights[key]
+        target, source = position[key[2]][edges.target], position[key[0]][edges.source]
+        place = target * self.sizes[key[0]] + source
+        return features.graph_of(key[2])[edges.target].long(), place.long()
 
 
 def num_places(spec: NetworkSpec, sizes: Mapping[str, int]) -> int:

@@ -55,7 +55,11 @@ class ModelSettings:
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
         activation: Between NF-Layers, by its name in `torch.nn`.
-        probes: How many inputs the networks are run on, by models that do so.
+        probes: How many inputs the networks are run on, by models that do so; 0 for an editor
+            that reads weights alone.
+        probe_channels: The channels of an editor that say what every neuron does there.
+        statistics: Whether models that run the networks also read the entropies of their
+            outputs and the statistics of their weights, as for the accuracy of classifiers.
     """
 
     channels: tuple[int, ...]
@@ -67,4 +71,6 @@ class ModelSettings:
     norm: bool = False
     residual: bool = False
     activation: str = "ReLU"
-    probes: int = 64
+    probes: int = 256
+    probe_channels: int = 16
+    statistics: bool = False

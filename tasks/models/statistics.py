@@ -13,11 +13,45 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
+from nfn_graph import NetworkSpec, Probe, ProbeNet, WeightFeatures, WeightGraph
 from nfn_graph.nn.models import mlp
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NUM_STATISTICS = 2 + len(QUANTILES)
+
+
+class Statistics(nn.Module):
+    """The statistics of every tensor, standardized over networks.
+
+    Args:
+        spec: The types of all networks.
+
+    Attributes:
+        num_features: The number of statistics of a network.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.num_features = NUM_STATISTICS * sum(taps > 0 for taps in spec.taps.values())
+        self.register_buffer("mean", torch.zeros(self.num_features))
+        self.register_buffer("std", torch.ones(self.num_features))
+
+    @torch.no_grad()
+    def fit(self, graphs: Iterable[WeightGraph]) -> Statistics:
+        """Sets the mean and standard deviation of every statistic over networks."""
+        found = [tensor_statistics(g.features(spec=self.spec)).double() for g in graphs]
+        std, mean = torch.std_mean(torch.cat(found), 0, correction=0)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+        return self
+
+    def forward(self, graph: WeightGraph) -> Tensor:
+        """`[networks, num_features]`."""
+        return (tensor_statistics(graph.features(spec=self.spec)) - self.mean) / self.std
 
 
 class StatNN(nn.Module):
@@ -30,32 +64,41 @@ class StatNN(nn.Module):
         dropout: Between them.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self, spec: NetworkSpec, out_features: int, head: Sequence[int], dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.spec = spec
-        width = NUM_STATISTICS * sum(taps > 0 for taps in spec.taps.values())
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("std", torch.ones(width))
-        self.head = mlp([width, *head], out_features, dropout)
-
-    @torch.no_grad()
-    def fit(self, graphs: Iterable[WeightGraph]) -> StatNN:
-        """Sets the mean and standard deviation of every statistic over networks."""
-        found = [tensor_statistics(g.features(spec=self.spec)).double() for g in graphs]
-        std, mean = torch.std_mean(torch.cat(found), 0, correction=0)
-        self.mean.copy_(mean)
-        self.std.copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
-        return self
+        self.statistics = Statistics(spec)
+        self.head = mlp([self.statistics.num_features, *head], out_features, dropout)
 
     def forward(self, graph: WeightGraph) -> Tensor:
         """The outputs of every network."""
-        statistics = tensor_statistics(graph.features(spec=self.spec))
-        return self.head((statistics - self.mean) / self.std)
+        return self.head(self.statistics(graph))
+
+
+class ProbeStatNN(ProbeNet):
+    """An MLP on the outputs at probes, their entropies and the statistics of the weights.
+
+    Args:
+        probe: The inputs that the networks are run on.
+        out_features: Outputs per network.
+        head: Hidden sizes.
+        dropout: Between them.
+    """
+
+    def __init__(
+        self, probe: Probe, out_features: int, head: Sequence[int], dropout: float = 0.0
+    ) -> None:
+        statistics = Statistics(probe.spec)
+        super().__init__(
+            probe, out_features, head, dropout,
+            entropy=True, extra_features=statistics.num_features,
+        )  # fmt: skip
+        self.statistics = statistics
+
+    def features(self, graph: WeightGraph) -> Tensor:
+        """All of them side by side, `[networks, features]`."""
+        return torch.cat([super().features(graph), self.statistics(graph)], 1)
 
 
 def tensor_statistics(features: WeightFeatures) -> Tensor:

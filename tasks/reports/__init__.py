@@ -7,7 +7,7 @@
     print_table(compare([Path("runs")], out=Path("runs/compared")))
 """
 
-from nfn_graph.tasks.reports.compare import compare, find_runs, print_table
+from nfn_graph.tasks.reports.compare import compare, failed_runs, find_runs, print_table
 from nfn_graph.tasks.reports.figures import bars, confusion, curves, read_curves, scatter
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.run_page import repeat_command, run_report
@@ -22,6 +22,7 @@ __all__ = [
     "compare",
     "confusion",
     "curves",
+    "failed_runs",
     "find_runs",
     "print_table",
     "read_curves",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.messages import UserError
+from nfn_graph.messages import UserError, one_line
 from nfn_graph.tasks.reports.figures import bars
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.runs import (
@@ -22,6 +22,7 @@ from nfn_graph.tasks.reports.runs import (
     format_value,
     metric_name,
     read_run,
+    reads,
     scalar_metrics,
 )
 from nfn_graph.tasks.reports.tables import print_rows
@@ -50,16 +51,38 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
     then `part` (`test`, the name of an evaluation, or `run` for parameters and seconds),
     `metric`, `mean`, `standard_error` (None for one seed), `seeds` and `values`.
 
+    Runs that failed or are not finished are left out; :func:`failed_runs` lists them, and so does
+    the page.
+
     Args:
         runs: Folders of runs; a folder with runs in it stands for all of them.
         out: A folder for `compare.html`, `compare.png` and `compare.csv`; None to write nothing.
     """
-    found = [read_run(folder) for folder in find_runs(runs)]
+    found, failed = _read(runs)
+    if not found:
+        folder, reason = next(iter(failed.items()))
+        raise UserError(f"Expected at least one finished run (got '{folder}': {reason})")
     _check_one_task(found)
     rows = [row for group in _groups(found) for row in _rows(group)]
     if out is not None:
-        _write(out, rows, found[0].task)
+        _write(out, rows, found[0].task, failed)
     return rows
+
+
+def failed_runs(runs: Sequence[Path]) -> dict[Path, str]:
+    """The runs that `compare` leaves out, since they failed or are not finished, and why."""
+    return _read(runs)[1]
+
+
+def _read(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """The finished runs, and the others with the reason."""
+    found, failed = [], {}
+    for folder in find_runs(folders):
+        try:
+            found.append(read_run(folder))
+        except (OSError, UserError) as error:
+            failed[folder] = one_line(error)
+    return found, failed
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -84,13 +107,24 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def print_table(rows: Sequence[Row]) -> None:
+def print_table(rows: Sequence[Row], failed: Mapping[Path, str] | None = None) -> None:
     """Prints the rows of `compare`: a table per part, a line per group, a column per metric.
 
     The number of networks and the ceiling of tau are left to the files, for lack of space.
+
+    Args:
+        rows: The rows.
+        failed: Runs that failed, for a table of their own.
     """
     for shown in _tables([row for row in rows if row["metric"] not in BACKGROUND]):
         print_rows(shown)
+    if failed:
+        print_rows(_failures(failed))
+
+
+def _failures(failed: Mapping[Path, str]) -> Table:
+    rows = [[str(folder), reason] for folder, reason in failed.items()]
+    return Table(["run", "reason"], rows, f"Failed or not finished: {len(failed)}")
 
 
 def _check_one_task(runs: Sequence[Run]) -> None:
@@ -120,12 +154,13 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
 
 
 def _options(run: Run) -> dict[str, str]:
-    """The options that decide the result, as text."""
-    return {
+    """The options that decide the result, as text, and what the model looks at."""
+    found = {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for name, value in run.options.items()
         if name not in (*NEUTRAL, "seed")
     }
+    return {**found, "reads": reads(run.options)}
 
 
 def _zoo_names(runs: Sequence[Run]) -> list[str]:
@@ -245,7 +280,7 @@ def _cell(row: Row) -> object:
     return f"{text} ± {small}"
 
 
-def _write(out: Path, rows: Sequence[Row], task: str) -> None:
+def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     names = [name for name in rows[0] if name not in ("options", "values")]
     options = list(dict.fromkeys(name for row in rows for name in row["options"]))
@@ -267,7 +302,7 @@ def _write(out: Path, rows: Sequence[Row], task: str) -> None:
         f"{'seed' if seeds == [1] else 'seeds'}; a single seed has no standard error."
     )
     sections = [
-        Section("Table", text, _tables(rows)),
+        Section("Table", text, [*_tables(rows), *([_failures(failed)] if failed else [])]),
         Section("Figure", figures=[Shown(out / "compare.png", caption, f"Bar chart. {caption}")]),
     ]
     write_report(out / "compare.html", f"{task}: runs compared", sections)

@@ -72,7 +72,8 @@ class TrainOptions:
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
         head_dropout: The probability of a hidden neuron of that MLP to be dropped.
         fourier_features: Number of Fourier features of the weights; 0 for none.
-        probes: How many inputs probe and probe-grid run the networks on.
+        probes: How many inputs the networks are run on: by probe and probe-grid, and by editors,
+            which then know what every neuron does; 0 for editors that read weights alone.
         epochs: How often the model sees every network.
         batch_size: Networks per step, over all devices.
         max_edges: The most weights of a batch on one device, instead of a number of networks: for
@@ -134,7 +135,7 @@ class TrainOptions:
         """Raises for values that make no sense, naming the option."""
         if self.preset not in self.PRESETS:
             raise UserError(f"Expected --preset: {', '.join(self.PRESETS)} (got '{self.preset}')")
-        for name in ("epochs", "batch_size", "devices", "nodes", "probes"):
+        for name in ("epochs", "batch_size", "devices", "nodes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
         at_least_0 = (
@@ -146,7 +147,7 @@ class TrainOptions:
             "noise",
             "workers",
         )
-        for name in (*at_least_0, "weight_decay", "fourier_features"):
+        for name in (*at_least_0, "weight_decay", "fourier_features", "probes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
         for name in ("channels", "head"):

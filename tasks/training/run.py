@@ -6,6 +6,8 @@ import datetime
 import logging
 import os
 import platform
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 import nfn_graph
@@ -65,6 +68,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     options = task.options
     folder = RunFolder(options.out)
     data = load_data(task)
+    if progress and rank_zero_only.rank == 0:
+        print(_where_networks_are(data), file=sys.stderr)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
     model, spec, sizes = fitted(task, data)
@@ -99,6 +104,15 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     folder.write("metrics.json", measured)
     _report(folder)
     return folder.read("metrics.json")
+
+
+def _where_networks_are(data: TaskData) -> str:
+    """A line that says what is in memory, and how to change it."""
+    count = sum(map(len, data.zoos.values()))
+    if data.in_memory:
+        return f"{count} networks are kept in memory (--in-memory no reads batches from the store)"
+    store = data.zoos["train"].folder
+    return f"Batches of {count} networks are read from '{store}' (--in-memory yes keeps them)"
 
 
 def _config(
@@ -149,16 +163,28 @@ def evaluate(
 
     Args:
         run: The folder of a finished run.
-        zoo: The zoo with the networks, of any widths.
+        zoo: The store or published zoo with the networks, of any widths.
         name: What to call this evaluation; the name of the zoo's folder if not given.
         split: Only networks of this split; all of them if not given.
         where: Further conditions, such as `width=16`.
     """
+    with tempfile.TemporaryDirectory() as imported:
+        return _evaluated(run, Path(zoo), name, split, where, Path(imported) / "zoo")
+
+
+def _evaluated(
+    run: Path,
+    zoo: Path,
+    name: str | None,
+    split: Split | None,
+    where: Sequence[str],
+    imported: Path,
+) -> Metrics:
     folder = RunFolder(run)
     name = _evaluation_name(name or Path(os.path.abspath(zoo)).name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
-    whole = open_for(task, Path(zoo))
+    whole = open_for(task, zoo, imported)
     part = split_zoo(whole, task.options)[split] if split else whole
     chosen = task.usable(choose(part, where))
     task.check_facts(chosen, facts)
@@ -186,8 +212,10 @@ def _evaluation_name(name: str) -> str:
 
 
 @torch.no_grad()
-def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Predictions:
-    """What the model says about every network."""
+def predict(
+    task: Task[Options], model: nn.Module, graphs: PreparedGraphs, *, labelled: bool = True
+) -> Predictions:
+    """What the model says about every network; without labels, of tasks that need none."""
     if not len(graphs):
         raise UserError("Expected at least one network to predict (got none)")
     model.eval()
@@ -195,7 +223,8 @@ def predict(task: Task[Options], model: nn.Module, graphs: PreparedGraphs) -> Pr
     found: list[Predictions] = []
     for batch in eval_loader(graphs, task.options):
         batch = batch.to(like.device, like.dtype)
-        found.append(task.predict(model(batch), batch))
+        outputs = model(batch)
+        found.append(task.predict(outputs, batch) if labelled else task.answer(outputs))
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
 

@@ -72,6 +72,10 @@ class Task(ABC, Generic[Options]):
     def predict(self, outputs: Any, batch: Batch) -> Predictions:
         """What is kept of every network of a batch: all of `columns`, perhaps more."""
 
+    def answer(self, outputs: Any) -> Predictions:
+        """What the model says of every network, whose label nobody needs to know."""
+        raise NotImplementedError(f"{self.name} has no answer without labels")
+
     @abstractmethod
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
         """The metrics of a split."""

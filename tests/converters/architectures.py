@@ -321,7 +321,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             nn.ConvTranspose2d(4, 8, 2, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1),
         ),
         ((2, 3, 7, 7),),
-        (5, 4),
+        (5, 10, 4, 8),
     ),
     "prelu and scales": Architecture(
         lambda: One(

@@ -142,7 +142,7 @@ FOLLOWED: dict[str, Case] = {
     ),
     "a constant along heads": Case(
         lambda: mlp(lambda m, h: (h.view(-1, 2, 4) * torch.arange(4.0).double()).flatten(1)),
-        FLAT, (),
+        FLAT, (2,),
     ),
     "the place of the largest bias": Case(
         lambda: One(
@@ -244,13 +244,41 @@ FOLLOWED: dict[str, Case] = {
         lambda: mlp(
             lambda m, h: (h.view(-1, 2, 4) * m.w).flatten(1), w=nn.Parameter(torch.randn(2, 1))
         ),
-        FLAT, (2,),
+        FLAT, (2, 8),
     ),
     "scaled parts of heads": Case(
         lambda: mlp(
             lambda m, h: (h.view(-1, 2, 4) * m.w).flatten(1), w=nn.Parameter(torch.randn(4))
         ),
-        FLAT, (4,),
+        FLAT, (4, 2, 8),
+    ),
+    "layer norms of heads": Case(
+        lambda: mlp(lambda m, h: m.n(h.view(-1, 4, 2)).flatten(1), n=nn.LayerNorm(2)),
+        FLAT, (2, 4, 8),
+    ),
+    "group norms of heads": Case(
+        lambda: mlp(lambda m, h: F.group_norm(h.view(-1, 4, 2), 4).flatten(1)), FLAT, (4, 8)
+    ),
+    "softmax over the heads": Case(
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(1).flatten(1)), FLAT, (4, 2, 8)
+    ),
+    "softmax inside heads": Case(
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(2).flatten(1)), FLAT, (4, 8)
+    ),
+    "every second neuron": Case(
+        lambda: mlp(lambda m, h: h[:, ::2], after=4), FLAT, (4,)
+    ),
+    "outer product": Case(
+        lambda: mlp(lambda m, h: (h[:, :, None] * h[:, None]).flatten(1), after=64), FLAT, ()
+    ),
+    "outer product of two layers": Case(
+        lambda: mlp(
+            lambda m, h: (h[:, :, None] * m.c(h)[:, None]).flatten(1), after=32, c=nn.Linear(8, 4)
+        ),
+        FLAT, (8, 4, 32),
+    ),
+    "shuffled channels": Case(
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).mT.flatten(1)), FLAT, (2, 4, 8, 8)
     ),
     "normalised heads": Case(
         lambda: mlp(lambda m, h: m.n(h.view(-1, 2, 4)).flatten(1), n=nn.BatchNorm1d(2)),
@@ -365,7 +393,7 @@ FOLLOWED: dict[str, Case] = {
         }.items()
     },
     "unflattened, then averaged": Case(
-        lambda: mlp(lambda m, h: h.unflatten(1, (2, 2, 2)).mean((2, 3)), after=2), FLAT, (2,)
+        lambda: mlp(lambda m, h: h.unflatten(1, (2, 2, 2)).mean((2, 3)), after=2), FLAT, (2, 4, 8)
     ),
     "unflattened, then averaged as a whole": Case(
         lambda: mlp(lambda m, h: h * h.unflatten(1, (2, 2, 2)).mean((1, 2, 3))[:, None]),
@@ -402,10 +430,10 @@ FOLLOWED: dict[str, Case] = {
         SIGNAL, (1, 8),
     ),
     "a mean of each head": Case(
-        lambda: mlp(lambda m, h: h.view(-1, 4, 2).mean(2), after=4), FLAT, (4,)
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).mean(2), after=4), FLAT, (4, 8)
     ),
     "the largest of each head": Case(
-        lambda: mlp(lambda m, h: h.view(-1, 4, 2).topk(1, 2)[0].flatten(1), after=4), FLAT, (4,)
+        lambda: mlp(lambda m, h: h.view(-1, 4, 2).topk(1, 2)[0].flatten(1), after=4), FLAT, (4, 8)
     ),
     "statistics of each head": Case(
         lambda: mlp(lambda m, h: m.norm(h.view(-1, 4, 2)).flatten(1), norm=nn.InstanceNorm1d(4)),

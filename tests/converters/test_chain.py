@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations, pairwise, permutations
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nfn_graph.converters import ConversionError, from_module, from_state_dict, to_state_dict
+from nfn_graph.converters.chain.names import Name
+from nfn_graph.converters.chain.order import ChainLayer, _orders
 
 S = nn.Sequential
 
@@ -309,3 +315,40 @@ def test_sorted_keys_leave_it_to_complete_names() -> None:
     assert torch.equal(graph["output"].x[:, 1, 0], state_dict["bn2.weight"])
     with pytest.raises(ConversionError, match="by name"):
         from_state_dict(dict(sorted(normed("fc1", "bn1", "fc2").items())))
+
+
+NAMES = ["a1", "a2", "a2.w", "a3", "b1", "b3/w", "c"]
+
+
+@pytest.mark.parametrize("precedes", [Name.precedes, Name.is_indexed_before])
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.integers(1, 2), st.integers(1, 2)),
+        max_size=5,
+        unique_by=lambda layer: layer[0],
+    )
+)
+def test_orders_are_all_that_names_and_shapes_allow(precedes, layers):
+    """Against all permutations, and in their order."""
+    found = [ChainLayer(key, (out, read), Name.of(key)) for key, out, read in layers]
+    found.sort(key=lambda n: (n.name.template, n.name.numbers))
+    expected = [
+        [n.key for n in order]
+        for order in permutations(found)
+        if all(b.follows(a) for a, b in pairwise(order))
+        and not any(precedes(b.name, a.name) for a, b in combinations(order, 2))
+    ]
+    assert [[n.key for n in order] for order in _orders(found, precedes)] == expected
+
+
+def test_deep_chains_do_not_take_more_than_their_length():
+    """Ten times as many layers look at ten times as many candidates, not a hundred times."""
+
+    def candidates(count: int) -> int:
+        layers = [ChainLayer(f"{i}.weight", (3, 3), Name.of(f"{i}.weight")) for i in range(count)]
+        with patch.object(ChainLayer, "follows", return_value=True) as follows:
+            assert next(_orders(layers, Name.precedes)) == layers
+        return follows.call_count
+
+    assert candidates(500) <= 10 * candidates(50) + 10

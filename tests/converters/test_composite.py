@@ -141,11 +141,5 @@ def test_other_equations_are_refused(text: str, shape: tuple[int, ...]) -> None:
         return torch.einsum(text, m.a(x), m.w)
 
     module = One(run, a=nn.Linear(3, 8), w=nn.Parameter(torch.randn(shape)))
-    with pytest.raises(ConversionError, match=rf"einsum.*'{text}'"):
+    with pytest.raises(ConversionError, match=r"einsum.*(equation|stored tensor)"):
         from_module(module, torch.randn(4, 3))
-
-
-def test_an_equation_of_two_activations_is_refused() -> None:
-    module = One(lambda m, x: torch.einsum("bni,bmi->bnm", h := m.a(x), h), a=nn.Linear(3, 8))
-    with pytest.raises(ConversionError, match=r"einsum.*one stored matrix"):
-        from_module(module, torch.randn(2, 5, 3))

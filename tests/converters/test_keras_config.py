@@ -326,9 +326,9 @@ def test_depthwise_results_of_every_channel(tmp_path: Path) -> None:
         ("Conv2D", "first", {}), ("DepthwiseConv2D", "depthwise", {}), ("Conv2D", "last", {})
     )
     graph = read(tmp_path, {"first": conv(nn.Conv2d(1, 3, 1)), **layers}, config)
-    assert free_sizes(graph) == [3]
-    expected = kernel.permute(2, 3, 0, 1).reshape(3, 8)
-    assert torch.equal(graph["hidden1"].x[:, 1:9, 0].sort(1)[0], expected.sort(1)[0])
+    assert free_sizes(graph) == [3, 6]
+    expected = kernel.permute(2, 3, 0, 1).reshape(6, 4)
+    assert torch.equal(graph["hidden1"].x[:, :4, 0].sort(1)[0], expected.sort(1)[0])
 
 
 REFUSED = {
@@ -360,11 +360,17 @@ def test_other_layers_are_refused(name: str, tmp_path: Path) -> None:
         load_only(tmp_path, {"first": dense(nn.Linear(3, 4))}, first)
 
 
-def test_channels_of_groups_cannot_be_exchanged(tmp_path: Path) -> None:
-    config = checkpoints.sequential(("Conv2D", "a", {}), ("Conv2D", "b", {"groups": 2}))
-    layers = {"a": conv(nn.Conv2d(2, 4, 1)), "b": conv(nn.Conv2d(4, 4, 1, groups=2))}
-    with pytest.raises(ConversionError, match=r"'b' .Conv2D.*2 groups"):
-        load_only(tmp_path, layers, config)
+def test_channels_of_groups_are_nested(tmp_path: Path) -> None:
+    config = checkpoints.sequential(
+        ("Conv2D", "a", {}), ("Conv2D", "b", {"groups": 2}), ("Conv2D", "c", {})
+    )
+    layers = {
+        "a": conv(nn.Conv2d(2, 4, 1)),
+        "b": conv(nn.Conv2d(4, 4, 1, groups=2)),
+        "c": conv(nn.Conv2d(4, 2, 1)),
+    }
+    graph = read(tmp_path, layers, config)
+    assert graph.spec.neuron["hidden1"].parents == ("group1",)
 
 
 def test_every_tensor_has_a_use(tmp_path: Path) -> None:

@@ -231,13 +231,17 @@ def attention() -> Case:
     return nodes, tensors, (2, 3, 4), [FREE, None, 4]
 
 
-@pytest.mark.parametrize("is_open", [False, True])
-def test_the_reason_is_the_attention(is_open: bool, tmp_path: Path) -> None:
+def test_heads_of_an_attention_are_nested(tmp_path: Path) -> None:
     nodes, tensors, shape, open_shape = attention()
-    path = write(tmp_path / "x.onnx", nodes, tensors, open_shape if is_open else shape)
-    with pytest.raises(ConversionError, match=r"\(MatMul\) of .*x\.onnx'.*attention") as caught:
-        load(path)
-    assert "example_input" not in str(caught.value)
+    nodes[-1:] = [
+        node("MatMul", "a v2", "b"), node("Transpose", "b", "c", perm=[0, 2, 1, 3]),
+        node("Reshape", "c flat", "d"), node("MatMul", "d o", "y"),
+    ]  # fmt: skip
+    tensors = {**tensors, **weights(o=(4, 3)), "flat": torch.tensor([0, 0, 4])}
+    spec = load(write(tmp_path / "x.onnx", nodes, tensors, shape)).spec
+    assert [n.parents for n in spec.neurons] == [(), (), ("group1",), ("group1",), ()]
+    with pytest.raises(ConversionError, match="example_input"):
+        load(write(tmp_path / "x.onnx", nodes, tensors, open_shape))
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:

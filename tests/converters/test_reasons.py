@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from architectures import One
-from torch import Tensor, nn
+from torch import nn
 
 from nfn_graph.converters import ConversionError, from_module
 from nfn_graph.converters.pytorch.registry import HANDLERS
-
-
-def attended(m: nn.Module, x: Any) -> Any:
-    """An attention module behind a class token."""
-    tokens = torch.cat([m.token.expand(x.shape[0], -1, -1), m.a(x)], 1)
-    return m.b(m.attention(tokens, tokens, tokens)[0][:, 0])
-
-
-def by_hand(m: nn.Module, x: Any) -> Any:
-    """An attention with two heads."""
-    size, tokens, _ = x.shape
-    heads = m.a(x).view(size, tokens, 2, 2).transpose(1, 2)
-    weights = m.drop(torch.softmax(heads @ heads.transpose(-1, -2), -1))
-    return m.b((weights @ heads).transpose(1, 2).reshape(size, tokens, 4))
-
-
-ATTENTION = "attention"
-REASONS: dict[str, tuple[Callable[..., Any], dict[str, nn.Module | Tensor], str]] = {
-    "attention": (
-        attended,
-        {
-            "attention": nn.MultiheadAttention(4, 2, batch_first=True),
-            "token": nn.Parameter(torch.rand(1, 1, 4)),
-        },
-        rf"attention \(MultiheadAttention\).*{ATTENTION}",
-    ),
-    "attention by hand": (by_hand, {"drop": nn.Dropout()}, rf"matmul.*{ATTENTION}"),
-}
-
-
-@pytest.mark.parametrize("name", REASONS)
-@pytest.mark.parametrize("with_example", [False, True])
-def test_the_reason_is_the_attention(name: str, with_example: bool) -> None:
-    run, parts, reason = REASONS[name]
-    module = One(run, a=nn.Linear(3, 4), b=nn.Linear(4, 2), **parts)
-    with pytest.raises(ConversionError, match=reason) as caught:
-        from_module(module, torch.rand(2, 5, 3) if with_example else None)
-    assert "example_input" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_module_that_is_not_called_is_no_reason() -> None:
-    module = One(
-        lambda m, x: m.a(x).cumsum(1), a=nn.Linear(3, 4), other=nn.MultiheadAttention(4, 2)
-    )
-    with pytest.raises(ConversionError, match=r"cumsum.*along the neurons"):
-        from_module(module)
 
 
 def test_a_bug_of_ours_is_not_said_to_be_one_of_the_arguments(

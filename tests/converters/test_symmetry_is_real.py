@@ -6,7 +6,6 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, Architecture
 from permuting import assert_symmetric, distance, free_sizes, moving, only_export, outputs_of
-from torch import nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters import ConversionError, from_module, to_state_dict
@@ -88,17 +87,3 @@ def test_both_ways_of_following_a_module_agree(
 @ALL
 def test_verify_agrees(architecture: Architecture) -> None:
     from_module(architecture.module(), architecture.inputs(), verify=True)
-
-
-@pytest.mark.parametrize(
-    ("network", "reason"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)), "2 groups"),
-        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2)), "2 groups"),
-        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 8, 3, groups=4)), "4 groups"),
-    ],
-)
-def test_groups_are_not_treated_as_free(network: nn.Module, reason: str) -> None:
-    with pytest.raises(ConversionError, match=reason) as error:
-        from_module(network, torch.randn(1, 3, 8, 8))
-    assert "1 (" in str(error.value)  # The module's name.

@@ -11,7 +11,9 @@ from architectures import One
 from permuting import assert_symmetric, free_sizes
 from torch import Tensor, fx, nn
 
-from nfn_graph.converters import ConversionError, from_module
+from nfn_graph.converters import ConversionError, from_module, handles
+from nfn_graph.converters.pytorch import registry
+from nfn_graph.converters.wiring import Wiring
 
 
 def threshold(x: Tensor) -> Tensor:
@@ -129,3 +131,62 @@ def test_operators_of_aten_are_known_by_their_own_arguments() -> None:
     graph = from_module(module, INPUT, verify=True)
     keys = [p.keys[0] for p in graph.layout.placements if p.keys[0].startswith("n.")]
     assert keys == ["n.weight", "n.bias", "n.running_mean", "n.running_var"]
+
+
+@torch.library.custom_op("nfn_graph_tests::dense", mutates_args=())
+def dense(x: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """An operator of somebody else."""
+    return x @ weight.T * scale
+
+
+@dense.register_fake
+def _(x: Tensor, weight: Tensor, scale: float) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+class Dense(nn.Module):
+    """A network of that operator, reached by its name or by its function."""
+
+    def __init__(self, by_name: bool) -> None:
+        super().__init__()
+        self.by_name = by_name
+        self.weight = nn.Parameter(torch.randn(4, 3))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two layers."""
+        called = torch.ops.nfn_graph_tests.dense if self.by_name else dense
+        return self.last(called(x, self.weight, 2.0).relu())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("example", [None, torch.randn(2, 3)])
+def test_own_operators_are_known_once_they_are_registered(
+    by_name: bool, example: Tensor | None
+) -> None:
+    with pytest.raises(ConversionError, match=r"handles\('nfn_graph_tests::dense'\)"):
+        from_module(Dense(by_name), example)
+
+    @handles("nfn_graph_tests::dense")
+    def _dense(wiring: Wiring, x: Any, weight: Any, scale: float) -> Any:
+        return wiring.linear(x, weight)
+
+    try:
+        network = Dense(by_name).double()
+        graph = from_module(network, None if example is None else example.double())
+        assert free_sizes(graph) == (4,)
+        assert_symmetric(graph, network, (torch.randn(5, 3, dtype=torch.float64),))
+    finally:
+        del registry.HANDLERS["nfn_graph_tests::dense"]
+
+
+def test_bugs_of_handlers_are_not_blamed_on_arguments() -> None:
+    @handles("nfn_graph_tests::dense")
+    def _dense(wiring: Wiring, x: Any, weight: Any, scale: float) -> Any:
+        return {}["missing"]
+
+    try:
+        with pytest.raises(RuntimeError, match=r"a bug in nfn-graph: .*KeyError"):
+            from_module(Dense(True))
+    finally:
+        del registry.HANDLERS["nfn_graph_tests::dense"]

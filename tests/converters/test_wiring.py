@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nfn_graph.converters import ConversionError
 from nfn_graph.converters.wiring import Wiring
 from nfn_graph.converters.wiring.axes import (
+    Factor,
     Layer,
     Segment,
     Segments,
@@ -20,9 +21,9 @@ from nfn_graph.converters.wiring.axes import (
     layer_orders,
     layers_of,
     plain,
+    product,
     resolve,
     solve,
-    spread,
     take,
 )
 from nfn_graph.converters.wiring.ties import tie
@@ -43,12 +44,29 @@ def axis(*sizes: int) -> Segments:
 def entries(segments: Segments) -> list[tuple[int, int, int]]:
     """For every entry of an axis: its layer, its neuron, and which of its positions it is."""
     found: list[tuple[int, int, int]] = []
-    for s in resolve(segments):
-        for b in range(s.before or 1):
-            for n in s.layers:
-                for i in range(n.size):
-                    found += [(id(n), i, b * (s.after or 1) + a) for a in range(s.after or 1)]
+    for segment in resolve(segments):
+        found += inside(segment.factors)
     return found
+
+
+def inside(factors: Sequence[Factor]) -> list[tuple[int, int, int]]:
+    """The same of a product in which one layer, or one after another, alternates."""
+    if not factors:
+        return [(0, 0, 0)]
+    first, *rest = factors
+    inner = inside(rest)
+    size = len(inner)
+    if isinstance(first, Layer):
+        return [(id(first), i, place) for i in range(first.size) for place in range(size)]
+    if isinstance(first, tuple):
+        return [e for s in first for e in inside((*s.factors, *rest))]
+    assert first is not None
+    return [(n, i, b * count(inner, n) + p) for b in range(first) for n, i, p in inner]
+
+
+def count(found: list[tuple[int, int, int]], which: int) -> int:
+    """The positions of each neuron of a layer."""
+    return 1 + max(position for n, _, position in found if n == which)
 
 
 def cut_into_parts(total: int, cuts: Sequence[int]) -> list[int]:
@@ -73,7 +91,7 @@ def test_a_plain_layer_takes_the_positions_of_its_partner(
     where: list[int], before: int, after: int
 ) -> None:
     inner = axis(*cut_into_parts(24, where))
-    left = spread(inner, before, after)
+    left = product(before, inner, after)
     right = axis(24 * before * after)
     tie(right, left)
     assert entries(left) == entries(right)
@@ -106,22 +124,22 @@ def test_parts_of_one_layer_can_be_tied_to_each_other() -> None:
 
 
 def test_an_unknown_number_of_positions_follows_from_the_size() -> None:
-    open_ = (Segment((layer(4),), 1, None), Segment((layer(3),)))
-    assert solve(open_, 4 * 5 + 3)[0].after == 5
+    open_ = (Segment((layer(4), None)), Segment((layer(3),)))
+    assert solve(open_, 4 * 5 + 3)[0].factors[1] == 5
     for total in (4 * 5 + 2, 3, 2):
         with pytest.raises(ConversionError, match="example_input"):
             solve(open_, total)
     with pytest.raises(ConversionError, match="example_input"):
-        solve((Segment((layer(4),), None, None),), 24)
+        solve((Segment((None, layer(4), None)),), 24)
 
 
 @pytest.mark.parametrize(
     ("left", "right"),
     [
         (axis(4), axis(5)),
-        (spread(axis(4), 1, 6), spread(axis(6), 4, 1)),
-        (spread(axis(4), 1, 3), spread(axis(6), 1, 2)),
-        (spread(axis(2, 4), 2, 1), spread(axis(3), 4, 1)),
+        (product(axis(4), 6), product(4, axis(6))),
+        (product(axis(4), 3), product(axis(6), 2)),
+        (product(2, axis(2, 4)), product(4, axis(3))),
     ],
 )
 def test_axes_that_cannot_agree_are_refused(left: Segments, right: Segments) -> None:
@@ -195,7 +213,9 @@ def test_the_order_shows_also_in_parts_that_came_later() -> None:
         assert all(n.fixed for n in wiring.layout().spec.neurons)
 
 
-@pytest.mark.parametrize(("groups", "is_refused"), [(1, False), (2, True), (4, False), (8, True)])
+@pytest.mark.parametrize(
+    ("groups", "is_refused"), [(1, False), (2, False), (4, False), (3, True), (8, True)]
+)
 def test_groups_of_channels(groups: int, is_refused: bool) -> None:
     tensors = {"w": torch.randn(4, 3), "scale": torch.randn(4)}
     wiring = Wiring(tensors)
@@ -214,9 +234,9 @@ def test_products_of_values() -> None:
     assert wiring.matmul(wiring.input((6, 1, 7, 5)), x).shape == (6, 2, 7, 4)
     assert wiring.matmul(wiring.permute(x, (0, 2, 1)), wiring.input((5,))).shape == (2, 4)
     assert wiring.matmul(wiring.input((2, 3)), wiring.input((3, 4))).shape is None
+    assert wiring.matmul(x, wiring.permute(x, (0, 2, 1))).shape == (2, 5, 5)
     for first, second in (
         (x, wiring.input((4, 4))),
-        (x, wiring.permute(x, (0, 2, 1))),
         (wiring.parameter("w"), wiring.parameter("v")),
         (wiring.input(), x),
     ):

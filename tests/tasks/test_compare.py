@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from matplotlib.collections import PathCollection
 
-from nfn_graph.tasks.reports import bars, compare, find_runs, print_table
+from nfn_graph import UserError, cli
+from nfn_graph.tasks.reports import bars, compare, failed_runs, find_runs, print_table
 
 # Of 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
 TAUS = (0.7, 0.8, 0.9)
@@ -147,8 +148,24 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         compare([])
     run = make_run(tmp_path / "run", 0.1)
     (run / "metrics.json").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"finished run in '{run}' \(got no metrics"):
+    with pytest.raises(UserError, match=rf"finished run in '{run}' \(got no metrics"):
         compare([tmp_path])
+
+
+def test_failed_runs_are_listed_and_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = three_seeds(tmp_path / "runs"), tmp_path / "out"
+    before = compare([runs])
+    (make_run(runs / "unfinished", 0.1, seed=9) / "metrics.json").unlink()
+    (make_run(runs / "damaged", 0.1, seed=8) / "metrics.json").write_text('{"test": 3}')
+    assert compare([runs], out) == before
+    assert {folder.name for folder in failed_runs([runs])} == {"unfinished", "damaged"}
+    assert cli.main(["compare", str(runs)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Failed or not finished: 2" in printed
+    page = (out / "compare.html").read_text("utf-8")
+    assert str(runs / "unfinished") in page and str(runs / "damaged") in page
 
 
 def test_the_files(tmp_path: Path) -> None:

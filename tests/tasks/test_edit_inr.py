@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from nfn_graph.tasks.zoo import InrZooOptions, build_inr_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren
 from nfn_graph.testing import assert_equivariant
 
-SETTINGS = ModelSettings((6, 6), (16,), io_encoding=True)
+SETTINGS = ModelSettings((6, 6), (16,), io_encoding=True, probes=0)
 EQUIVARIANT = ("nfn-np", "nfn-hnp", "nfn-pointwise")
 
 
@@ -59,9 +60,12 @@ def editing(zoo: Path, out: Path, **options: Any) -> EditInr:
     return EditInr(chosen)
 
 
-def fitted(name: str, graphs: list[WeightGraph], scale: float = 0.01, **options: Any) -> Editor:
+def fitted(
+    name: str, graphs: list[WeightGraph], scale: float = 0.01, probes: int = 0, **options: Any
+) -> Editor:
     spec = Batch.from_data_list(graphs).spec
-    model = build_editor(name, SETTINGS, spec, sizes_of(graphs), scale=scale, **options).double()
+    settings = replace(SETTINGS, probes=probes)
+    model = build_editor(name, settings, spec, sizes_of(graphs), scale=scale, **options).double()
     fit_inputs(model, graphs)
     return model.eval()
 
@@ -72,8 +76,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("canonical", [True, False])
-@pytest.mark.parametrize("name", EQUIVARIANT)
-def test_edits_follow_the_neurons(name: str, canonical: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "probes"), [*((name, 0) for name in EQUIVARIANT), ("nfn-np", 5), ("nfn-hnp", 5)]
+)
+def test_edits_follow_the_neurons(name: str, probes: int, canonical: bool, tmp_path: Path) -> None:
     """From the network as it is stored to the edited image, in double precision."""
     task = editing(tmp_path, tmp_path, model=name, canonical=canonical)
     facts = {"image_shape": [1, 8, 8]}
@@ -83,7 +89,7 @@ def test_edits_follow_the_neurons(name: str, canonical: bool, tmp_path: Path) ->
         return task.placed(graph, 30.0, 0.5, facts)
 
     batch = Batch.from_data_list([prepared(g) for g in graphs])
-    model = fitted(name, graphs, 0.2)
+    model = fitted(name, batch.to_data_list(), 0.2, probes)
     assert_equivariant(lambda f: model(f.to_graph()), batch, "hnp", folded=False)
     moved = [sample(g, "hnp").apply(g) for g in sirens((5, 4), (7, 3), (5, 4))]
     other = Batch.from_data_list([prepared(g) for g in moved])
@@ -144,6 +150,39 @@ def test_every_model_trains(model: str, zoo: Path, tmp_path: Path) -> None:
     assert test["networks"] == len(fits) == len(rows)
     assert (run / "figures" / "edits-test.png").stat().st_size > 1000
     assert "what they showed" in (run / "report.html").read_text()
+
+
+def test_probes_tell_an_editor_what_neurons_do(zoo: Path, wide: Path, tmp_path: Path) -> None:
+    """They learn with it, and a user's network, of which only --w0 is known, is run as well."""
+    run = tmp_path / "run"
+    options = {"model": "nfn-hnp", "probes": 6, "epochs": 3, "learning_rate": 1e-2}
+    train(editing(zoo, run, **options))
+    config = json.loads((run / "config.json").read_text())
+    assert config["options"]["probes"] == 6
+    state = torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
+    inputs = state["model.encoding.probe.inputs"]
+    assert inputs.shape == (6, 2)
+    assert math.isfinite(evaluate(run, wide)["mse"])
+    network = {k: x.T if x.dim() == 2 else x for k, x in siren_state().items()}
+    torch.save(network, tmp_path / "digit.pt")
+    command = ["edit", str(tmp_path / "digit.pt"), "--w0", "30", "--run", str(run)]
+    turned = ["--orientation", "in_out", "--out", str(tmp_path / "turned.pt")]
+    assert main([*command, *turned]) == 0
+    torch.save(siren_state(), tmp_path / "digit.pt")
+    assert main([*command, "--out", str(tmp_path / "edited.pt")]) == 0
+    edited = torch.load(tmp_path / "edited.pt", weights_only=True)
+    for key, x in torch.load(tmp_path / "turned.pt", weights_only=True).items():
+        torch.testing.assert_close(x.T if x.dim() == 2 else x, edited[key])
+        assert not torch.equal(edited[key], siren_state()[key])
+
+
+def test_probes_are_of_editors_made_of_nf_layers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no --probes with --model mlp"):
+        editing(tmp_path, tmp_path, model="mlp", probes=6)
+
+
+def siren_state() -> dict[str, torch.Tensor]:
+    return initialise_siren(SirenShape(2, (7, 7), 1), 30.0, torch.Generator().manual_seed(4))
 
 
 def test_mixed_widths_and_a_width_never_seen(zoo: Path, wide: Path, tmp_path: Path) -> None:

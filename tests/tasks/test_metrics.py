@@ -49,6 +49,11 @@ def test_equal_numbers_have_no_ranks() -> None:
     assert math.isnan(found["tau"]) and math.isnan(found["r2"]) and found["mae"] > 0
 
 
+def test_a_single_network_has_no_rank() -> None:
+    found = regression_metrics(torch.tensor([0.1]), torch.tensor([0.5]))
+    assert math.isnan(found["tau"]) and found["mae"] == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_classes(classes: int) -> None:
     generator = torch.Generator().manual_seed(1)

@@ -96,7 +96,7 @@ def test_statnn_standardizes() -> None:
     model = made("statnn")
     assert isinstance(model, StatNN)
     statistics = tensor_statistics(Batch.from_data_list(GRAPHS).features())
-    scaled = (statistics - model.mean) / model.std
+    scaled = (statistics - model.statistics.mean) / model.statistics.std
     torch.testing.assert_close(scaled.mean(0), torch.zeros_like(scaled[0]), rtol=0, atol=1e-5)
     assert (scaled.std(0, correction=0) - 1).abs().max() < 1e-4
 

@@ -1,0 +1,206 @@
+"""Which neurons are nested in which: groups and their channels, heads and their dimensions.
+
+Permuting a parent moves its children along, and the children of each parent are permuted on their
+own. That is a symmetry of a network if every value and every tensor that has the children has the
+parent, too: then whatever is done to them is done inside of one parent. So nothing needs to be
+said about it while a network is followed. The sum over the dimensions of a head leaves the heads,
+but one over heads, or a scale that all heads share, leaves dimensions without heads, and the
+dimensions are no children then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from nfn_graph.converters.wiring.axes import Factor, Layer, Nest, Segment, Segments, resolve
+from nfn_graph.converters.wiring.values import Neurons, Part, Signal, settled
+from nfn_graph.data import PlacementAxis
+
+
+class Ends(NamedTuple):
+    """The layers along the axes of a part of a tensor.
+
+    Attributes:
+        layers: The layers in the order of the axes.
+        roles: For each, whether it is one of target or source neurons.
+        is_named: Whether the computation says which are which.
+    """
+
+    layers: Nest
+    roles: tuple[PlacementAxis, ...]
+    is_named: bool = True
+
+    @property
+    def target(self) -> Nest:
+        """The layers of target neurons, or of the neurons that the tensor belongs to."""
+        return tuple(n for n, role in zip(*self[:2], strict=True) if role == "target")
+
+    @property
+    def source(self) -> Nest:
+        """The layers of source neurons; none for a tensor that belongs to neurons."""
+        return tuple(n for n, role in zip(*self[:2], strict=True) if role == "source")
+
+
+class Nesting:
+    """The parents of all layers.
+
+    Args:
+        values: All values with neurons.
+        tensors: The layers of all tensors, part by part.
+    """
+
+    def __init__(self, values: Iterable[Signal], tensors: Sequence[Ends]) -> None:
+        self._together: dict[Layer, set[Layer]] = {}
+        for value in values:
+            for layers in _layers_together(value):
+                self._meet(layers)
+        for ends in tensors:
+            self._meet({layer for layer in ends.layers if not layer.fixed})
+        for ends in tensors:
+            self._keep_order(ends)
+        self.parent: dict[Layer, Layer] = {}
+        self._choose_parents()
+
+    def chain(self, layer: Layer) -> Nest:
+        """A layer after all that it is nested in."""
+        parent = self.parent.get(layer)
+        return (layer,) if parent is None else (*self.chain(parent), layer)
+
+    def parents(self, nest: Nest) -> tuple[Nest, ...]:
+        """The types that the neurons of a type are nested in: none, one or two."""
+        if nest != self.chain(nest[-1]):
+            return nest[:-1], self.chain(nest[-1])
+        return (nest[:-1],) if len(nest) > 1 else ()
+
+    def named(self, ends: Ends) -> Ends:
+        """The same layers in the roles that they have in a graph.
+
+        Parents that target and source share count as those of the target. A tensor that only
+        belongs to nested neurons has no source.
+        """
+        above = {a for layer in ends.target for a in self.chain(layer)} - set(ends.target)
+        below = {a for layer in ends.source for a in self.chain(layer)}
+        is_one = not ends.is_named and (above & set(ends.source) or below & set(ends.target))
+        is_one = is_one or not ends.target
+        roles: list[PlacementAxis] = [
+            "target" if is_one or layer in above else role
+            for layer, role in zip(ends.layers, ends.roles, strict=True)
+        ]
+        return Ends(ends.layers, tuple(roles))
+
+    def types(self, ends: Ends) -> list[Nest]:
+        """The types of a tensor's target and source neurons; one for a tensor of neurons."""
+        ends = self.named(ends)
+        if not ends.source:
+            return [ends.target] if ends.target else []
+        above = [a for layer in ends.source for a in self.chain(layer) if a not in ends.source]
+        return [ends.target, tuple(dict.fromkeys([*above, *ends.source]))]
+
+    def conflict(self, ends: Ends) -> list[Layer]:
+        """The layers that have to keep their order for a tensor to have a place, if any.
+
+        A weight cannot join the neurons of all groups with those of all the same groups, nor
+        nested neurons with themselves. Of groups and what is inside of them, the larger is kept.
+        """
+        target = tuple(layer for layer in ends.target if not layer.fixed)
+        source = tuple(layer for layer in ends.source if not layer.fixed)
+        twice = [layer for layer in target if layer in source]
+        if target == source == tuple(twice) and len(twice) == 1 and not self.parent.get(twice[0]):
+            return []
+        for layers in (target, source):
+            twice += [layer for layer in layers if layers.count(layer) > 1]
+        if not twice:
+            return []
+        top = min((self.chain(layer)[0] for layer in twice), key=lambda layer: layer.order)
+        inside = [n for n in dict.fromkeys(ends.layers) if n is not top and top in self.chain(n)]
+        if not inside or target.count(top) > 1 or source.count(top) > 1:
+            return [top]
+        return [top] if top.size < max(layer.size for layer in inside) else inside
+
+    def _meet(self, layers: set[Layer]) -> None:
+        for layer in layers:
+            if layer in self._together:
+                self._together[layer] &= layers
+            else:
+                self._together[layer] = set(layers)
+
+    def _keep_order(self, ends: Ends) -> None:
+        """Rows are numbered parents first, target before source, and no axis is turned for it."""
+        for place, (layer, role) in enumerate(zip(*ends[:2], strict=True)):
+            later = zip(ends.layers[place + 1 :], ends.roles[place + 1 :], strict=True)
+            out_of_order = {n for n, r in later if (role, r) != ("source", "target")}
+            self._together.get(layer, set()).difference_update(out_of_order - {layer})
+
+    def _choose_parents(self) -> None:
+        above = {
+            layer: {
+                other
+                for other in together
+                if other is not layer
+                and (layer not in self._together[other] or other.order < layer.order)
+            }
+            for layer, together in self._together.items()
+        }
+        for layer in sorted(above, key=lambda layer: (len(above[layer]), layer.order)):
+            chains = [self.chain(other) for other in above[layer] if layer not in self.chain(other)]
+            fitting = [chain for chain in chains if set(chain) <= above[layer]]
+            if fitting:
+                self.parent[layer] = max(fitting, key=lambda chain: (len(chain), chain[-1].order))[
+                    -1
+                ]
+
+
+def without_fixed(segments: Segments, whole: dict[Segment, Layer]) -> Segments:
+    """An axis in which layers that keep their order are positions of the others beside them.
+
+    Args:
+        segments: The axis.
+        whole: The layers that stand for products of nothing else, and are added to here.
+    """
+    found: list[Segment] = []
+    for segment in resolve(segments):
+        first, *others = segment.layers or (None,)
+        if first is not None and others:
+            if all(layer.fixed for layer in segment.layers):
+                if segment not in whole:
+                    whole[segment] = first.part(segment.size or 1, 0)
+                segment = Segment((whole[segment],))
+            else:
+                segment = Segment(tuple(map(_as_positions, segment.factors)))
+        found.append(segment)
+    return resolve(tuple(found))
+
+
+def _as_positions(factor: Factor) -> Factor:
+    if isinstance(factor, Layer):
+        return factor.size if factor.fixed else factor
+    if isinstance(factor, tuple):
+        return tuple(Segment(tuple(map(_as_positions, s.factors))) for s in factor)
+    return factor
+
+
+def _layers_together(value: Signal) -> Iterator[set[Layer]]:
+    """The sets of free layers that entries of a value belong to."""
+    axes = [settled(axis) for axis in value.stored]
+    choices = [
+        list(_choices(resolve(a.segments if isinstance(a, Neurons) else a.split.segments)))
+        for a in axes
+        if isinstance(a, Neurons | Part)
+    ]
+    for chosen in product(*choices):
+        yield set().union(*chosen)
+
+
+def _choices(segments: Segments) -> Iterator[set[Layer]]:
+    for segment in segments:
+        inner = [
+            [{factor} - {layer for layer in [factor] if layer.fixed}]
+            if isinstance(factor, Layer)
+            else list(_choices(factor))
+            for factor in segment.factors
+            if isinstance(factor, Layer | tuple)
+        ]
+        for chosen in product(*inner):
+            yield set().union(*chosen)
