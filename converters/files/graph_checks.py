@@ -122,7 +122,11 @@ def _check_placement(p: Placement) -> None:
     ranks = {len(p.view), len(p.axes), len(p.start), len(p.stop)}
     roles = [axis for axis in p.axes if axis != "tap"]
     expected = ["neuron"] if isinstance(p.store, str) else ["source", "target"]
-    if len(ranks) != 1 or any(axis not in _AXES for axis in p.axes) or sorted(roles) != expected:
+    if (
+        len(ranks) != 1
+        or any(axis not in _AXES for axis in p.axes)
+        or sorted(set(roles)) != expected
+    ):
         raise UserError(f"Expected the axes {expected} and taps {where} (got {p.axes})")
     _check_ranges(where, zip(p.start, p.stop, p.view, strict=True))
     if p.cut is not None:
