@@ -296,7 +296,7 @@ def run(
         input: Arrays, one for each input of the network, with a batch axis.
         output: Where to write the outputs: an .npy file, or .npz for several. Printed if none.
         arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        activation: The function between linear layers, such as relu, if the file has none.
+        activation: The function between linear layers, such as relu or sin:30, if not in the file.
         flatten: The order of entries between convolution and dense layer, if the file has none.
         orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
         key: The name of the network in a file that holds several.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.casts import cast, promoted
-from nfn_graph.converters.chain import FlattenOrder, Hints
+from nfn_graph.converters.chain import FlattenOrder, Hints, check_activation
 from nfn_graph.converters.channels import (
     WEIGHTS,
     Channels,
@@ -30,7 +30,6 @@ from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.messages import UserError
-from nfn_graph.run import ENTRYWISE
 from nfn_graph.spec import Key
 
 
@@ -88,7 +87,9 @@ def from_state_dict(
         key: The name of the network in a checkpoint that holds several: that of a mapping, or
             the prefix of its keys. It is not needed if `arch` fits only one of them.
         activation: The function between the linear layers of a chain, such as `"relu"`, so that
-            the graph can be run; with `arch`, its code says it.
+            the graph can be run; with `arch`, its code says it. A number may follow a colon: the
+            factor inside a sine (`"sin:30"` for a SIREN), or the parameter of a function, such as
+            the slope of `"leaky_relu:0.2"`.
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
             :func:`from_module`. Of a chain, its shape tells what a first convolution
             `[n, 1, ...]` reads.
@@ -113,10 +114,8 @@ def from_state_dict(
         )
     if orientation not in (None, *get_args(Orientation)):
         raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
-    if activation is not None and activation not in ENTRYWISE:
-        raise UserError(
-            f"Expected an activation that takes one value, such as 'relu' (got {activation!r})"
-        )
+    if activation is not None:
+        check_activation(activation)
     if arch is not None:
         check_module(arch, "arch")
     found = find_state_dict(state_dict, key, arch)

@@ -63,6 +63,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
         """Networks whose fit diverged show nothing."""
+        zoo = super().usable(zoo)
         if "mse" not in zoo.store.table.column_names:
             return zoo
         return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))

@@ -1,4 +1,4 @@
-"""The demonstration: a zoo of small networks, three models that read their weights, a report.
+"""The demonstration: a zoo of small networks, four models that read them, a report.
 
 Everything is made here, from the images of handwritten digits that come with scikit-learn.
 """
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tyro.conf import OmitArgPrefixes
 
 from nfn_graph.converters import WeightDataset
+from nfn_graph.tasks.metrics import regression_metrics
 from nfn_graph.tasks.models import ModelName
 from nfn_graph.tasks.option_checks import check_at_least, check_networks
 from nfn_graph.tasks.predict_generalization import (
@@ -23,12 +25,13 @@ from nfn_graph.tasks.predict_generalization import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.runs import reads
 from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.info import accuracy_line
 
-MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp")
+MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp", "probe")
 SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)
 _UNSEEN = "unseen-widths"
 
@@ -74,7 +77,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
         print(f"   {accuracy_line(built)}")
     rows: list[list[Any]] = []
     for number, model in enumerate(MODELS, 3):
-        with _step(f"{number}. Train {model} to read test accuracy from weights"):
+        with _step(f"{number}. Train {model} to predict test accuracy"):
             run = options.out / "runs" / model
             task = PredictGeneralization(
                 PredictGeneralizationOptions(
@@ -94,7 +97,10 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
             metrics = train(task, progress=True)
             other = evaluate(run, unseen.folder, name=_UNSEEN)
         seconds = round(metrics["seconds"])
-        rows.append([model, *_numbers(metrics["test"]), *_numbers(other), seconds])
+        looks_at = reads({"model": model})
+        rows.append([model, looks_at, *_numbers(metrics["test"]), *_numbers(other), seconds])
+    known = [_by_training_accuracy(part) for part in (zoo.where(split="test"), unseen)]
+    rows.append(["training accuracy", "training images", *known[0], *known[1], None])
     table = Table(_COLUMNS, rows, f"Seed {options.seed}; one run per model.")
     print_rows(table)
     path = _report(options, zoo, unseen, table)
@@ -104,6 +110,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
 
 _COLUMNS = (
     "model",
+    "reads",
     "tau, held out",
     "R², held out",
     "tau, unseen widths",
@@ -137,6 +144,14 @@ def _zoo(
     return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
 
 
+def _by_training_accuracy(networks: WeightDataset) -> list[float]:
+    """How well the accuracy on their own training images ranks the networks."""
+    finite = networks.where(is_finite=True)
+    names = ("train_accuracy", "test_accuracy")
+    train, test = (torch.tensor(finite.column(name).to_pylist()) for name in names)
+    return _numbers(regression_metrics(train, test))
+
+
 def _numbers(metrics: dict[str, Any]) -> list[float]:
     return [metrics["tau"], metrics["r2"]]
 
@@ -149,11 +164,14 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
         Section(
             "Results",
             f"{len(zoo)} checkpoints of {options.networks} small CNNs of widths {_list(SEEN)}, "
-            f"trained on scikit-learn's digits with drawn hyperparameters, teach three models to "
-            f"read a network's test accuracy from its weights. They are tested on networks that "
-            f"were held out, and on {len(unseen)} checkpoints of widths {_list(UNSEEN)}, which "
-            f"they have never seen. Tau is Kendall's rank correlation: 1 is a perfect order, 0 "
-            f"is none.",
+            f"trained on scikit-learn's digits with random hyperparameters, teach four models to "
+            f"predict a network's test accuracy. They are tested on networks that were held out, "
+            f"and on {len(unseen)} checkpoints of widths {_list(UNSEEN)}, which they have never "
+            f"seen. Tau is Kendall's rank correlation: 1 is a perfect order, 0 is none. Three "
+            f"models read the weights alone. The model probe evaluates the networks as well, on "
+            f"learned images. The last row ranks the same networks by their accuracy on the "
+            f"images that they were trained on, which needs those images and labels: a scale to "
+            f"judge the models by.",
             [table],
         ),
         *(Section(model, figures=_figures(options.out / "runs" / model)) for model in MODELS),
@@ -169,10 +187,12 @@ def _figures(run: Path) -> list[Shown]:
         "scatter-test": "Predicted against true accuracy, held-out networks.",
         f"scatter-{_UNSEEN}": "The same for widths never seen in training.",
         "curves": "Learning curves.",
+        "probes": "Images that the networks are run on, as they were learned.",
     }
     return [
         Shown(run / "figures" / f"{name}.png", caption, f"{run.name}: {caption}")
         for name, caption in captions.items()
+        if (run / "figures" / f"{name}.png").is_file()
     ]
 
 

@@ -183,7 +183,10 @@ class EditInr(Task[EditInrOptions]):
     ) -> None:
         """A sheet: what some networks showed, show after the edit, and are to show."""
         from nfn_graph.tasks.reports.edits import edit_sheet
+        from nfn_graph.tasks.reports.probes import draw_probes
 
+        if name == "test":
+            draw_probes(folder / "probes.png", model, graphs)
         batch = Batch.from_data_list(graphs[:_SHOWN])
         batch = batch.to(next(model.parameters()).device)
         edited = pictures(model(batch))

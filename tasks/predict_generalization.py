@@ -26,10 +26,6 @@ class PredictGeneralization(RegressTask[PredictGeneralizationOptions]):
     name = "predict-generalization"
     OPTIONS = PredictGeneralizationOptions
 
-    def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """Networks that diverged have no finite weights to read."""
-        return zoo.where(is_finite=True) if "is_finite" in zoo.store.table.column_names else zoo
-
     def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
         """The test accuracy, by the name that the zoo has for it."""
         return super().label_column(zoo, known or "test_accuracy")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from nfn_graph import Batch, NetworkSpec
+from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.shards import PLACE
@@ -20,6 +21,7 @@ from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
+from nfn_graph.tasks.unify import Unify, largest_parts, unifying, without_refused
 
 # Columns that say where a network comes from and lies, so that they are no labels.
 _NO_LABELS = (*PLACE, COLUMN, "file", "path", "bytes", "mtime_ns", "options", "network", "group")
@@ -33,10 +35,15 @@ class SupervisedOptions(TrainOptions):
         label: The column of the zoo's table to predict; by default the one that the zoo names.
         input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
             the one that the zoo names, or one value for every input neuron.
+        unify: What to do about networks that share no types. kernels: grow convolution kernels
+            and add biases of zero, up to the largest. roles: also give all hidden layers one
+            type, for networks that are wired differently (not for nfn-hnp); networks for which
+            there is no such type are left out.
     """
 
     label: str | None = None
     input_shape: tuple[int, ...] = ()
+    unify: Unify = "no"
 
 
 Options = TypeVar("Options", bound=SupervisedOptions)
@@ -73,7 +80,26 @@ class SupervisedTask(Task[Options]):
         """The column of the label, and the shape of the networks' inputs where a zoo says it."""
         shape = self._input_shape(zoos["train"])
         known = {} if shape is None else {"input_shape": shape}
-        return {"label": self.label_column(zoos["train"]), **known}
+        return {
+            "label": self.label_column(zoos["train"]),
+            **known,
+            **largest_parts(self._examples(zoos), self.options.unify),
+        }
+
+    def _examples(self, zoos: Mapping[str, WeightDataset]) -> list[WeightGraph]:
+        if self.options.unify == "no":
+            return []
+        return [graph for zoo in zoos.values() for graph in zoo.examples()]
+
+    def usable(self, zoo: WeightDataset) -> WeightDataset:
+        """Networks with finite weights, where the table tells; and with the types asked for."""
+        if "is_finite" in zoo.store.table.column_names:
+            zoo = zoo.where(is_finite=True)
+        return without_refused(zoo) if self.options.unify == "roles" and len(zoo) else zoo
+
+    def transform(self, facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph] | None:
+        """What gives networks the same types, if asked for."""
+        return None if self.options.unify == "no" else unifying(facts)
 
     def _input_shape(self, zoo: WeightDataset) -> list[int] | None:
         """The shape of the images that the networks read, if a zoo or the user says it."""
@@ -91,6 +117,15 @@ class SupervisedTask(Task[Options]):
                 f"Expected networks that read images of shape {known}, as the run's own (got "
                 f"'{zoo.folder}' with {found})"
             )
+
+    def show(
+        self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
+    ) -> None:
+        """The inputs that a model runs networks on, once for a run."""
+        from nfn_graph.tasks.reports.probes import draw_probes
+
+        if name == "test":
+            draw_probes(folder / "probes.png", model, graphs)
 
     def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
         """The column to predict: the one that was asked for, or the one that the zoo names.

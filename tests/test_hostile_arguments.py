@@ -43,6 +43,7 @@ WAITING = {
     "train classify-inr": ["--zoo", "missing", "--out", "out"],
     "train edit-inr": ["--zoo", "missing", "--out", "out"],
     "train winning-tickets": ["--zoo", "missing", "--out", "out"],
+    "zoo import": ["missing", "--out", "out"],
     "evaluate": ["edits", "--zoo", "missing"],
     "retrain": ["masks", "--zoo", "missing"],
     "demo": ["--out", "net.pt/inside"],

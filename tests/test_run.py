@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, One
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -404,9 +406,31 @@ def test_a_bare_state_dict_runs_once_its_activation_is_known() -> None:
     assert close(from_state_dict(prefixed, arch=module).run(x), module(x))
 
 
-def test_an_activation_is_one_that_is_known() -> None:
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("sin:30", lambda x: torch.sin(30 * x)),
+        ("sin", torch.sin),
+        ("leaky_relu:0.2", lambda x: F.leaky_relu(x, 0.2)),
+        ("elu:0.5", lambda x: F.elu(x, 0.5)),
+    ],
+)
+def test_activations_have_parameters(activation: str, function: Callable[[Tensor], Tensor]) -> None:
+    module = mlp(3, 4, 5, 2)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    expected = module[4](function(module[2](function(module[0](x)))))
+    assert close(from_state_dict(module.state_dict(), activation=activation).run(x), expected)
+
+
+@pytest.mark.parametrize(
+    "activation", ["rellu", "add", "sin:x", "sin:nan", "relu:2:3", "relu:1", ""]
+)
+def test_an_activation_is_one_that_is_known(activation: str) -> None:
     with pytest.raises(ValueError, match="such as 'relu'"):
-        from_state_dict(mlp(3, 4, 2).state_dict(), activation="rellu")
+        from_state_dict(mlp(3, 4, 2).state_dict(), activation=activation)
+
+
+def test_an_activation_lies_between_linear_layers() -> None:
     convolution = S(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
     with pytest.raises(ValueError, match="linear layers and nothing else"):
         from_state_dict(convolution.state_dict(), activation="relu")
@@ -574,4 +598,62 @@ def test_attention_is_that_of_torch(options: dict[str, Any]) -> None:
     )
     assert torch.autograd.gradgradcheck(
         lambda q, k: torch.vmap(run)(q, k, k), (query[:, :3, :2], key[:, :, :2])
+    )
+
+
+ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, lambda: nn.LeakyReLU(0.3), nn.GELU)
+
+
+@st.composite
+def random_networks(draw: Any) -> list[nn.Module]:
+    """Networks of images with kernels that all have in common, and widths, depths and all else not.
+
+    Layers at the same place must have kernels of one size to be in one batch.
+    """
+    kernels = [draw(st.tuples(st.integers(1, 3), st.integers(1, 3))) for _ in range(3)]
+    biases, norms = [draw(st.booleans()) for _ in range(4)], draw(st.booleans())
+    positions = draw(st.integers(1, 2))
+    networks: list[nn.Module] = []
+    for _ in range(draw(st.integers(1, 3))):
+        depth = draw(st.integers(1, 3))
+        pool = draw(st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]))
+        activation = draw(st.sampled_from(ACTIVATIONS))
+        strides = [draw(st.integers(1, 2)) for _ in range(depth)]
+        paddings = [draw(st.integers(0, 2)) for _ in range(depth)]
+        dilations = [draw(st.integers(1, 2)) if i == 0 else 1 for i in range(depth)]
+        # Several of a kind, with other widths.
+        for _ in range(draw(st.integers(1, 3))):
+            width, layers = 2, []
+            for i in range(depth):
+                after = draw(st.integers(1, 4))
+                layers += [
+                    nn.Conv2d(width, after, kernels[i], strides[i], paddings[i] + 1, dilations[i],
+                              bias=biases[i]),
+                    *([nn.BatchNorm2d(after)] if norms else []), activation(),
+                ]  # fmt: skip
+                width = after
+            layers.append(pool(2, 1, 1))
+            layers += [nn.AdaptiveAvgPool2d(positions), nn.Flatten()]
+            layers.append(nn.Linear(width * positions**2, 3, bias=biases[3]))
+            networks.append(S(*layers).double().eval())
+    return networks
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(random_networks(), st.booleans())
+def test_random_networks_run_together(modules: list[nn.Module], per_network: bool) -> None:
+    for module in modules:
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor += 0.1 * torch.rand_like(tensor)
+    x = torch.randn(len(modules), 2, 2, 6, 6, dtype=torch.float64)
+    x = (x if per_network else x[0]).requires_grad_()
+    own = x if per_network else x.expand(len(modules), *x.shape)
+    graphs = [from_module(module, x[0] if per_network else x) for module in modules]
+    expected = torch.stack([module(y) for module, y in zip(modules, own, strict=True)])
+    batch = Batch.from_data_list(graphs)
+    outputs = batch.run(x, per_network=per_network)
+    assert close(outputs, expected)
+    assert close(
+        torch.autograd.grad(outputs.sin().sum(), x), torch.autograd.grad(expected.sin().sum(), x)
     )

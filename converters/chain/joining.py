@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from nfn_graph.converters.chain.norms import VectorGroup
 from nfn_graph.converters.chain.order import ChainLayer, shown_order
 from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, UserError
 from nfn_graph.converters.wiring import Value, Wiring
-from nfn_graph.data import Layout
+from nfn_graph.data import Layout, Ref
+from nfn_graph.run import ENTRYWISE
 
 #: Which entries run fastest where positions are flattened: those of a channel, or the channels.
 FlattenOrder = Literal["channels_first", "channels_last"]
@@ -79,8 +82,32 @@ def _record(
         bias = None if layer.bias is None else w.tape.parameter(layer.bias)
         x = w.tape.call("linear", x, w.tape.parameter(layer.key), bias)
         if layer is not chain[-1]:
-            x = w.tape.call(activation, x)
+            x = _activated(w, x, activation)
     w.tape.output(x)
+
+
+def check_activation(activation: str) -> None:
+    """Raises unless it names a function of one value, perhaps with a number after a colon."""
+    name, _, number = activation.partition(":")
+    try:
+        arguments = [float(number)] if number and name not in ("sin", "cos") else []
+        is_known = ENTRYWISE[name](torch.rand(3), *arguments).shape == (3,) and (
+            not number or math.isfinite(float(number))
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        is_known = False
+    if not is_known:
+        raise UserError(
+            f"Expected an activation that takes one value, such as 'relu', or 'sin:30' and "
+            f"'leaky_relu:0.2' with a number (got {activation!r})"
+        )
+
+
+def _activated(w: Wiring, x: Ref, activation: str) -> Ref:
+    name, _, number = activation.partition(":")
+    if name in ("sin", "cos") and number:
+        return w.tape.call(name, w.tape.call("mul", x, float(number)))
+    return w.tape.call(name, x, *([float(number)] if number else []))
 
 
 def _with_vectors(

@@ -91,7 +91,10 @@ class StoreWriter:
         for group in groups.values():
             self._keep(group[0].architecture)
             tensors.update(_stack(group))
-        safetensors.write(file_of(self.folder, WEIGHTS, name), tensors)
+        # In the order that the format has for them, so that the same networks are the same bytes.
+        by_rule = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
+        ordered = {key: tensors[key] for key in by_rule}
+        safetensors.write(file_of(self.folder, WEIGHTS, name), ordered)
         # Of a list of rows, arrow takes the columns of the first.
         columns = dict.fromkeys(column for row in rows for column in row)
         table = arrow().Table.from_pylist([{**dict.fromkeys(columns), **row} for row in rows])

@@ -66,7 +66,7 @@ class Inr2vecSource(ZooSource):
                     f"Expected the files 0.h5 to {len(names) - 1}.h5 in '{path / split}' (got "
                     f"{len(found)} numbers up to {max(numbers, default='none')}). Some are missing"
                 )
-            splits[split] = list(range(len(rows), len(rows) + len(found)))
+            splits[SPLIT_NAMES[split]] = list(range(len(rows), len(rows) + len(found)))
             rows += [{"path": f"{split}/{name}", "set": split} for _, name in found]
         self.rows, self.splits = rows, splits
         self.description = ZooDescription(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.store.splits import SPLITS
 from nfn_graph.converters.zoos.files import (
     files_in,
     folders_in,
@@ -197,8 +198,8 @@ def is_nfn_inrs(path: Path) -> bool:
 class NfnInrSource(_InrSource):
     """`randinit_smaller_{label}s/net{image}.pth`, more fits in `randinit_smaller_aug{i}_{label}s`.
 
-    The splits `train`, `val` and `test` hold the first fits; `train_augmented` holds all fits of
-    the images in `train`, as the published classifiers use them.
+    The splits `train`, `validation` and `test` hold the first fits; `train_augmented` holds all
+    fits of the images in `train`, as the published classifiers use them.
 
     Args:
         path: The folder.
@@ -220,9 +221,9 @@ class NfnInrSource(_InrSource):
             outputs="brightness or colours within [-1, 1]",
         )
         self.rows = self._find()
-        splits: dict[str, list[int]] = {"train": [], "val": [], "test": [], "train_augmented": []}
+        splits: dict[str, list[int]] = {name: [] for name in (*SPLITS, "train_augmented")}
         for i, row in enumerate(self.rows):
-            split = ("train", "val", "test")[sum(row["image"] >= n for n in NFN_SPLIT_POINTS)]
+            split = SPLITS[sum(row["image"] >= n for n in NFN_SPLIT_POINTS)]
             if row["fit"] == 0:
                 splits[split].append(i)
             if split == "train":

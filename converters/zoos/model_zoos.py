@@ -173,7 +173,7 @@ def published_splits(trials: Sequence[str]) -> dict[str, list[int]]:
     random.Random(42).shuffle(order)
     first = int(0.7 * len(order))
     second = first + int(0.15 * len(order))
-    parts = {"train": order[:first], "val": order[first:second], "test": order[second:]}
+    parts = {"train": order[:first], "validation": order[first:second], "test": order[second:]}
     indices: dict[str, list[int]] = {}
     for i, trial in enumerate(trials):
         indices.setdefault(trial, []).append(i)

@@ -214,6 +214,6 @@ def published_splits(order: Sequence[int], steps: Sequence[int]) -> dict[str, li
     cut = int(0.8 * half)
     return {
         "train": [final[i] for i in first[:cut]],
-        "val": [final[i] for i in first[cut:]],
+        "validation": [final[i] for i in first[cut:]],
         "test": final[half:],
     }

@@ -10,7 +10,8 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.files import read_json
 from nfn_graph.messages import UserError
 
-SPLIT_NAMES = ("train", "val", "test")
+#: How published files and folders call the splits, and how we do.
+SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 
 
 class Splits(NamedTuple):
@@ -61,7 +62,7 @@ def read_splits(file: Path, paths: Sequence[str]) -> Splits:
     seen: dict[int, str] = {}
     for split in (name for name in SPLIT_NAMES if name in content):
         lists = _lists(file, split, content[split])
-        found = splits.indices.setdefault(split, [])
+        found = splits.indices.setdefault(SPLIT_NAMES[split], [])
         for number, path in enumerate(lists.pop("path")):
             record = f"entry {number} of '{split}'"
             # The other machine may have joined folders with backslashes.

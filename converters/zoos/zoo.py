@@ -18,7 +18,6 @@ from nfn_graph.converters.state_dict import from_state_dict, to_module
 from nfn_graph.messages import UserError
 
 Row = dict[str, Any]
-_ALIASES = {"validation": "val"}
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,6 @@ class Zoo(Sequence[WeightGraph]):
 
     def split(self, name: str) -> Zoo:
         """The networks of a published split, in the published order."""
-        name = _ALIASES.get(name, name)
         if name not in self.splits:
             known = ", ".join(self.splits) or "none"
             raise UserError(

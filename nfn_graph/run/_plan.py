@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
+from nfn_graph.run._operations import ENTRYWISE
 from nfn_graph.run._ragged import Stored
 from nfn_graph.run._tensors import first_rows, read_entries
 from nfn_graph.spec import Key
@@ -117,6 +118,12 @@ class Group:
         self.computation = self.kinds[0][0].computation
         #: Whether all that it computes is known for networks of different sizes.
         self.is_ragged = True
+        #: Whether it computes nothing but linear layers and functions of single entries.
+        self.is_dense = all(
+            step.operation in ("input", "parameter", "constant", "linear")
+            or step.operation in ENTRYWISE
+            for step in self.computation.steps
+        )
         self._is_whole = self.networks == list(range(len(plan.layouts)))
         self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._indices: dict[Any, Tensor | None] = {}

@@ -128,7 +128,8 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
 
 def _run_group(group: Group, task: Task) -> Results:
     """The one place that chooses how networks are run."""
-    if len(group.kinds) > 1 and group.is_ragged:
+    # Torch's own convolutions of stacked networks are faster than ours, its linear layers are not.
+    if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
         try:
             return _run_ragged(group, task)
         except NotRaggedError:

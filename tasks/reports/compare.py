@@ -22,6 +22,7 @@ from nfn_graph.tasks.reports.runs import (
     format_value,
     metric_name,
     read_run,
+    reads,
     scalar_metrics,
 )
 from nfn_graph.tasks.reports.tables import print_rows
@@ -153,12 +154,13 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
 
 
 def _options(run: Run) -> dict[str, str]:
-    """The options that decide the result, as text."""
-    return {
+    """The options that decide the result, as text, and what the model looks at."""
+    found = {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for name, value in run.options.items()
         if name not in (*NEUTRAL, "seed")
     }
+    return {**found, "reads": reads(run.options)}
 
 
 def _zoo_names(runs: Sequence[Run]) -> list[str]:

@@ -11,10 +11,12 @@ from typing import Any
 from nfn_graph.tasks.option_checks import flag
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.runs import (
+    EVALUATES,
     Run,
     format_value,
     metric_name,
     read_run,
+    reads,
     scalar_metrics,
 )
 
@@ -25,6 +27,8 @@ _FIGURES = {
     "scatter": "Predicted against true values on {}. On the dashed line both are equal.",
     "confusion": "Confusion matrix on {}: a row for each true class, with counts.",
     "curves": "Learning curves, by epoch.",
+    "probes": "The inputs that the model runs networks on: images, or points on a background of "
+    "how much the outputs of the networks differ there.",
     "inrs": "Networks of {}, drawn back, each with the class that the model took it for.",
     "edits": "Networks of {}: what they showed, what they show after the edit, what they were to.",
     "scores": "Networks of {}: the score of every weight against its initial value, by layer.",
@@ -63,6 +67,8 @@ def _headline(run: Run) -> str:
         text += f": {metric_name(name)} {format_value(test[name])}"
     if "networks" in test:
         text += f", {test['networks']:,} networks"
+    if reads(run.options) == EVALUATES:
+        text += f". It evaluates the networks, on {run.options.get('probes')} inputs"
     facts = [
         (f"{run.metrics.get('epochs')} epochs", "epochs"),
         (f"best epoch {run.metrics.get('best_epoch')}", "best_epoch"),

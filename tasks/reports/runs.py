@@ -13,6 +13,8 @@ from nfn_graph.tasks.json_files import read_json
 
 # Facts about the data, which no model changes.
 BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")
+# What a model is allowed to look at.
+WEIGHTS, EVALUATES = "weights", "evaluates the network"
 _NAMES = {
     "tau": "Kendall tau",
     "tau_ceiling": "tau ceiling",
@@ -61,6 +63,14 @@ def read_run(folder: Path) -> Run:
     if not all(isinstance(value, dict) for value in described):
         raise UserError(f"Expected the zoo and the evaluations of a run in '{folder}' (got others)")
     return Run(folder, config["task"], config["options"], config, metrics)
+
+
+def reads(options: Mapping[str, Any]) -> str:
+    """What the model of a run looks at: weights alone, or what networks do at its probes."""
+    # Every task has the option, but among models that return weights only editors have probes.
+    is_editor_with_probes = "operation" in options and bool(options.get("probes"))
+    is_probe = str(options.get("model")).startswith("probe")
+    return EVALUATES if is_probe or is_editor_with_probes else WEIGHTS
 
 
 def metric_name(metric: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,12 @@ from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
-from nfn_graph.converters import WeightDataset
+from nfn_graph.converters import WeightDataset, open_zoo
+from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.store.dataset import choose
+from nfn_graph.converters.store.description import is_store
 from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import fit_inputs, sizes_of
 from nfn_graph.tasks.training.options import TrainOptions
@@ -153,7 +157,7 @@ class TaskData:
 def load_data(task: Task[Options]) -> TaskData:
     """The networks of the task's zoo, by split."""
     options = task.options
-    whole = open_for(task, options.zoo)
+    whole = open_for(task, options.zoo, options.out / "zoo")
     choose(whole, options.where)
     zoos = {split: part.where(*options.where) for split, part in split_zoo(whole, options).items()}
     zoos = {split: task.usable(part) for split, part in zoos.items()}
@@ -179,8 +183,25 @@ def fits_memory(zoos: Sequence[WeightDataset] | Any) -> bool:
     return sum(map(len, sizes)) <= _MOST_NETWORKS and sum(map(sum, sizes)) <= _MOST_ENTRIES
 
 
-def open_for(task: Task[Options], path: Path) -> WeightDataset:
-    """The networks of a zoo, which must be of the kind that a task needs."""
+def open_for(task: Task[Options], path: Path, imported: Path) -> WeightDataset:
+    """The networks of a zoo, which must be of the kind that a task needs.
+
+    Args:
+        task: The task.
+        path: A store, or a zoo in a published layout.
+        imported: The store that a published zoo is put into first, so that batches can be read
+            from it.
+    """
+    if path.is_dir() and not is_store(path):
+        published = open_zoo(path)
+        print(
+            f"nfn-graph: importing '{path}' ({published.description.layout}) into '{imported}'. "
+            f"Runs can share it: nfn-graph zoo import {path} --out STORE",
+            file=sys.stderr,
+        )
+        with counting("Importing", len(published)) as count_on:
+            import_zoo(published, imported, on_done=count_on)
+        path = imported
     zoo = open_networks(path)
     kind = zoo.description.get("kind")
     if task.kind not in (None, kind):

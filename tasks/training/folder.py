@@ -72,7 +72,8 @@ class RunFolder:
         if not (self.path / "config.json").exists():
             # Another process of the same run may be writing the file at this moment.
             others = self.path.iterdir() if self.path.exists() else ()
-            if any(not path.name.startswith(".config.") for path in others):
+            # A published zoo is imported before a run begins.
+            if any(not path.name.startswith((".config.", "zoo")) for path in others):
                 raise UserError(
                     f"Expected an empty folder or that of a run (got '{self.path}', which holds "
                     f"other files). Choose another --out."

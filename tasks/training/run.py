@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import platform
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,16 +150,28 @@ def evaluate(
 
     Args:
         run: The folder of a finished run.
-        zoo: The zoo with the networks, of any widths.
+        zoo: The store or published zoo with the networks, of any widths.
         name: What to call this evaluation; the name of the zoo's folder if not given.
         split: Only networks of this split; all of them if not given.
         where: Further conditions, such as `width=16`.
     """
+    with tempfile.TemporaryDirectory() as imported:
+        return _evaluated(run, Path(zoo), name, split, where, Path(imported) / "zoo")
+
+
+def _evaluated(
+    run: Path,
+    zoo: Path,
+    name: str | None,
+    split: Split | None,
+    where: Sequence[str],
+    imported: Path,
+) -> Metrics:
     folder = RunFolder(run)
     name = _evaluation_name(name or Path(os.path.abspath(zoo)).name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
-    whole = open_for(task, Path(zoo))
+    whole = open_for(task, zoo, imported)
     part = split_zoo(whole, task.options)[split] if split else whole
     chosen = task.usable(choose(part, where))
     task.check_facts(chosen, facts)

@@ -8,6 +8,9 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from nfn_graph.converters import open_zoo
+from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
@@ -53,12 +56,32 @@ class InfoOptions:
     json: bool = False
 
 
+@dataclass(frozen=True)
+class ImportOptions:
+    """Put a zoo that others published into a store, with its labels and splits.
+
+    Attributes:
+        zoo: The zoo's folder, in any layout that nfn-graph zoo info recognises.
+        out: The store to write to; an import that was stopped goes on where it was.
+        split_file: The published splits, if they lie elsewhere.
+        train_split: The published split to train on, such as train_augmented.
+        all: Import networks that are in none of the splits, too.
+    """
+
+    zoo: Positional[Path]
+    out: Path
+    split_file: Path | None = None
+    train_split: str = "train"
+    all: bool = False
+
+
 Command = (
     Annotated[CnnZooOptions, subcommand("cnn")]
     | Annotated[InrZooOptions, subcommand("inr")]
     | Annotated[TicketZooOptions, subcommand("tickets")]
     | Annotated[RenderOptions, subcommand("render")]
     | Annotated[InfoOptions, subcommand("info")]
+    | Annotated[ImportOptions, subcommand("import")]
 )
 
 
@@ -75,12 +98,15 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
       nfn-graph zoo info siren_mnist_wts/
+      nfn-graph zoo import siren_mnist_wts/ --out zoos/siren-mnist --train-split train_augmented
 
     Args:
         command: What to do.
     """
     if isinstance(command, RenderOptions):
         return _render(command)
+    if isinstance(command, ImportOptions):
+        return _import(command)
     if isinstance(command, InfoOptions):
         facts = zoo_facts(command.zoo, command.split_file)
         print((as_json if command.json else as_text)(command.zoo, facts))
@@ -98,6 +124,21 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     built = open_zoo_folder(path)
     values = [row["psnr"] for row in built.rows]
     print(f"{path}: {len(built)} networks, mean PSNR {sum(values) / len(values):.1f} dB")
+    return 0
+
+
+def _import(options: ImportOptions) -> int:
+    found = open_zoo(options.zoo, split_file=options.split_file)
+    with counting("Importing", len(found)) as count_on:
+        done = import_zoo(
+            found,
+            options.out,
+            train_split=options.train_split,
+            everything=options.all,
+            on_done=count_on,
+        )
+    left = f"; {done.left_out} are in no split and left out (see --all)" if done.left_out else ""
+    print(f"{options.out}: {done.networks} networks of {found.description.layout}{left}")
     return 0
 
 

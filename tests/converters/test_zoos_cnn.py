@@ -61,7 +61,7 @@ class TestSmallCnnZoo:
         random.Random(0).shuffle(trainval)
         cut = int(0.8 * len(trainval))
         zoo = open_zoo(tmp_path / "cifar10")
-        train, val, test = (zoo.split(name) for name in ("train", "val", "test"))
+        train, val, test = (zoo.split(name) for name in ("train", "validation", "test"))
         assert list(train.indices) == [final[i] for i in trainval[:cut]] and len(train) == 4
         assert list(val.indices) == [final[i] for i in trainval[cut:]] and len(val) == 1
         assert list(test.indices) == final[int(0.5 * len(final)) :] and len(test) == 5
@@ -74,11 +74,11 @@ class TestSmallCnnZoo:
         file.write_text("0\n2\n0\n1\n")
         zoo = open_zoo(tmp_path / "zoo", split_file=file)
         assert list(zoo.split("test").indices) == [0, 1]
-        assert sorted([*zoo.splits["train"], *zoo.splits["val"]]) == [0, 2]
+        assert sorted([*zoo.splits["train"], *zoo.splits["validation"]]) == [0, 2]
         file.write_text("2\n0\n1\n")
         zoo = open_zoo(tmp_path / "zoo", split_file=file)
         assert list(zoo.split("test").indices) == [0, 1]
-        assert list(zoo.split("val").indices) == [2]
+        assert list(zoo.split("validation").indices) == [2]
 
     def test_weights_stay_on_the_disk(self, tmp_path: Path) -> None:
         """Neither opening nor sending a zoo to another process reads the matrix."""
@@ -123,7 +123,7 @@ class TestWildPark:
         zoo = open_zoo(tmp_path / "cifar10_zooV2")
         assert zoo.split("train").column("run") == [f"NN_tune_trainable_0000{i}" for i in "4010"]
         assert zoo.split("train").column("iteration") == [20, 10, 20, 20]
-        assert zoo.split("val").labels == [0.2]
+        assert zoo.split("validation").labels == [0.2]
         assert zoo.split("test").column("config") == [PARK[3], PARK[2], PARK[5]]
 
     def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ class TestModelZoos:
         trials = sorted(path.name for path in (tmp_path / "zoo").iterdir() if path.is_dir())
         random.seed(42)
         random.shuffle(trials)
-        expected = {"train": trials[:14], "val": trials[14:17], "test": trials[17:]}
+        expected = {"train": trials[:14], "validation": trials[14:17], "test": trials[17:]}
         zoo = open_zoo(tmp_path / "zoo")
         for split, names in expected.items():
             part = zoo.split(split)

@@ -226,7 +226,7 @@ class TestHdf5:
         """Without checksums, a changed number is a number; all else is reported."""
         inr2vec(tmp_path / "zoo")
         file = tmp_path / "zoo" / "val" / "1.h5"
-        zoo = open_zoo(tmp_path / "zoo").split("val")
+        zoo = open_zoo(tmp_path / "zoo").split("validation")
         shapes = {key: x.shape for key, x in zoo.state_dict(1).items()}
         intact = file.read_bytes()
         reported = 0
@@ -253,7 +253,7 @@ class TestHdf5:
         with h5py.File(tmp_path / "zoo" / "val" / "0.h5", "a") as file:
             file["params"][10] = np.inf
         with pytest.raises(ConversionError, match=r"finite weights in .*val/0\.h5.*layers\.0"):
-            open_zoo(tmp_path / "zoo").split("val")[0]
+            open_zoo(tmp_path / "zoo").split("validation")[0]
 
     @pytest.mark.parametrize("name", ["params", "class_id"])
     def test_missing_or_other_arrays(self, name: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_published_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:])
     found = {name: text.strip() for name, text in lines.items()}
     assert found["layout"] == "DWSNets FashionMNIST INRs"
-    assert found["networks"] == "4" and found["splits"] == "train 2, val 1, test 1"
+    assert found["networks"] == "4" and found["splits"] == "train 2, validation 1, test 1"
     assert found["w0"] == "30.0" and found["output_offset"] == "0.5"
     assert "seq.1.weight 32 x 32" in found["tensors"]
 
@@ -33,7 +33,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["layout"] == "CNN Wild Park"
-    assert facts["splits"] == {"train": 4, "val": 1, "test": 3}
+    assert facts["splits"] == {"train": 4, "validation": 1, "test": 3}
     assert facts["first network"]["config"]["residual"] == [-1, -1, 0, 1]
 
 

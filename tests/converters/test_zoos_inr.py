@@ -26,7 +26,7 @@ class TestDwsMnist:
         dws_mnist(tmp_path / "mnist-inrs")
         zoo = open_zoo(tmp_path / "mnist-inrs")
         assert zoo.split("train").labels == [4, 5]
-        assert zoo.split("val").labels == [0]
+        assert zoo.split("validation").labels == [0]
         assert paths(zoo.split("test")) == ["mnist_png_testing_7_0/checkpoints/model_final.pth"]
 
     def test_without_the_file_of_splits(self, tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ class TestDwsMnist:
         zoo = open_zoo(tmp_path / "mnist-inrs")
         assert sorted(zoo.split("train").labels) == [0, 4, 5]
         assert zoo.split("test").labels == [7]
-        with pytest.raises(ValueError, match=r"train, test \(got 'val'\).*mnist_splits\.json"):
-            zoo.split("val")
+        with pytest.raises(ValueError, match=r"got 'validation'\).*mnist_splits\.json"):
+            zoo.split("validation")
 
     def test_splits_of_another_system(self, tmp_path: Path) -> None:
         dws_mnist(tmp_path / "mnist-inrs")
@@ -62,7 +62,7 @@ class TestDwsFashion:
         zoo = open_zoo(tmp_path / "fmnist_inrs")
         assert paths(zoo.split("train")) == ["train/model_7.pth", "train/model_2.pth"]
         assert zoo.split("train").labels == [2, 0]
-        assert zoo.split("val").labels == [1]
+        assert zoo.split("validation").labels == [1]
         assert zoo.split("test")[0].row == {
             "path": "test/model_3.pth",
             "image": 3,
@@ -86,7 +86,7 @@ class TestNfnInrs:
         images = {name: zoo.split(name).column("image") for name in zoo.splits}
         assert images == {
             "train": [0, 44999],
-            "val": [45000, 49999],
+            "validation": [45000, 49999],
             "test": [50000],
             "train_augmented": [0, 44999, 44999, 0],
         }
@@ -119,7 +119,7 @@ class TestInr2vec:
         inr2vec(tmp_path / "inrs")
         zoo = open_zoo(tmp_path / "inrs")
         assert paths(zoo.split("train")) == [f"train/{i}.h5" for i in range(11)]
-        assert paths(zoo.split("val")) == ["val/0.h5", "val/1.h5"]
+        assert paths(zoo.split("validation")) == ["val/0.h5", "val/1.h5"]
         assert zoo.split("test").labels == [7]
         assert zoo.split("train").labels == list(range(7, 18))
 

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from nfn_graph.cli import main
 from nfn_graph.tasks.demo import MODELS, SEEN, UNSEEN
+from nfn_graph.tasks.metrics import kendall_tau
 from nfn_graph.tasks.zoo import open_zoo_folder
+
+UNKNOWN = "unseen-widths"
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,11 +24,18 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (out / "report.html").read_text()
     for model in MODELS:
         metrics = json.loads((out / "runs" / model / "metrics.json").read_text())
-        for part in (metrics["test"], metrics["evaluations"]["unseen-widths"]):
+        for part in (metrics["test"], metrics["evaluations"][UNKNOWN]):
             assert f"{part['tau']:.3f}" in printed
             assert f"{part['tau']:.3f}" in page
-    assert page.count("data:image/png;base64,") == 3 * len(MODELS)
+    assert page.count("data:image/png;base64,") == 3 * len(MODELS) + 1  # The probes.
+    assert "evaluates the network" in page
+    for part in (open_zoo_folder(out / "zoo").where(split="test"), open_zoo_folder(out / UNKNOWN)):
+        rows = [row for row in part.rows if row["is_finite"]]
+        names = ("train_accuracy", "test_accuracy")
+        ceiling = kendall_tau(*(torch.tensor([row[name] for row in rows]) for name in names))
+        assert f"{ceiling:.3f}" in printed
+        assert f"{ceiling:.3f}" in page
     assert {row["width"] for row in open_zoo_folder(out / "zoo").rows} == set(SEEN)
-    unseen = open_zoo_folder(out / "unseen-widths")
+    unseen = open_zoo_folder(out / UNKNOWN)
     assert {row["width"] for row in unseen.rows} <= set(UNSEEN)
     assert not set(SEEN) & set(UNSEEN)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
+from nfn_graph import Probe, ProbeNet
+from nfn_graph.converters import from_module
 from nfn_graph.tasks.reports.edits import edit_sheet
+from nfn_graph.tasks.reports.probes import draw_probes, probe_images, probe_points
 from nfn_graph.tasks.reports.scores import score_plot
 
 
@@ -28,6 +33,41 @@ def test_scores_are_drawn_where_they_are(tmp_path: Path) -> None:
             np.testing.assert_allclose(np.asarray(points.get_offsets()), expected, rtol=1e-6)
         colours = [points.get_facecolor().tolist() for points in (pruned_points, kept_points)]
         assert colours[0] != colours[1]
+
+
+def test_probes_are_drawn_where_they_lie(tmp_path: Path) -> None:
+    """The first coordinate goes down, as the rows of an image; the background as well."""
+    torch.manual_seed(0)
+    points, background = torch.rand(7, 2) * 3 - 1.5, torch.rand(5, 5)
+    figure = probe_points(tmp_path / "points.png", points, background)
+    axes = figure.axes[0]
+    offsets = np.asarray(axes.collections[0].get_offsets())
+    np.testing.assert_allclose(offsets, points.flip(1).numpy(), rtol=1e-6)
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert axes.images[0].get_extent() == [-1, 1, 1, -1]
+    np.testing.assert_allclose(axes.images[0].get_array(), background.numpy())
+    assert len(probe_points(tmp_path / "cube.png", torch.rand(7, 3)).axes) == 3
+
+
+def test_probe_images_share_a_scale(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(60, 1, 4, 4)
+    figure = probe_images(tmp_path / "images.png", images)
+    drawn = [axes.images[0] for axes in figure.axes if axes.images]
+    assert len(drawn) == 48
+    assert len({image.get_clim() for image in drawn}) == 1
+    for image, pixels in zip(drawn, images[:48, 0], strict=True):
+        np.testing.assert_allclose(image.get_array(), pixels.numpy())
+    assert probe_images(tmp_path / "colour.png", torch.rand(3, 3, 4, 4)).axes
+
+
+@pytest.mark.parametrize("inputs", [2, 3, 5])
+def test_only_probes_that_can_be_seen_are_drawn(inputs: int, tmp_path: Path) -> None:
+    graph = from_module(nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 1)))
+    model = ProbeNet(Probe(graph.spec, 6), 2)
+    figure = draw_probes(tmp_path / "probes.png", model, [graph, graph])
+    assert (figure is not None) == (inputs < 4) == (tmp_path / "probes.png").is_file()
+    assert draw_probes(tmp_path / "none.png", model.head, [graph]) is None
 
 
 def test_the_sheet_has_a_row_each(tmp_path: Path) -> None:
