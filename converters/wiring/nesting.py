@@ -133,7 +133,8 @@ class Nesting:
         for place, (layer, role) in enumerate(zip(*ends[:2], strict=True)):
             later = zip(ends.layers[place + 1 :], ends.roles[place + 1 :], strict=True)
             out_of_order = {n for n, r in later if (role, r) != ("source", "target")}
-            self._together.get(layer, set()).difference_update(out_of_order - {layer})
+            earlier = {layer, *ends.layers[:place]}
+            self._together.get(layer, set()).difference_update(out_of_order - earlier)
 
     def _choose_parents(self) -> None:
         above = {

@@ -28,20 +28,27 @@ class Attention(nn.Module):
         shared: The heads of keys and values.
         time: The length of sequences, for rotary positions.
         style: How it is written.
+        ends: The numbers of inputs and outputs.
     """
 
     def __init__(
-        self, width: int = 8, heads: int = 2, shared: int = 2, time: int = 0, style: str = "matmul"
+        self,
+        width: int = 8,
+        heads: int = 2,
+        shared: int = 2,
+        time: int = 0,
+        style: str = "matmul",
+        ends: tuple[int, int] = (3, 2),
     ) -> None:
         super().__init__()
         self.heads, self.shared, self.dim = heads, shared, width // heads
         self.time, self.style = time, style
-        self.embed, self.norm = nn.Linear(3, width), nn.LayerNorm(width)
+        self.embed, self.norm = nn.Linear(ends[0], width), nn.LayerNorm(width)
         self.q = nn.Linear(width, width)
         # A bias of keys has no effect behind a softmax.
         self.k = nn.Linear(width, shared * self.dim, bias=False)
         self.v = nn.Linear(width, shared * self.dim)
-        self.o, self.head = nn.Linear(width, width), nn.Linear(width, 2)
+        self.o, self.head = nn.Linear(width, width), nn.Linear(width, ends[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual stream, one block, mean over time."""
