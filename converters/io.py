@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,12 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files import Format, detect, keras, npz, onnx, pytorch, safetensors
 from nfn_graph.converters.files.checks import check_path
-from nfn_graph.converters.files.graph import is_graph, read_graph, write_graph
-from nfn_graph.converters.files.zip_directory import ZipEntry
-from nfn_graph.converters.keras.model import from_keras, save_keras
+from nfn_graph.converters.files.graph import write_graph
+from nfn_graph.converters.formats import SAFETENSORS, ReadingHints, detect, format_of
 from nfn_graph.converters.one_network import layout_of
-from nfn_graph.converters.onnx import from_onnx
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.state_dict import from_state_dict, to_state_dict, without
-
-_WRITERS: dict[str, Callable[[Path, Mapping[str, Tensor]], None]] = {
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), pytorch.write),
-    ".safetensors": safetensors.write,
-    ".npz": npz.write,
-}
-# Formats that hold more than tensors, which comes from a template.
-_WITH_TEMPLATE = (".h5", ".keras", ".onnx")
-_SUFFIXES = (*_WRITERS, *_WITH_TEMPLATE)
 
 
 def load(
@@ -88,26 +76,14 @@ def load(
         torch.Size([4, 1, 1])
     """
     path = Path(path)
-    format_, entries = detect(path)
+    format_, opened = detect(path)
+    hints = ReadingHints(arch, flatten, example_input, safe_globals)
     try:
-        if format_ in ("onnx", "keras"):
-            graph = (
-                from_onnx(path, example_input=example_input)
-                if format_ == "onnx"
-                else from_keras(
-                    keras.read(path), arch=arch, flatten=flatten, example_input=example_input
-                )
-            )
-            return without(graph, only, exclude)
-        if format_ == "safetensors":
-            file = safetensors.read_file(path)
-            if is_graph(file.metadata):
-                return without(read_graph(path, file), only, exclude)
-            tensors: Mapping[str, Any] = file.tensors
-        else:
-            tensors = _read(path, format_, entries, safe_globals)
+        found = (format_.load or format_.read)(opened, hints)
+        if isinstance(found, WeightGraph):
+            return without(found, only, exclude)
         return from_state_dict(
-            tensors,
+            found,
             arch=arch,
             flatten=flatten,
             orientation=orientation,
@@ -125,22 +101,8 @@ def load(
 
 def read_tensors(path: str | Path) -> Mapping[str, Any]:
     """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
-    path = Path(path)
-    return _read(path, *detect(path))
-
-
-def _read(
-    path: Path, format_: Format, entries: list[ZipEntry], safe_globals: Sequence[str] = ()
-) -> Mapping[str, Any]:
-    if format_ == "safetensors":
-        return safetensors.read(path)
-    if format_ == "npz":
-        return npz.read(path)
-    if format_ == "keras":
-        return keras.read(path).tensors
-    if format_ == "onnx":
-        return onnx.read(path)[1]
-    return pytorch.read(path, format_ == "pytorch_legacy", entries, safe_globals)
+    format_, opened = detect(path)
+    return format_.read(opened, ReadingHints())
 
 
 def save(
@@ -180,9 +142,14 @@ def save(
         ['0.weight', '0.bias', '2.weight', '2.bias']
     """
     path = Path(path)
-    suffix = _suffix(path, template)
+    format_ = format_of(path)
+    if template is not None and not format_.has_template:
+        raise ConversionError(
+            f"Expected no template for a '{path.suffix}' file, which holds nothing but tensors "
+            f"(got '{template}')"
+        )
     if as_graph:
-        if suffix != ".safetensors" or channel is not None:
+        if format_ is not SAFETENSORS or channel is not None:
             raise ConversionError(
                 f"Expected a '.safetensors' file for a graph with all its channels (got '{path}' "
                 f"and channel {channel!r})"
@@ -199,29 +166,9 @@ def save(
     model = None if template is None else check_path(template)
     values = to_state_dict(graph, channel)
     for key, value in values.items():
-        if not isinstance(value, Tensor) and _WRITERS.get(suffix) is not pytorch.write:
+        if not isinstance(value, Tensor) and not format_.holds_objects:
             raise ConversionError(
-                f"Expected tensors only for a '{suffix}' file (got '{key}', which is "
+                f"Expected tensors only for a '{path.suffix}' file (got '{key}', which is "
                 f"{type(value).__name__}). Save to .pt."
             )
-    if suffix == ".onnx":
-        onnx.write(path, values, model)
-    elif suffix in (".h5", ".keras"):
-        save_keras(graph, path, values, model)
-    else:
-        _WRITERS[suffix](path, values)
-
-
-def _suffix(path: Path, template: str | Path | None) -> str:
-    """What says the format of a file to be written."""
-    suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ConversionError(
-            f"Expected a path that ends in one of {', '.join(_SUFFIXES)} (got '{path}')"
-        )
-    if template is not None and suffix not in _WITH_TEMPLATE:
-        raise ConversionError(
-            f"Expected no template for a '{suffix}' file, which holds nothing but tensors "
-            f"(got '{template}')"
-        )
-    return suffix
+    format_.write(graph, path, values, model)

@@ -30,7 +30,18 @@ class Command(NamedTuple):
 
     function: str
     description: str
-    parts: tuple[str, ...] = ()
+    divided: tuple[str, ...] | str = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its subcommands; where a table is named instead, that is looked into only when asked."""
+        if isinstance(self.divided, tuple):
+            return self.divided
+        module, _, table = self.divided.partition(":")
+        try:
+            return tuple(getattr(importlib.import_module(module), table))
+        except ModuleNotFoundError:
+            return ()
 
 
 COMMANDS = {
@@ -58,14 +69,7 @@ COMMANDS = {
     "train": Command(
         "nfn_graph.tasks.commands:train",
         "Train a model on the networks of a zoo.",
-        (
-            "regress",
-            "classify",
-            "predict-generalization",
-            "classify-inr",
-            "edit-inr",
-            "winning-tickets",
-        ),
+        "nfn_graph.tasks.registry:TASKS",
     ),
     "evaluate": Command(
         "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
@@ -100,10 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(_versions(verbose=given[1:] in (["-v"], ["--verbose"]))))
         return 0
     if given[0] not in COMMANDS:
-        commands = {part: f"{name} {part}" for name, c in COMMANDS.items() for part in c.parts}
-        commands |= {name: name for name in COMMANDS}
-        nearest = _nearest(given[0], commands)
-        advice = f". Did you mean 'nfn-graph {commands[nearest]}'?" if nearest else ""
+        nearest = _nearest(given[0], COMMANDS)
+        if nearest is None:
+            parts = {part: f"{name} {part}" for name, c in COMMANDS.items() for part in c.parts}
+            nearest = parts.get(_nearest(given[0], parts) or "")
+        advice = f". Did you mean 'nfn-graph {nearest}'?" if nearest else ""
         return _fail(f"Expected a command: {', '.join(COMMANDS)} (got '{given[0]}'){advice}")
     try:
         # Only in a process of our own. What reads checkpoints returns the memory of each.

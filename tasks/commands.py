@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
@@ -14,32 +16,22 @@ from nfn_graph.converters.conversion import Options as ReadingOptions
 from nfn_graph.converters.jobs.progress import counting
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.messages import UserError, exit_code, located
-from nfn_graph.tasks.classify import Classify, ClassifyOptions
-from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
-from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.predict import predict_files
-from nfn_graph.tasks.predict_generalization import (
-    PredictGeneralization,
-    PredictGeneralizationOptions,
-)
 from nfn_graph.tasks.registry import TASKS
-from nfn_graph.tasks.regress import Regress, RegressOptions
 from nfn_graph.tasks.reports.compare import compare as compare_runs
 from nfn_graph.tasks.reports.compare import failed_runs, print_table
 from nfn_graph.tasks.reports.runs import format_value
+from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
-from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo.options import Split
 
-TrainCommand = (
-    Annotated[RegressOptions, subcommand(Regress.name)]
-    | Annotated[ClassifyOptions, subcommand(Classify.name)]
-    | Annotated[PredictGeneralizationOptions, subcommand(PredictGeneralization.name)]
-    | Annotated[ClassifyInrOptions, subcommand(ClassifyInr.name)]
-    | Annotated[EditInrOptions, subcommand(EditInr.name)]
-    | Annotated[WinningTicketsOptions, subcommand(WinningTickets.name)]
-)
+if TYPE_CHECKING:
+    TrainCommand = TrainOptions
+else:
+    TrainCommand = reduce(
+        or_, (Annotated[task.OPTIONS, subcommand(name)] for name, task in TASKS.items())
+    )
 
 
 def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int:

@@ -1,4 +1,4 @@
-"""The tasks by name."""
+"""The tasks by name: what `nfn-graph train` offers, and what runs are read again with."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.reading import Options, load_file
-from nfn_graph.converters.files import detect, keras, onnx
+from nfn_graph.converters.files import keras, onnx
+from nfn_graph.converters.formats import KERAS, ONNX, detect, format_of
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.messages import UserError
 
-# Formats that are written into a copy of the file that was read.
-_TEMPLATES = (".onnx", ".h5", ".keras")
 # Operators of ONNX that dense layers, and factors of activations, are made of.
 _LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
 _LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
@@ -64,14 +63,14 @@ def check_sines(checkpoint: Path) -> None:
     ONNX models and Keras's configurations name them; other files hold nothing but tensors.
     """
     format_, _ = detect(checkpoint)
-    if format_ == "onnx":
+    if format_ is ONNX:
         found = {node.op_type for node in onnx.read(checkpoint)[0].graph.node} - _LINEAR
-    elif format_ == "keras":
+    elif format_ is KERAS:
         found = set(_activations(keras.read(checkpoint).config)) - {"linear"}
     else:
         return
     strange = sorted(found - {"Sin", "sin", "sine"})
-    if strange or (format_ == "onnx" and not found):
+    if strange or (format_ is ONNX and not found):
         raise UserError(
             f"Expected a SIREN, whose hidden layers are sines, in '{checkpoint}' (got "
             f"{', '.join(strange) or 'no sines'})"
@@ -92,5 +91,5 @@ def _activations(config: Any) -> Iterator[str]:
 def save_like(graph: WeightGraph, path: Path, checkpoint: Path) -> None:
     """Saves a network as the checkpoint that it came from was, as far as the suffix allows."""
     suffix = path.suffix.lower()
-    is_alike = suffix == checkpoint.suffix.lower() and suffix in _TEMPLATES
+    is_alike = suffix == checkpoint.suffix.lower() and format_of(path).has_template
     save(graph, path, template=checkpoint if is_alike else None)

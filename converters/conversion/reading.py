@@ -14,15 +14,11 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, running_arch
 from nfn_graph.converters.errors import ConversionError, in_command_line
+from nfn_graph.converters.formats import SUFFIXES
 from nfn_graph.converters.io import load
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 from nfn_graph.messages import UserError
-
-SUFFIXES = (
-    *(".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".onnx"),
-    *(".h5", ".hdf5", ".keras"),
-)
 
 
 @dataclass(frozen=True)

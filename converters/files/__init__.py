@@ -3,7 +3,3 @@
 No reader runs code that is in a file, follows references to other files, or allocates what a
 file merely declares. What cannot be read raises `ConversionError` with the file's name.
 """
-
-from nfn_graph.converters.files.detect import Format, detect
-
-__all__ = ["Format", "detect"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import stat
+import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,52 @@ from nfn_graph.converters.errors import ConversionError
 MAP_FROM = 2**20
 # Deflate, the compression of zip and HDF5 files, cannot do better than this.
 MAX_COMPRESSION = 1032
+
+
+class OpenedFile(NamedTuple):
+    """What the format of a file is told by.
+
+    Attributes:
+        path: The file.
+        head: Its first bytes.
+        size: How many bytes it has.
+        entries: Of a zip archive, what is in it.
+    """
+
+    path: Path
+    head: bytes
+    size: int
+    entries: Sequence[zipfile.ZipInfo] = ()
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it begins as zip archives do."""
+        return self.head.startswith(b"PK\x03\x04")
+
+    @property
+    def names(self) -> list[str]:
+        """Of a zip archive, the names of what is in it."""
+        return [entry.filename for entry in self.entries]
+
+
+def open_file(path: str | Path) -> OpenedFile:
+    """The beginning of a file and, of a zip archive, its directory."""
+    path = check_path(path)
+    with open(path, "rb") as file:
+        found = OpenedFile(path, file.read(512), os.fstat(file.fileno()).st_size)
+    return found._replace(entries=read_entries(path)) if found.is_archive else found
+
+
+def read_entries(path: Path) -> list[zipfile.ZipInfo]:
+    """What is in a zip archive, by its directory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.infolist()
+    except Exception as error:  # zipfile raises many kinds on damaged archives
+        raise ConversionError(
+            f"Expected a complete zip archive in '{path}' (got one that cannot be read: {error}). "
+            f"It is truncated or damaged."
+        ) from error
 
 
 def check_path(path: str | Path) -> Path:

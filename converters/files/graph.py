@@ -102,9 +102,10 @@ def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
     return graph
 
 
-def is_graph(metadata: Mapping[str, Any]) -> bool:
-    """Whether the safetensors file with these notes holds a graph."""
-    return MARK in metadata
+def read_graph_or_tensors(path: Path) -> WeightGraph | dict[str, Tensor]:
+    """The graph in a safetensors file that holds one, or else its tensors."""
+    file = safetensors.read_file(path)
+    return read_graph(path, file) if MARK in file.metadata else file.tensors
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:

@@ -24,7 +24,12 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.arrays import from_arrays, to_array
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import check_declared, check_tensors, check_unique
+from nfn_graph.converters.files.checks import (
+    OpenedFile,
+    check_declared,
+    check_tensors,
+    check_unique,
+)
 from nfn_graph.converters.files.hdf5 import read_hdf5
 from nfn_graph.converters.files.hdf5_heap import check_heaps
 from nfn_graph.converters.optional import require
@@ -49,6 +54,11 @@ class KerasFile:
     layers: dict[str, tuple[str, ...]]
     is_ordered: bool
     config: dict[str, Any] | None
+
+
+def recognise(opened: OpenedFile) -> bool:
+    """Whether a file is HDF5, or an archive with the weights of a Keras model."""
+    return opened.head.startswith(b"\x89HDF\r\n\x1a\n") or "model.weights.h5" in opened.names
 
 
 def read(path: Path) -> KerasFile:

@@ -16,6 +16,7 @@ from nfn_graph.converters.files.arrays import from_array, to_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
     MAX_COMPRESSION,
+    OpenedFile,
     check_declared,
     check_tensors,
     check_unique,
@@ -23,6 +24,11 @@ from nfn_graph.converters.files.checks import (
 
 # Entries get a fixed date, so that equal tensors give equal files.
 _DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def recognise(opened: OpenedFile) -> bool:
+    """Whether a file is an archive of arrays."""
+    return bool(opened.names) and all(name.endswith(".npy") for name in opened.names)
 
 
 def read(path: Path) -> dict[str, Tensor]:

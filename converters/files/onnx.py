@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -14,8 +14,49 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.arrays import from_array
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import check_declared, check_tensors, check_unique
+from nfn_graph.converters.files.checks import (
+    OpenedFile,
+    check_declared,
+    check_tensors,
+    check_unique,
+)
 from nfn_graph.converters.optional import require
+
+
+def recognise(opened: OpenedFile) -> bool:
+    """Whether a file is a protocol buffer with the fields of an ONNX model.
+
+    ONNX has no magic bytes, so its fields are walked from the first to the last: 1 is the
+    version of the format, a small number; 7 is the graph; none is above 25.
+    """
+    fields = set()
+    with open(opened.path, "rb") as file:
+        while file.tell() < opened.size:
+            tag = _varint(file)
+            field, wire = (0, 0) if tag is None else divmod(tag, 8)
+            if not 1 <= field <= 25 or wire not in (0, 2):
+                return False
+            value = _varint(file)
+            if value is None or (field == 1 and (wire != 0 or value > 1000)):
+                return False
+            if wire == 2:
+                if file.tell() + value > opened.size:
+                    return False
+                file.seek(value, 1)
+            fields.add((field, wire))
+    return {(1, 0), (7, 2)} <= fields
+
+
+def _varint(file: BinaryIO) -> int | None:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            return None
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    return None
 
 
 def read(path: Path) -> tuple[Any, dict[str, Tensor]]:

@@ -25,20 +25,43 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
     MAP_FROM,
     MAX_COMPRESSION,
+    OpenedFile,
     check_declared,
     check_tensors,
     check_unique,
+    read_entries,
 )
-from nfn_graph.converters.files.zip_directory import ZipEntry, read_entries
 from nfn_graph.messages import UserError
 
 _MOST_SHOWN = 5
+_LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+def recognise(opened: OpenedFile) -> bool:
+    """Whether torch.save wrote a file, in either of its formats."""
+    parts = {name.split("/", 1)[-1] for name in opened.names}
+    if "constants.pkl" in parts:
+        raise ConversionError(
+            f"Expected tensors in '{opened.path}' (got a TorchScript archive, which is a program). "
+            f"Open it with torch.jit.load if you trust it, and convert its state_dict()."
+        )
+    return "data.pkl" in parts or is_legacy(opened)
+
+
+def is_legacy(opened: OpenedFile) -> bool:
+    """Whether a file is of the format before zip."""
+    return opened.head[:1] == b"\x80" and _LEGACY_MAGIC in opened.head[:32]
+
+
+def read_opened(opened: OpenedFile, safe_globals: Sequence[str] = ()) -> Mapping[str, Any]:
+    """As `read`, of a file whose format was told."""
+    return read(opened.path, is_legacy(opened), opened.entries, safe_globals)
 
 
 def read(
     path: Path,
     legacy: bool = False,
-    entries: Sequence[ZipEntry] | None = None,
+    entries: Sequence[zipfile.ZipInfo] | None = None,
     safe_globals: Sequence[str] = (),
 ) -> Mapping[str, Any]:
     """The mapping that was saved, with nested mappings as they are.
@@ -96,7 +119,7 @@ def _compact(value: Any) -> Any:
     return value
 
 
-def _can_map(path: Path, entries: Sequence[ZipEntry]) -> bool:
+def _can_map(path: Path, entries: Sequence[zipfile.ZipInfo]) -> bool:
     """Checks the archive, and whether its tensors lie in it as they are in memory."""
     check_unique(path, [entry.filename for entry in entries])
     for entry in entries:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import MAP_FROM, check_tensors, check_unique
+from nfn_graph.converters.files.checks import MAP_FROM, OpenedFile, check_tensors, check_unique
 from nfn_graph.converters.optional import require
 from nfn_graph.messages import UserError
 
@@ -69,6 +69,22 @@ class _Entry(NamedTuple):
     key: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+
+def recognise(opened: OpenedFile) -> bool:
+    """Whether a file begins with a header of safetensors, whose size it can have."""
+    if opened.head[8:9] != b"{":
+        return False
+    length = int.from_bytes(opened.head[:8], "little")
+    if 2 <= length <= opened.size - 8:
+        return True
+    # An ONNX model may begin so, too.
+    if opened.head[:1] != b"\x08" and length < 2**32:
+        raise ConversionError(
+            f"Expected a safetensors header of {length} bytes in '{opened.path}' (got a file of "
+            f"{opened.size} bytes, which is truncated)"
+        )
+    return False
 
 
 def read(path: Path) -> dict[str, Tensor]:

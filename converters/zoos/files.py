@@ -15,7 +15,7 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
 from nfn_graph.converters.files.checks import check_regular, repeated
-from nfn_graph.converters.files.detect import detect
+from nfn_graph.converters.formats import PYTORCH, detect
 from nfn_graph.messages import UserError
 
 #: The folders in which runs of Ray Tune keep their checkpoints, by their number.
@@ -27,12 +27,12 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
     PyTorch writes a checksum for every tensor, but does not look at it when it reads.
     """
-    format_, entries = detect(path)
-    if format_ not in ("pytorch", "pytorch_legacy"):
-        raise ConversionError(f"Expected a file of torch.save in '{path}' (got {format_})")
-    if format_ == "pytorch":
+    format_, opened = detect(path)
+    if format_ is not PYTORCH:
+        raise ConversionError(f"Expected a file of torch.save in '{path}' (got {format_.name})")
+    if opened.is_archive:
         _check_archive(path)
-    return pytorch.read(path, format_ == "pytorch_legacy", entries)
+    return pytorch.read_opened(opened)
 
 
 def _check_archive(path: Path) -> None:

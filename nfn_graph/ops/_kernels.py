@@ -8,6 +8,7 @@ a need for one: the derivative of a sum is an expansion, and that of an expansio
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from nfn_graph.ops._products import add_product
 
 # How many values stay in the cache of a core while several operations pass over them.
 _CACHED = 2**18
+# How many values a row should have to be broadcast fast.
+_LONG_ROW = 2**9
 
 
 def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:
@@ -107,14 +110,30 @@ def bag_down(
 
 
 def _broadcast(covers: Sequence[Block], table: Tensor, view: Tensor) -> None:
-    """Writes the sums of the covers' rows to all rows of a block."""
-    first, *others = (block.coarse(table) for block in covers)
+    """Writes the sums of the covers' rows to all rows of a block, `[*sizes, width]`."""
+    size, width = view.shape[-2:]
+    # A value for many rows is repeated first: torch broadcasts slowly along short axes.
+    times = _largest_divisor(size, _LONG_ROW // max(width, 1)) if view.is_cpu else 1
+    view = view.view(*view.shape[:-2], size // times, times * width)
+    messages = []
+    for block in covers:
+        x = block.coarse(table)
+        if x.shape[-2] == 1:
+            messages.append(x.repeat(*[1] * (x.dim() - 1), times))
+        else:
+            messages.append(x.reshape(*x.shape[:-2], size // times, times * width))
+    first, *others = messages
     if others:
         torch.add(first, others[0], out=view)
     else:
         view.copy_(first)
     for other in others[1:]:
         view.add_(other)
+
+
+@lru_cache(maxsize=256)
+def _largest_divisor(number: int, most: int) -> int:
+    return next(i for i in range(max(1, min(most, number)), 0, -1) if number % i == 0)
 
 
 def _cached_rows(x: Tensor) -> int:

@@ -21,10 +21,11 @@ from comparing import assert_same, equal_bits
 import nfn_graph
 from networks import chain
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files import detect, keras, npz, pytorch, safetensors
+from nfn_graph.converters.files import keras, npz, pytorch, safetensors
 from nfn_graph.converters.files.arrays import from_array
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.graph import is_graph, write_graph
+from nfn_graph.converters.files.graph import MARK, write_graph
+from nfn_graph.converters.formats import KERAS, NPZ, ONNX, PYTORCH, SAFETENSORS, detect
 from nfn_graph.converters.io import load, save
 from nfn_graph.converters.state_dict import from_state_dict
 from small_disk import small_disk
@@ -45,7 +46,8 @@ def test_legacy_format_of_torch(tmp_path: Path) -> None:
     tensors = checkpoints.all_types()
     path = tmp_path / "x.pt"
     torch.save(tensors, path, _use_new_zipfile_serialization=False)
-    assert detect(path)[0] == "pytorch_legacy"
+    format_, opened = detect(path)
+    assert format_ is PYTORCH and pytorch.is_legacy(opened)
     assert_same(dict(pytorch.read(path, legacy=True)), tensors)
 
 
@@ -152,7 +154,7 @@ def test_format_is_told_by_content(tmp_path: Path) -> None:
     checkpoints.write_keras(tmp_path / "d.pt", checkpoints.keras_mlp(model))
     (tmp_path / "e").write_bytes(checkpoints.onnx_mlp(model).SerializeToString())
     found = [detect(tmp_path / name)[0] for name in ("a.npz", "b.pt", "c.onnx", "d.pt", "e")]
-    assert found == ["pytorch", "safetensors", "npz", "keras", "onnx"]
+    assert found == [PYTORCH, SAFETENSORS, NPZ, KERAS, ONNX]
 
 
 def test_keras_files_in_all_layouts(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_graph_round_trip(channels: int, dtype: torch.dtype, tmp_path: Path) -> 
     graph["hidden1"].mark = torch.arange(5)
     write_graph(tmp_path / "g.safetensors", graph)
     again = load(tmp_path / "g.safetensors")
-    assert is_graph(safetensors.read_file(tmp_path / "g.safetensors").metadata)
+    assert MARK in safetensors.read_file(tmp_path / "g.safetensors").metadata
     assert again.layout == graph.layout
     assert again.layout.keys == graph.layout.keys
     assert again.layout.channels == graph.layout.channels

@@ -87,8 +87,8 @@ def test_one_file_does_not_end_the_others(
         return real(graph)
 
     monkeypatch.setattr(commands, "summary", fail_once)
-    assert cli.main(["inspect", *map(str, paths)]) == 2
+    assert cli.main(["inspect", *map(str, paths)]) == 1
     captured = capsys.readouterr()
     assert str(paths[0]) in captured.out and str(paths[2]) in captured.out
-    (line,) = captured.err.splitlines()
+    line = captured.err.splitlines()[-1]
     assert str(paths[1]) in line and "NotImplementedError" in line
