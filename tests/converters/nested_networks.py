@@ -10,13 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def rotated(x: Tensor, time: int) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, half: int) -> Tensor:
     """Rotary positions: pairs of dimensions turned by angles."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(time, dtype=torch.float64)[:, None] * 10.0 ** -torch.arange(half)
-    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
     turned = torch.cat([-x[..., half:], x[..., :half]], -1)
-    return x * cos.to(x) + turned * sin.to(x)
+    return x * cos + turned * sin
 
 
 class Attention(nn.Module):
@@ -43,6 +40,9 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.shared, self.dim = heads, shared, width // heads
         self.time, self.style = time, style
+        angles = torch.arange(time)[:, None] * 10.0 ** -torch.arange(self.dim // 2)
+        self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1), persistent=False)
+        self.register_buffer("sin", torch.cat([angles.sin()] * 2, -1), persistent=False)
         self.embed, self.norm = nn.Linear(ends[0], width), nn.LayerNorm(width)
         self.q = nn.Linear(width, width)
         # A bias of keys has no effect behind a softmax.
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         k = self.k(h).view(size, time, self.shared, self.dim).transpose(1, 2)
         v = self.v(h).view(size, time, self.shared, self.dim).transpose(1, 2)
         if self.time:
-            q, k = rotated(q, self.time), rotated(k, self.time)
+            q, k = (rotated(y, self.cos, self.sin, self.dim // 2) for y in (q, k))
         if self.shared not in (1, self.heads):
             k, v = (y.repeat_interleave(self.heads // self.shared, 1) for y in (k, v))
         if self.style == "function":
