@@ -11,9 +11,9 @@ from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.features import Incidence, _incidence, group_of_rows
 from nfn_graph.features._incidence import _Cache
-from nfn_graph.ops import _products, expand, segment_sum
+from nfn_graph.ops import _matmul, expand, segment_sum
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_segment_sum
-from nfn_graph.ops._products import _linear, add_product, product, sum_of_products
+from nfn_graph.ops._matmul import _linear, add_product, product, sum_of_products
 from nfn_graph.testing import random_graph
 from nfn_graph.transforms import RoleTypes
 
@@ -272,7 +272,7 @@ def test_products_are_those_of_float64(shape, onednn, monkeypatch):
         assert ((found.double() - expected).abs().max() / scale) < 1e-5
 
     if not onednn:
-        monkeypatch.setattr(_products, "_onednn_linear", lambda: None)
+        monkeypatch.setattr(_matmul, "_onednn_linear", lambda: None)
     large = count * read * returned >= 2**21 or shape == (5000, 4, 6)
     available = torch.backends.mkldnn.is_available()
     assert (_linear(x, matrix) is not None) == (large and onednn and available)

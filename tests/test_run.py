@@ -293,29 +293,51 @@ def test_runs_are_transformed_by_torch_func() -> None:
     assert close(torch.func.grad(loss)(bias), torch.autograd.grad(loss(plain), plain))
 
 
+class LargestTensor(TorchDispatchMode):
+    """The number of entries of the largest tensor that is made."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            # Views of windows have many entries and no memory of their own.
+            if isinstance(x, Tensor) and x._base is None and "strided" not in str(func):
+                self.entries = max(self.entries, x.numel())
+        return out
+
+
 def test_no_tensor_of_edges_times_inputs_is_made() -> None:
     widths, inputs = (40, 50, 60), 64
     graphs = [from_module(mlp(2, w, w, 1)) for w in widths]
     batch = Batch.from_data_list(graphs)
     edges = sum(w * w for w in widths)
-
-    class Sizes(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            out = func(*args, **(kwargs or {}))
-            for x in out if isinstance(out, tuple) else (out,):
-                if isinstance(x, Tensor):
-                    self.largest = max(self.largest, x.numel())
-            return out
-
     batch["hidden1"].x.requires_grad_()
     batch["hidden1", "weight", "hidden2"].edge_attr.requires_grad_()
-    with Sizes() as sizes:
+    with LargestTensor() as largest:
         batch.run(torch.randn(inputs, 2, dtype=torch.float64)).sum().backward()
-    assert sizes.largest <= max(2 * edges, sum(widths) * inputs)
+    assert largest.entries <= max(2 * edges, sum(widths) * inputs)
+
+
+def test_windows_of_convolutions_are_laid_out_for_few_networks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory grows with neurons, positions and inputs, and not with the entries of kernels."""
+    monkeypatch.setattr(_products, "_MOST_COLUMNS", 1)
+    widths, inputs, positions = [4 + i % 2 for i in range(24)], 2, 36
+    modules = [
+        S(
+            nn.Conv2d(1, w, 3, padding=1), nn.ReLU(), nn.Conv2d(w, w, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(w, 1, 1),
+        ).double()
+        for w in widths
+    ]  # fmt: skip
+    x = torch.randn(inputs, 1, 6, 6, dtype=torch.float64)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    batch["hidden1"].x.requires_grad_()
+    with LargestTensor() as largest:
+        batch.run(x).sum().backward()
+    assert largest.entries <= sum(widths) * inputs * positions
 
 
 def test_grown_kernels_are_left_out() -> None:
@@ -452,8 +474,14 @@ def test_inputs_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[2, ...\]"):
         batch.run(torch.randn(3, 5, 3), per_network=True)
     mixed = Batch.from_data_list([graph, from_module(mlp(3, 6, 2))])
-    with pytest.raises(ValueError, match=r"got \[\[5, 4\]\]"):
+    with pytest.raises(ValueError, match=r"got \[\[5, 4\]\]: Expected 3 neurons to read \(got 4\)"):
         mixed.run(torch.randn(5, 4))
+
+
+def test_outputs_of_different_shapes_are_refused() -> None:
+    batch = Batch.from_data_list([from_module(mlp(3, 4, 2)), from_module(mlp(3, 4, 5, 1))])
+    with pytest.raises(ValueError, match=r"^Expected outputs of one shape"):
+        batch.run(torch.randn(5, 3, dtype=torch.float64))
 
 
 def test_half_precision_is_run_in_single_precision() -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 from nfn_graph.converters.chain.norms import VectorGroup
 from nfn_graph.converters.chain.order import ChainLayer, shown_order
 from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
-from nfn_graph.converters.errors import ConversionError, UserError
+from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout, Ref
+from nfn_graph.messages import UserError
 from nfn_graph.run import ENTRYWISE
 
 #: Which entries run fastest where positions are flattened: those of a channel, or the channels.

@@ -17,7 +17,7 @@ from torch import Tensor
 from nfn_graph.features import Block, Rows, Segments
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._precision import cast
-from nfn_graph.ops._products import add_product
+from nfn_graph.ops._matmul import add_product
 
 # How many values stay in the cache of a core while several operations pass over them.
 _CACHED = 2**18

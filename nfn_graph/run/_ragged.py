@@ -305,7 +305,8 @@ def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of target and source rows."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
-        raise UserError(f"Expected inputs of sizes {sources} (got {x.counts})")
+        i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
+        raise UserError(f"Expected {sources[i]} neurons to read (got {x.counts[i]})")
     return tuple(shape[0] for shape in weight.shapes), sources
 
 

@@ -82,7 +82,7 @@ def run(
         for key in plan.keys
     }
     task = Task(stores, given, per_network, return_activations)
-    with without_autocast(like.device), _checked(given):
+    with without_autocast(like.device):
         results = [_run_group(group, task) for group in plan.groups]
     is_single = isinstance(graph.layout, Layout)
     outputs = _joined_outputs(plan, results)
@@ -152,7 +152,8 @@ def _run_ragged(group: Group, task: Task) -> Results:
         count = min(most, group.count - begin)
         given = [own[i] for own in shares] or [x.unsqueeze(0) for x in inputs]
         own = {number: parts[i] for number, parts in zip(numbers, tensors, strict=True)}
-        results = evaluate_ragged(computation, own, given, count, wanted)
+        with _checked(inputs):
+            results = evaluate_ragged(computation, own, given, count, wanted)
         outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
         activations = {
             n.name: as_rows(results[n.value.step], n.axis, count).data.contiguous() for n in neurons
@@ -206,12 +207,14 @@ def _run_uniform(
     if count == 1:
         one = {number: x[0] for number, x in tensors.items()}
         own = [x[0] if task.per_network else x for x in inputs]
-        outputs, activations = run_one(one, *own)
+        with _checked(own):
+            outputs, activations = run_one(one, *own)
         outputs = [x.unsqueeze(0) for x in outputs]
     else:
         axis = 0 if task.per_network else None
         together: Any = torch.vmap(run_one, (0, *[axis] * len(inputs)), randomness="error")
-        outputs, activations = together(tensors, *inputs)
+        with _checked(inputs):
+            outputs, activations = together(tensors, *inputs)
         activations = [x.flatten(0, 1) for x in activations]
     return Results(outputs, dict(zip([n.name for n in neurons], activations, strict=True)))
 

@@ -92,6 +92,29 @@ def test_random_splits() -> None:
             random_splits(10, shares)
 
 
+def test_models_that_run_the_networks(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Outputs show how far the weights spread; networks with other inputs are refused."""
+    options = ["--model", "probe", "--epochs", "20", "--learning-rate", "1e-2", "--probes", "9"]
+    number, size = tmp_path / "number", tmp_path / "size"
+    assert main(train_args("regress", store, number, *options, "--label", "scale")) == 0
+    assert main(train_args("classify", store, size, *options, "--label", "size")) == 0
+    for run in (number, size):
+        losses = [float(row["train/loss"]) for row in table(run / "logs" / "metrics.csv")]
+        assert losses[-1] < 0.5 * losses[0]
+    assert "evaluates the networks, on 9 inputs" in (size / "report.html").read_text()
+    graphs = [from_module(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))]
+    other = [{"file": "other.pt", "scale": 1.0}]
+    StoreWriter(tmp_path / "other", {"key": "file"}).publish(
+        "all", list(zip(other, graphs, strict=True))
+    )
+    capsys.readouterr()
+    assert main(["evaluate", str(number), "--zoo", str(tmp_path / "other")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Expected networks with 2 neurons of type 'input'" in line and "(got 3)" in line
+
+
 def test_regress(store: Path, tmp_path: Path) -> None:
     """Numbers come back on their own scale; no file of the store says that it is a zoo."""
     run = tmp_path / "run"
