@@ -23,8 +23,8 @@ from nfn_graph.nn._message_passing import (
 )
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._kernels import bag_down, bag_up
-from nfn_graph.ops._precision import cast, sum_dtype, without_autocast
 from nfn_graph.ops._matmul import product, sum_of_products
+from nfn_graph.ops._precision import cast, sum_dtype, without_autocast
 from nfn_graph.spec import FoldedSpec, Site
 
 _Split = tuple[Sequence[Tensor], Sequence[Tensor | None], Tensor | None]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nfn_graph.features import Block, Rows, Segments
 from nfn_graph.ops._backends import is_transformed
-from nfn_graph.ops._precision import cast
 from nfn_graph.ops._matmul import add_product
+from nfn_graph.ops._precision import cast
 
 # How many values stay in the cache of a core while several operations pass over them.
 _CACHED = 2**18
