@@ -12,7 +12,7 @@ from permuting import distance, outputs_of
 from torch import Tensor, nn
 
 from nfn_graph import Batch, NFLinear
-from nfn_graph.converters import ConversionError, from_module
+from nfn_graph.converters import ConversionError, draw, from_module, summary
 from nfn_graph.testing import completeness
 
 Build = Callable[[], nn.Module]
@@ -141,3 +141,13 @@ def test_a_nested_layer_with_weights_to_itself_keeps_a_part_of_its_symmetry() ->
 
     graph = from_module(Residual().double(), torch.randn(2, 3, 5).double(), verify=True)
     assert sorted(s[0] for s in graph.layout.shape.sizes) == [2, 3, 4]
+
+
+def test_tables_and_pictures_show_heads_as_groups() -> None:
+    graph = from_module(Attention(), torch.randn(1, 4, 3))
+    assert "hidden2 in group1" in str(summary(graph))
+    assert "\nin group1" in "".join(text.get_text() for text in draw(graph).axes[0].texts)
+    pairs = from_module(Attention(heads=4), torch.randn(1, 4, 3))
+    assert "pair1 in group2 x hidden2" in str(summary(pairs))
+    grouped = from_module(S(nn.Conv1d(3, 4, 1), nn.Conv1d(4, 6, 2, groups=2), nn.Conv1d(6, 2, 1)))
+    assert draw(grouped).axes
