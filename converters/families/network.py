@@ -41,7 +41,7 @@ class _Transformer(nn.Module):
         self._found, self._heads = found, heads
         for key, tensor in tensors.items():
             self._register(key, tensor)
-        self._size, self._is_grouped = self._check_heads()
+        self._size, self._key_heads = self._check_heads()
         angles = torch.empty(_TOKENS, self._size, device="meta")
         self.register_buffer("angles", angles, persistent=False)
 
@@ -107,7 +107,11 @@ class _Transformer(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, self._size)).transpose(1, 2) for y in (q, k, v))
         if family.rotary:
             q, k = (self._rotated(y) for y in (q, k))
-        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=self._is_grouped)
+        if self._key_heads == 1:
+            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        else:
+            is_grouped = self._key_heads != self._heads.queries
+            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
         return self._linear(f"{block}.{family.out}", y.transpose(1, 2).flatten(2))
 
     def _rotated(self, x: Tensor) -> Tensor:
@@ -173,10 +177,10 @@ class _Transformer(nn.Module):
         else:
             parent.register_buffer(name, like)
 
-    def _check_heads(self) -> tuple[int, bool]:
-        """The dimensions of a head, and whether heads share keys and values."""
+    def _check_heads(self) -> tuple[int, int]:
+        """The dimensions of a head, and the number of heads of keys and values."""
         family, (queries, keys) = self._found.family, self._heads
-        axis, size, is_grouped = int(family.in_out), 0, False
+        axis, size, count = int(family.in_out), 0, queries
         for block in self._found.blocks:
             total = self._weight(f"{block}.{family.query}").shape[axis]
             width, rest = divmod(total, 3) if family.fused else (total, 0)
@@ -194,5 +198,4 @@ class _Transformer(nn.Module):
                         f"Expected {keys or queries} heads of {size} dimensions each (got {other} "
                         f"outputs of '{block}.{family.key}')"
                     )
-                is_grouped |= count != queries
-        return size, is_grouped
+        return size, count
