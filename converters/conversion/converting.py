@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion.jobs import Conversion, Source, convert_sources
 from nfn_graph.converters.conversion.labels import (
     SPLIT,
     Fractions,
@@ -22,6 +21,7 @@ from nfn_graph.converters.conversion.labels import (
     labels_of,
 )
 from nfn_graph.converters.conversion.reading import Options
+from nfn_graph.converters.conversion.sharding import Conversion, Source, convert_sources
 from nfn_graph.converters.conversion.sources import (
     divide,
     earlier,
@@ -33,8 +33,7 @@ from nfn_graph.converters.conversion.sources import (
     source_of,
 )
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.jobs.engines import Engine, run_jobs
-from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.jobs import Engine, Part, run_jobs
 from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
