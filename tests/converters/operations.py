@@ -262,6 +262,13 @@ FOLLOWED: dict[str, Case] = {
     "softmax over the heads": Case(
         lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(1).flatten(1)), FLAT, (4, 2, 8)
     ),
+    "recurrence over heads": Case(
+        lambda: mlp(
+            lambda m, h: m.rnn(h.view(-1, 4, 2) * m.w)[0].flatten(1),
+            w=nn.Parameter(torch.randn(4, 1)), rnn=nn.GRU(2, 2, batch_first=True),
+        ),
+        FLAT, (2, 2),
+    ),
     "softmax inside heads": Case(
         lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(2).flatten(1)), FLAT, (4, 8)
     ),
