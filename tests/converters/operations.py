@@ -269,6 +269,13 @@ FOLLOWED: dict[str, Case] = {
         ),
         FLAT, (2, 2),
     ),
+    "a part of learned positions": Case(
+        lambda: One(
+            lambda m, x: m.b((m.a(x) + m.p[:, :5]).relu().mean(1)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), p=nn.Parameter(torch.randn(1, 7, 8)),
+        ),
+        ((2, 5, 3),), (8,),
+    ),
     "softmax inside heads": Case(
         lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(2).flatten(1)), FLAT, (4, 8)
     ),
