@@ -28,8 +28,7 @@ from nfn_graph.converters.conversion import (
 from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.jobs.parts import Part
-from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.jobs import Part, counting
 from nfn_graph.converters.orientation import Orientation
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 from nfn_graph.messages import UserError, exit_code, located, one_line, printable, reason_of
@@ -55,6 +54,7 @@ def inspect(
     safe_globals: Globals = None,
     only: Patterns = None,
     exclude: Patterns = None,
+    heads: int | None = None,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -82,10 +82,19 @@ def inspect(
         safe_globals: Classes and functions that a PyTorch file may use: trust them.
         only: Patterns of keys; all other tensors are left out of the graph, and carried along.
         exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
+        heads: Attention heads of a transformer, if no config.json beside the file says it.
         json: Print one JSON object per line instead of tables.
     """
     options = Options(
-        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+        arch,
+        flatten,
+        input_shape,
+        orientation,
+        key,
+        safe_globals,
+        only=only,
+        exclude=exclude,
+        heads=heads,
     )
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -129,6 +138,7 @@ def convert(
     seed: int = 0,
     only: Patterns = None,
     exclude: Patterns = None,
+    heads: int | None = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -171,6 +181,7 @@ def convert(
         seed: Seed of the division into train, validation and test.
         only: Patterns of keys; all other tensors are left out of the graph, and carried along.
         exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
+        heads: Attention heads of a transformer, if no config.json beside the file says it.
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
@@ -190,7 +201,15 @@ def convert(
     if labels is not None:
         table = read_labels(labels, file_column, Fractions(split, seed))
     options = Options(
-        arch, flatten, input_shape, orientation, key, safe_globals, only=only, exclude=exclude
+        arch,
+        flatten,
+        input_shape,
+        orientation,
+        key,
+        safe_globals,
+        only=only,
+        exclude=exclude,
+        heads=heads,
     )
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:

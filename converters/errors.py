@@ -12,6 +12,7 @@ _VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*
 _ARCH = re.compile(
     r"(?<![\w./'-])arch(=\.\.\.)?(, on the meta device if it is large)?(?![\w/'-]|\.\w)"
 )
+_HEADS = re.compile(r"\bheads=\.\.\.")
 _EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
@@ -36,7 +37,7 @@ def in_command_line(message: str) -> str:
     (`arch`, `an example_input`).
     """
     message = _ARCH.sub("--arch", _VALUED.sub(_as_option, message))
-    return _EXAMPLE.sub("--input-shape", message)
+    return _EXAMPLE.sub("--input-shape", _HEADS.sub("--heads", message))
 
 
 def _as_option(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.channels import WEIGHTS
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.families import heads_beside
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.graph import write_graph
 from nfn_graph.converters.formats import SAFETENSORS, ReadingHints, detect, format_of
@@ -28,6 +29,7 @@ def load(
     orientation: Orientation | None = None,
     key: str | None = None,
     activation: str | None = None,
+    heads: int | None = None,
     example_input: Any = None,
     safe_globals: Sequence[str] = (),
     only: Sequence[str] = (),
@@ -35,8 +37,9 @@ def load(
 ) -> WeightGraph:
     """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
 
-    The format is told by the content. Nothing in a file is run, no other file is read, and
-    large PyTorch and safetensors files stay mapped into memory.
+    The format is told by the content. Nothing in a file is run, no other file is read but a
+    `config.json` beside it for the number of attention heads, and large PyTorch and safetensors
+    files stay mapped into memory.
 
     Args:
         path: The file.
@@ -50,6 +53,8 @@ def load(
         key: The name of the network in a file that holds several; see :func:`from_state_dict`.
         activation: The function between the layers, for chains of linear layers in files that do
             not say it; see :func:`from_state_dict`.
+        heads: The number of attention heads of a well-known transformer; if it is not given, a
+            `config.json` beside the file says it.
         example_input: An input of the network, where its shape decides; see
             :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
         safe_globals: Names of classes and functions that a PyTorch file may use beside those
@@ -89,6 +94,7 @@ def load(
             orientation=orientation,
             key=key,
             activation=activation,
+            heads=heads_beside(path) if heads is None else heads,
             example_input=example_input,
             only=only,
             exclude=exclude,

@@ -12,22 +12,27 @@ from torch import Tensor, nn
 
 from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, read_chain
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.families import Heads, family_network, find_family, is_named
 from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
-from nfn_graph.data import Layout
+from nfn_graph.data import Computation, Layout
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 _MOST_CACHED = 64
 # Most tensors differ in the first few entries.
 _FIRST_ENTRIES = 4
-_chains: dict[tuple[Signature, Hints], Layout] = {}
+_chains: dict[tuple[Signature, Hints, Heads | None], Layout] = {}
 _archs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout]] = weakref.WeakKeyDictionary()
 
 
 def find_layout(
-    state_dict: Mapping[str, Any], arch: nn.Module | None, hints: Hints, example_input: Any
+    state_dict: Mapping[str, Any],
+    arch: nn.Module | None,
+    hints: Hints,
+    example_input: Any,
+    heads: Heads | None = None,
 ) -> Layout:
     """The layout of a state dict; thousands of networks of one kind share it.
 
@@ -36,6 +41,7 @@ def find_layout(
         arch: The network; without it, a chain is inferred.
         hints: What is known of the chain.
         example_input: An input of `arch`, where shapes decide.
+        heads: The number of attention heads of a well-known transformer, if it is known.
     """
     signature = tuple(
         [(key, t.shape, t.dtype) for key, t in state_dict.items() if isinstance(t, Tensor)]
@@ -45,15 +51,16 @@ def find_layout(
     known: dict[Any, Layout]
     name: Any
     if arch is None:
-        _check_apart(state_dict)
-        known, name = _chains, (signature, hints)
+        if not is_named(tuple(key for key, _, _ in signature)):
+            _check_apart(state_dict)
+        known, name = _chains, (signature, hints, heads)
     else:
         known, name = _archs.setdefault(arch, {}), (signature, shapes_of(example_input))
     layout = known.get(name)
     if layout is None:
         tensors = {key: state_dict[key] for key, _, _ in signature}
         layout = (
-            read_chain(tensors, hints)
+            _named_layout(tensors, hints, heads)
             if arch is None
             else _arch_layout(arch, tensors, example_input)
         )
@@ -61,6 +68,17 @@ def find_layout(
             known.clear()
         known[name] = layout
     return layout
+
+
+def _named_layout(tensors: Mapping[str, Tensor], hints: Hints, heads: Heads | None) -> Layout:
+    """The layout that names and shapes tell: of a well-known transformer, or of a chain."""
+    family = find_family(tensors, heads)
+    if family is None or heads is None:
+        return read_chain(tensors, hints)
+    network, example = family_network(family, tensors, heads)
+    layout = _arch_layout(network, tensors, example)
+    reason = f"the names of {family.family.name} do not say which functions lie between its layers"
+    return replace(layout, computation=Computation.unknown(reason))
 
 
 def shapes_of(example: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.data import Computation, Layout, Placement
+from nfn_graph.data import Computation, Layout, Placement, PlacementAxis
 from nfn_graph.spec import Key, NetworkSpec, Shape
 
 
@@ -124,5 +124,7 @@ def _placed(p: Placement, spec: NetworkSpec) -> Placement | None:
         return replace(p, tap=0)
     if not there:
         return None
-    axes = tuple("neuron" if axis == there[0] else "tap" for axis in p.axes)
+    axes: tuple[PlacementAxis, ...] = tuple(
+        "neuron" if axis == there[0] else "tap" for axis in p.axes
+    )
     return replace(p, store=ends[there[0]], axes=axes, tap=0)

@@ -20,6 +20,7 @@ from nfn_graph.converters.channels import (
 )
 from nfn_graph.converters.checkpoint import find_state_dict
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.families import Heads
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layouts import find_layout, shapes_of
@@ -41,6 +42,7 @@ def from_state_dict(
     orientation: Orientation | None = None,
     key: str | None = None,
     activation: str | None = None,
+    heads: int | Heads | None = None,
     example_input: Any = None,
     channels: Channels | None = None,
     only: Sequence[str] = (),
@@ -67,6 +69,9 @@ def from_state_dict(
     taken for a LayerNorm or a BatchNorm, unless their name says `gn` or `group`. What has no
     parameters, such as a norm without them, leaves no trace in a checkpoint; give `arch`.
 
+    Well-known transformers (BERT, GPT-2, Llama, ViT, `nn.TransformerEncoder`) are recognised by
+    their names; `heads` says how many heads they have.
+
     A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
     `model`, the first of these and also inside one another, or as the only mapping of tensors,
     which may be the one entry of a list; what lies beside it is left out. The prefixes of DDP
@@ -90,6 +95,7 @@ def from_state_dict(
             the graph can be run; with `arch`, its code says it. A number may follow a colon: the
             factor inside a sine (`"sin:30"` for a SIREN), or the parameter of a function, such as
             the slope of `"leaky_relu:0.2"`.
+        heads: The number of attention heads, for well-known transformers without `arch`.
         example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
             :func:`from_module`. Of a chain, its shape tells what a first convolution
             `[n, 1, ...]` reads.
@@ -116,6 +122,10 @@ def from_state_dict(
         raise UserError(f"Expected orientation to be 'out_in' or 'in_out' (got {orientation!r})")
     if activation is not None:
         check_activation(activation)
+    if isinstance(heads, int):
+        heads = Heads(heads)
+    if heads is not None and heads.queries < 1:
+        raise UserError(f"Expected a positive number of heads (got {heads.queries})")
     if arch is not None:
         check_module(arch, "arch")
     found = find_state_dict(state_dict, key, arch)
@@ -128,7 +138,7 @@ def from_state_dict(
     if orientation == "in_out":
         layout = turned_back(find_layout(turned(found), arch, hints, example_input), found)
     else:
-        layout = find_layout(found, arch, hints, example_input)
+        layout = find_layout(found, arch, hints, example_input, heads)
     return build_graph(leave_out(layout, list(found), only, exclude), found, channels)
 
 

@@ -34,6 +34,7 @@ class Options:
     activation: str | None = None
     only: tuple[str, ...] | None = None
     exclude: tuple[str, ...] | None = None
+    heads: int | None = None
 
     def __post_init__(self) -> None:
         if self.arch is not None:
@@ -105,6 +106,7 @@ def load_file(path: Path, options: Options) -> WeightGraph:
                 safe_globals=options.safe_globals or (),
                 only=options.only or (),
                 exclude=options.exclude or (),
+                heads=options.heads,
             )
     except ConversionError as error:
         raise ConversionError(in_command_line(str(error))) from error

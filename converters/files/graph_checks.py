@@ -52,13 +52,14 @@ def _check_layout(layout: Layout) -> None:
     _check_unique("tensors", [key for parts in tensors.values() for key in parts[0].keys])
     for key, parts in tensors.items():
         _check_parts(key, parts)
-    for key, parts in layout.aside.items():
-        carried = layout.carried.get(key)
+    for key, own in layout.aside.items():
+        carried: object = layout.carried.get(key)
         if not isinstance(carried, Tensor):
             raise UserError(f"Expected '{key}' to be carried along (got no such tensor)")
-        for placement in parts:
+        for placement in own:
             _check_placement(placement)
-            ends = [placement.store] if isinstance(placement.store, str) else placement.store[::2]
+            store = placement.store
+            ends = (store,) if isinstance(store, str) else (store[0], store[2])
             if placement.keys[0] != key or any(name not in layout.spec.neuron for name in ends):
                 raise UserError(f"Expected a place of '{key}' in the graph (got {placement})")
     known = {*layout.placed, *layout.carried}
@@ -120,9 +121,10 @@ def _check_placement(p: Placement) -> None:
         raise UserError(f"Expected a floating-point type {where} (got {p.dtype})")
     _check_sizes(f"sizes {where}", [*p.shape, *p.view, *p.start, *p.stop, p.tap, p.block])
     ranks = {len(p.view), len(p.axes), len(p.start), len(p.stop)}
-    roles = [axis for axis in p.axes if axis != "tap"]
+    # Nested neurons have an axis for each of their indices: heads, and dimensions inside.
+    roles = {axis for axis in p.axes if axis != "tap"}
     expected = ["neuron"] if isinstance(p.store, str) else ["source", "target"]
-    if len(ranks) != 1 or any(axis not in _AXES for axis in p.axes) or sorted(roles) != expected:
+    if len(ranks) != 1 or any(axis not in _AXES for axis in p.axes) or roles != set(expected):
         raise UserError(f"Expected the axes {expected} and taps {where} (got {p.axes})")
     _check_ranges(where, zip(p.start, p.stop, p.view, strict=True))
     if p.cut is not None:

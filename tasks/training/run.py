@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import platform
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 import nfn_graph
@@ -66,6 +68,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     options = task.options
     folder = RunFolder(options.out)
     data = load_data(task)
+    if progress and rank_zero_only.rank == 0:
+        print(_where_networks_are(data), file=sys.stderr)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
     model, spec, sizes = fitted(task, data)
@@ -100,6 +104,15 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     folder.write("metrics.json", measured)
     _report(folder)
     return folder.read("metrics.json")
+
+
+def _where_networks_are(data: TaskData) -> str:
+    """A line that says what is in memory, and how to change it."""
+    count = sum(map(len, data.zoos.values()))
+    if data.in_memory:
+        return f"{count} networks are kept in memory (--in-memory no reads batches from the store)"
+    store = data.zoos["train"].folder
+    return f"Batches of {count} networks are read from '{store}' (--in-memory yes keeps them)"
 
 
 def _config(

@@ -15,14 +15,17 @@ from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_networks, render_zoo
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
+from nfn_graph.tasks.zoo.transformer import TransformerZooOptions, build_transformer_zoo
 
 __all__ = [
     "CnnZooOptions",
     "InrZooOptions",
     "TicketZooOptions",
+    "TransformerZooOptions",
     "build_cnn_zoo",
     "build_inr_zoo",
     "build_ticket_zoo",
+    "build_transformer_zoo",
     "open_zoo_folder",
     "render_networks",
     "render_zoo",

@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
 from nfn_graph.converters import open_zoo
-from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
@@ -20,6 +20,7 @@ from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions, Split
 from nfn_graph.tasks.zoo.render import render_zoo
 from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
 from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
+from nfn_graph.tasks.zoo.transformer import TransformerZooOptions, build_transformer_zoo
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ Command = (
     Annotated[CnnZooOptions, subcommand("cnn")]
     | Annotated[InrZooOptions, subcommand("inr")]
     | Annotated[TicketZooOptions, subcommand("tickets")]
+    | Annotated[TransformerZooOptions, subcommand("transformer")]
     | Annotated[RenderOptions, subcommand("render")]
     | Annotated[InfoOptions, subcommand("info")]
     | Annotated[ImportOptions, subcommand("import")]
@@ -96,6 +98,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
+      nfn-graph zoo transformer --out zoos/transformers --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
       nfn-graph zoo info siren_mnist_wts/
       nfn-graph zoo import siren_mnist_wts/ --out zoos/siren-mnist --train-split train_augmented
@@ -113,6 +116,9 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
         return 0
     if isinstance(command, CnnZooOptions):
         print(accuracy_line(open_zoo_folder(build_cnn_zoo(command, progress=True))))
+        return 0
+    if isinstance(command, TransformerZooOptions):
+        print(accuracy_line(open_zoo_folder(build_transformer_zoo(command, progress=True))))
         return 0
     if isinstance(command, TicketZooOptions):
         path = build_ticket_zoo(command, progress=True)

@@ -18,16 +18,19 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "cnn": {},
     "inr": {"w0": _NUMBER},
     "tickets": {"sparsity": _NUMBER, "scope": str},
+    "transformer": {},
 }
 _FACTS: dict[str, dict[str, Any]] = {
     "cnn": {"fingerprint": str},
     "inr": {"fingerprint": str, "classes": list, "signal": str, "output_offset": _NUMBER},
     "tickets": {"fingerprint": str},
+    "transformer": {"fingerprint": str},
 }
 _COLUMNS = {
     "cnn": {"width": "integer", "is_finite": "boolean", "test_accuracy": "floating"},
     "inr": {"label": "integer", "w0": "floating", "output_offset": "floating", "mse": "floating"},
     "tickets": {"seed": "integer", "is_finite": "boolean", "scope": "string"},
+    "transformer": {"width": "integer", "is_finite": "boolean", "test_accuracy": "floating"},
 }
 # Networks are drawn at this size, which memory must allow; no image is larger.
 _MAX_PIXELS = 2**28

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,21 @@ class ZooWriter:
 
     Args:
         folder: The zoo's folder, made if need be.
-        kind: `cnn`, `inr` or `tickets`.
+        kind: `cnn`, `inr`, `tickets` or `transformer`.
         options: What was asked for, as plain values.
         facts: What else a reader must know: data, checksums, conventions.
+        graph_of: The graph of the tensors of a group, for networks that are no chains of layers.
     """
 
     def __init__(
-        self, folder: Path, kind: str, options: Mapping[str, Any], facts: Mapping[str, Any]
+        self,
+        folder: Path,
+        kind: str,
+        options: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        graph_of: Callable[[str, Mapping[str, Tensor]], WeightGraph] | None = None,
     ) -> None:
+        self._graph_of = graph_of
         chosen = {k: _plain(v) for k, v in options.items() if k not in _NEUTRAL}
         self.description = {"kind": kind, "options": chosen, **_plain(dict(facts))}
         if is_store(folder):
@@ -56,7 +63,7 @@ class ZooWriter:
         A shard that another process has published in the meantime stays as it is.
         """
         found = [
-            ({**row, "group": group}, self._running(self._graph(parameters), row))
+            ({**row, "group": group}, self._running(self._graph(parameters, group), row))
             for row, group, parameters in networks
         ]
         with none_publishing(self._writer.folder):
@@ -69,8 +76,10 @@ class ZooWriter:
         graph.layout = graph.layout.noting(computation=computation)
         return graph
 
-    def _graph(self, parameters: Mapping[str, Tensor]) -> WeightGraph:
+    def _graph(self, parameters: Mapping[str, Tensor], group: str) -> WeightGraph:
         """The graph of a network; the masks of a winning ticket are a second channel."""
+        if self._graph_of is not None:
+            return self._graph_of(group, parameters)
         own = {key: x for key, x in parameters.items() if not key.endswith(MASK)}
         channels = None
         if len(own) < len(parameters):

@@ -41,11 +41,16 @@ class ImageOrder:
 
     Its share of the images is shuffled for every epoch; the epochs are strung together, so
     that every batch is full.
+
+    Args:
+        seed: The seed of the network.
+        count: How many images it sees.
+        num_images: How many there are.
     """
 
-    def __init__(self, run: ClassifierRun, num_images: int) -> None:
-        self._generator = generator_of(run.seed, "order")
-        self.images = torch.randperm(num_images, generator=self._generator)[: run.num_images]
+    def __init__(self, seed: int, count: int, num_images: int) -> None:
+        self._generator = generator_of(seed, "order")
+        self.images = torch.randperm(num_images, generator=self._generator)[:count]
         self._left = self.images[:0]
 
     def take(self, count: int) -> Tensor:
@@ -127,7 +132,7 @@ class _State:
             like.new_tensor([r.l2 for r in runs]),
             masks,
         )
-        self.orders = [ImageOrder(r, len(like)) for r in runs]
+        self.orders = [ImageOrder(r.seed, r.num_images, len(like)) for r in runs]
         self.dropout = [np.random.SFC64(seed_of(r.seed, "dropout")) for r in runs]
 
     def keep_unfinished(self, start: int) -> None:

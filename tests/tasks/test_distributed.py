@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,9 @@ def runs(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of two processes, one for each kind of batches."""
     out = tmp_path_factory.mktemp("runs")
     commands = []
-    for name, options in (("number", BY_NUMBER), ("edges", BY_EDGES)):
+    # One reads batches from the store; the oracles below keep the networks in memory.
+    kinds = {"number": {**BY_NUMBER, "in_memory": "no"}, "edges": {**BY_EDGES, "in_memory": "yes"}}
+    for name, options in kinds.items():
         commands.append(
             f"train predict-generalization --zoo {zoo} --out {out / name} --preset tiny "
             f"--epochs {EPOCHS} --train-networks {NETWORKS} --precision 64-true --devices 2 "
@@ -155,3 +159,39 @@ def test_by_edges_in_one_process(zoo: Path, tmp_path: Path) -> None:
 def test_fewer_networks_than_devices(zoo: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"each of 8 devices .got 7."):
         train(task_of(zoo, tmp_path / "run", devices=4, nodes=2, **BY_NUMBER))
+
+
+def test_two_killed_processes_go_on(zoo: Path, tmp_path: Path) -> None:
+    """`kill -9` of both, which read batches from the store; then the same command again."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+    def command(name: str) -> list[str]:
+        words = f"train predict-generalization --zoo {zoo} --out {tmp_path / name} --preset tiny"
+        words += " --epochs 6 --noise 0.1 --devices 2 --accelerator cpu --in-memory no"
+        return [sys.executable, "-m", "nfn_graph.cli", *words.split()]
+
+    def run(name: str) -> None:
+        subprocess.run(command(name), env=environment, capture_output=True, timeout=300, check=True)
+
+    run("whole")
+    table = tmp_path / "killed" / "logs" / "metrics.csv"
+    process = subprocess.Popen(
+        command("killed"),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 200
+    while not (table.exists() and len(history(tmp_path / "killed")) >= 2):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "metrics.json").exists()
+    run("killed")
+    whole, killed = (
+        json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "killed")
+    )
+    assert {**whole, "seconds": 0} == {**killed, "seconds": 0}
+    assert history(tmp_path / "killed") == history(tmp_path / "whole")

@@ -50,7 +50,7 @@ def train_plainly(run: ClassifierRun) -> dict[int, nn.Module]:
     )
     network.load_state_dict(fresh)
     optimiser = OPTIMISERS[run.optimiser](network.parameters(), lr=run.learning_rate)
-    order = ImageOrder(run, len(DATA.train_images))
+    order = ImageOrder(run.seed, run.num_images, len(DATA.train_images))
     stream = np.random.SFC64(seed_of(run.seed, "dropout"))
     found, factors = {}, []
     for step in range(run.num_steps + 1):
@@ -108,7 +108,8 @@ def test_together_equals_plain_torch(arch: str, dropout: bool) -> None:
 
 
 def check_metrics(checkpoint: TrainedCheckpoint, network: nn.Module) -> None:
-    seen = ImageOrder(checkpoint.run, len(DATA.train_images)).images
+    run = checkpoint.run
+    seen = ImageOrder(run.seed, run.num_images, len(DATA.train_images)).images
     with torch.no_grad():
         train, test = network(DATA.train_images[seen]), network(DATA.test_images)
     labels = DATA.train_labels[seen]
@@ -138,13 +139,13 @@ def test_other_seeds_give_other_networks() -> None:
     second = replace(first, seed=second.seed)
     a, b = (c for c in train_classifiers([first, second], DATA, BATCH) if c.step == 0)
     assert not torch.equal(a.parameters["layers.0.weight"], b.parameters["layers.0.weight"])
-    orders = [ImageOrder(run, 48).take(20).tolist() for run in (first, second)]
+    orders = [ImageOrder(run.seed, run.num_images, 48).take(20).tolist() for run in (first, second)]
     assert orders[0] != orders[1]
 
 
 def test_order_sees_every_image_once_per_epoch() -> None:
     run = replace(draw_runs("mlp", 1)[0], num_images=10)
-    order = ImageOrder(run, 48)
+    order = ImageOrder(run.seed, run.num_images, 48)
     taken = torch.cat([order.take(7), order.take(13), order.take(10)]).view(3, 10)
     assert len(set(order.images.tolist())) == 10
     for epoch in taken:
