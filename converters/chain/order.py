@@ -174,13 +174,13 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
 
     steps, waiting = 1, [choices()]
     while waiting:
-        number = next(waiting[-1], None)
-        if number is None:
+        chosen = next(waiting[-1], None)
+        if chosen is None:
             waiting.pop()
             if order:
                 give_back()
             continue
-        take(number)
+        take(chosen)
         steps += 1
         if steps > _MOST_STEPS:
             raise ConversionError(
