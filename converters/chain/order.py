@@ -147,9 +147,9 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
     # For every layer how many direct predecessors are missing, and the layers that miss none.
     missing = [0] * len(ordered)
     for successors in behind:
-        for number in successors:
-            missing[number] += 1
-    free = [number for number, count in enumerate(missing) if not count]
+        for successor in successors:
+            missing[successor] += 1
+    free = [i for i, count in enumerate(missing) if not count]
     order: list[int] = []
 
     def take(number: int) -> None:
