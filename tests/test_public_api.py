@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -111,7 +112,8 @@ def described(found: object) -> str:
         return f": {', '.join(base.__name__ for base in found.__bases__)}"
     if not callable(found):
         return f": {type(found).__name__}"  # A constant.
-    return arguments(inspect.signature(found))
+    # Where a default lies in memory says nothing.
+    return re.sub(r" at 0x[0-9a-f]+", "", arguments(inspect.signature(found)))
 
 
 def has_own_arguments(kind: type) -> bool:

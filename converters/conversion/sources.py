@@ -56,7 +56,7 @@ def source_of(name: str, graph: WeightGraph) -> Source:
     network = describe(graph, {})
     content = hashlib.sha256(f"{network.architecture.name}/{network.notes}".encode())
     for tensor in network.tensors:
-        content.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        content.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return Source(name, f"graph:{name}", 0, 0, content.hexdigest())
 
 

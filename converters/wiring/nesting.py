@@ -82,8 +82,8 @@ class Nesting:
         """
         above = {a for layer in ends.target for a in self.chain(layer)} - set(ends.target)
         below = {a for layer in ends.source for a in self.chain(layer)}
-        is_one = not ends.is_named and (above & set(ends.source) or below & set(ends.target))
-        is_one = is_one or not ends.target
+        is_nested = bool(above & set(ends.source) or below & set(ends.target))
+        is_one = not ends.target or (is_nested and not ends.is_named)
         roles: list[PlacementAxis] = [
             "target" if is_one or layer in above else role
             for layer, role in zip(ends.layers, ends.roles, strict=True)
