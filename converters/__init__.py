@@ -9,7 +9,7 @@ and architectures so that the core need not; it uses the core and never the task
     state_dict, chain/          state dicts: the computation of `arch`, or a chain of layers
     onnx/, keras/               models of other libraries, in the same words
     wiring/                     which axes of which tensors belong to the same neurons
-    conversion/, store/, jobs/  many networks: converted side by side, kept in few files
+    conversion/, store/, jobs   many networks: converted side by side, kept in few files
     zoos/                       collections that others published
     commands, summary, draw     what the command line shows
 """

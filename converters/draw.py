@@ -100,16 +100,34 @@ class _Picture:
         if count == 1:
             return torch.tensor([_HEIGHT / 2])
         spread = _HEIGHT * min(1.0, 0.35 + 0.65 * count / 12)
-        return torch.linspace(_HEIGHT / 2 + spread / 2, _HEIGHT / 2 - spread / 2, count)
+        # Neurons of one group, or of one head, stand closer together.
+        groups = self._groups(name)
+        steps = torch.arange(count) + 0.8 * (groups.diff(prepend=groups[:1]) != 0).cumsum(0)
+        return _HEIGHT / 2 + spread / 2 - spread * steps / steps[-1]
+
+    def _groups(self, name: str) -> Tensor:
+        """For every neuron that is shown, the one that it is nested in."""
+        parents = self.graph.spec.neuron[name].parents
+        if not parents:
+            return torch.zeros(len(self.shown[name]), dtype=torch.long)
+        total, groups = (self.graph[n].x.shape[0] for n in (name, parents[0]))
+        return self.shown[name] * groups // total
 
     def _matrix(self, weight: WeightType) -> Tensor:
-        """The shown kernels `[targets, sources, taps]`, relative to the largest of the type."""
+        """The shown kernels `[targets, sources, taps]`, relative to the largest of the type.
+
+        Neurons of different groups that a weight does not join have kernels of zeros.
+        """
         x = _wide(self.graph[weight.key].edge_attr[..., self.channel].detach())
-        sources = self.graph[weight.source].x.shape[0]
+        targets, sources = (self.graph[n].x.shape[0] for n in (weight.target, weight.source))
+        groups = max(targets * sources // max(x.shape[0], 1), 1)
+        inside = sources // groups
         rows, columns = self.shown[weight.target], self.shown[weight.source]
-        index = rows[:, None] * sources + columns[None, :]
+        is_joined = (rows * groups // targets)[:, None] == (columns * groups // sources)[None, :]
+        index = torch.where(is_joined, rows[:, None] * inside + columns[None, :] % inside, 0)
         largest = x.nan_to_num(0.0, 0.0, 0.0).abs().max().double()
-        return x[index.reshape(-1)].double().reshape(*index.shape, -1) / (largest or 1.0)
+        kernels = x[index.reshape(-1)].double().reshape(*index.shape, -1) / (largest or 1.0)
+        return torch.where(is_joined[..., None], kernels, 0.0)
 
     def _draw_edges(self, axes: Any, weight: WeightType) -> None:
         collections = require("matplotlib.collections", "to draw graphs")
@@ -156,6 +174,8 @@ class _Picture:
             middle = len(shown) // 2
             height = float(heights[middle - 1] + heights[middle]) / 2
             axes.text(position, height, "⋮", ha="center", va="center", fontsize=13, zorder=4)
+        if neuron.parents:
+            note += f"\nin {' x '.join(neuron.parents)}"
         taps = "no values" if not neuron.taps else f"{neuron.taps} value{'s' * (neuron.taps > 1)}"
         axes.text(position, _HEIGHT + 1.1, neuron.name, ha="center", va="top", fontsize=9)
         axes.text(

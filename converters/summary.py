@@ -111,6 +111,8 @@ def summary(graph: WeightGraph) -> Summary:
     for neuron in spec.neurons:
         x = graph[neuron.name].x
         name = f"{neuron.name} (fixed)" if neuron.fixed else neuron.name
+        if neuron.parents:
+            name += f" in {' x '.join(neuron.parents)}"
         rows.append(_row(name, x.shape[0], None, x))
     for weight in spec.weights:
         x = graph[weight.key].edge_attr

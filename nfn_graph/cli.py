@@ -64,7 +64,7 @@ COMMANDS = {
     "zoo": Command(
         "nfn_graph.tasks.zoo.commands:zoo",
         "Build collections of trained networks; draw INRs.",
-        ("cnn", "inr", "tickets", "render", "info", "import"),
+        ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
     ),
     "train": Command(
         "nfn_graph.tasks.commands:train",

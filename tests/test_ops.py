@@ -254,7 +254,7 @@ def test_an_incidence_knows_its_bytes():
 
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize(
-    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (9000, 16, 24), (900, 130, 140)]
+    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (9000, 16, 24), (9000, 130, 140)]
 )
 def test_products_are_those_of_float64(shape, onednn, monkeypatch):
     """Whichever library computes them, and wherever the result is to go."""

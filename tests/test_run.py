@@ -25,7 +25,11 @@ from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 S = nn.Sequential
 # What no graph can run, and why.
-NOT_RUN = {"control flow by shape": "looks at shapes"}
+NOT_RUN = {
+    "control flow by shape": "looks at shapes",
+    "causal transformer": "uses 'long'",
+    "channel shuffle": "ChannelShuffle",
+}
 RUN = [name for name in ARCHITECTURES if name not in NOT_RUN]
 
 

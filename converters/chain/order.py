@@ -147,9 +147,9 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
     # For every layer how many direct predecessors are missing, and the layers that miss none.
     missing = [0] * len(ordered)
     for successors in behind:
-        for number in successors:
-            missing[number] += 1
-    free = [number for number, count in enumerate(missing) if not count]
+        for successor in successors:
+            missing[successor] += 1
+    free = [i for i, count in enumerate(missing) if not count]
     order: list[int] = []
 
     def take(number: int) -> None:
@@ -174,13 +174,13 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
 
     steps, waiting = 1, [choices()]
     while waiting:
-        number = next(waiting[-1], None)
-        if number is None:
+        chosen = next(waiting[-1], None)
+        if chosen is None:
             waiting.pop()
             if order:
                 give_back()
             continue
-        take(number)
+        take(chosen)
         steps += 1
         if steps > _MOST_STEPS:
             raise ConversionError(

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion.jobs import Conversion, Source, convert_sources
 from nfn_graph.converters.conversion.labels import (
-    SPLIT,
     Fractions,
     Labels,
     Matched,
     labels_of,
 )
 from nfn_graph.converters.conversion.reading import Options
+from nfn_graph.converters.conversion.sharding import Conversion, Source, convert_sources
 from nfn_graph.converters.conversion.sources import (
     divide,
     earlier,
@@ -33,13 +32,13 @@ from nfn_graph.converters.conversion.sources import (
     source_of,
 )
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.jobs.engines import Engine, run_jobs
-from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.jobs import Engine, Part, run_jobs
 from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import is_store, read_description
 from nfn_graph.converters.store.lock import none_publishing, only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, list_shards, remove_shard
+from nfn_graph.converters.store.splits import COLUMN as SPLIT
 from nfn_graph.converters.store.splits import SPLITS
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
@@ -250,8 +249,8 @@ def convert_in_parts(
     else:
         _prepare(out, 1, shard_size, None)
     total = max(1, math.ceil(len(paths) / shard_size))
-    absolute = [[p.absolute() for p in found] for found in (paths, given)]
-    job = _OnePart(*absolute, out.absolute(), options, labels, overwrite, shard_size)
+    files, folders = ([p.absolute() for p in found] for found in (paths, given))
+    job = _OnePart(files, folders, out.absolute(), options, labels, overwrite, shard_size)
     report = Report()
     for _, part in run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted

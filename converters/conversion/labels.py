@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from nfn_graph.converters.conversion.jobs import KEPT
+from nfn_graph.converters.conversion.sharding import KEPT
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.optional import require
 from nfn_graph.converters.store.arrow import arrow, compute, parquet

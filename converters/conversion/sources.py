@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion.jobs import KEPT, Source
 from nfn_graph.converters.conversion.reading import Options
-from nfn_graph.converters.jobs.parts import Part
+from nfn_graph.converters.conversion.sharding import KEPT, Source
+from nfn_graph.converters.jobs import Part
 from nfn_graph.converters.store.architecture import damaged_architecture, describe
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import PLACE, list_shards
@@ -56,7 +56,7 @@ def source_of(name: str, graph: WeightGraph) -> Source:
     network = describe(graph, {})
     content = hashlib.sha256(f"{network.architecture.name}/{network.notes}".encode())
     for tensor in network.tensors:
-        content.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        content.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return Source(name, f"graph:{name}", 0, 0, content.hexdigest())
 
 

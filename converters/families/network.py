@@ -36,6 +36,8 @@ class _Transformer(nn.Module):
     Norms, activation functions and scales are left out where they change no symmetry.
     """
 
+    angles: Tensor
+
     def __init__(self, found: Found, tensors: Mapping[str, Tensor], heads: Heads) -> None:
         super().__init__()
         self._found, self._heads = found, heads

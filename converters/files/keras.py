@@ -30,8 +30,7 @@ from nfn_graph.converters.files.checks import (
     check_tensors,
     check_unique,
 )
-from nfn_graph.converters.files.hdf5 import read_hdf5
-from nfn_graph.converters.files.hdf5_heap import check_heaps
+from nfn_graph.converters.files.hdf5 import check_heaps, read_hdf5
 from nfn_graph.converters.optional import require
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"

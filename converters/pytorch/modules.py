@@ -119,6 +119,8 @@ def _without_tensors(w: Wiring, m: Any, kind: str) -> tuple[str, list[Any]]:
         return "pad", [tuple(m.padding), "constant" if isinstance(m, _CONSTANT_PADDINGS) else kind]
     if isinstance(m, nn.PixelShuffle):
         return "pixel_shuffle", [m.upscale_factor]
+    if isinstance(m, nn.ChannelShuffle):
+        return "channel_shuffle", [m.groups]
     if isinstance(m, nn.PixelUnshuffle):
         return "pixel_unshuffle", [m.downscale_factor]
     if isinstance(m, nn.Softmax | nn.LogSoftmax | nn.Softmin):

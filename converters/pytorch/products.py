@@ -54,7 +54,7 @@ def attention(
     return w.matmul(w.statistics(scores, [-1]), value)
 
 
-@handles("canonical_mask")
+@handles("_canonical_mask")
 def mask(w: Wiring, mask: Value, *_: Any, **__: Any) -> Value:
     """Masks of whole numbers as those that are added."""
     return mask

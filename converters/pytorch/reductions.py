@@ -160,7 +160,10 @@ def cumulate(w: Wiring, input: Value, dim: Any = None, *, axis: Any = None, **_:
 @handles("softmax", "log_softmax", "softmin", "_softmax", "_log_softmax")
 def softmax(w: Wiring, input: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
     """Entries along an axis that are normalised together."""
-    return w.statistics(input, [dim] if isinstance(dim, int) else None)
+    if not isinstance(dim, int):
+        # Without an axis, torch takes the first or the second one.
+        dim = 0 if isinstance(input, Signal) and input.rank in (0, 1, 3) else 1
+    return w.statistics(input, [dim])
 
 
 @handles("normalize")

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.pytorch.attention import PLAIN
 from nfn_graph.converters.pytorch.following import follow_export, follow_fx
 from nfn_graph.converters.pytorch.shapes import as_inputs, shapes_in, to_meta
 from nfn_graph.converters.pytorch.targets import ForeignFunctionError
@@ -54,6 +55,8 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
     stored = StoredTensors(tensors)
     try:
         graph_module, _ = _symbolic_trace(network, example)
+    except ConversionError:
+        raise
     except Exception as error:  # Whatever the module's own code does with a symbolic input.
         if example is None:
             raise ConversionError(
@@ -146,6 +149,16 @@ class _Tracer(fx.Tracer):
         if is_weight(attr_val) and id(attr_val) in self._stored:
             self.constants.append(attr_val)
         return attr_val
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A module of attention in plain operations; any other as it is."""
+        plain = PLAIN.get(type(m))
+        if plain is None:
+            return super().call_module(m, forward, args, kwargs)
+        check_as_written(m)
+        return plain(m, *args, **kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m).__module__.startswith("torch.nn.modules") and not isinstance(

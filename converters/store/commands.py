@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from tyro.conf import Positional, arg
 
-from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.jobs import counting
 from nfn_graph.converters.store.dataset import WeightDataset, choose
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.verification import find_damage

@@ -57,7 +57,7 @@ class Nesting:
             for layers in _layers_together(value):
                 self._meet(layers)
         for ends in tensors:
-            self._meet({layer for layer in ends.layers if not layer.fixed})
+            self._meet(ends.layers)
         for ends in tensors:
             self._keep_order(ends)
         self.parent: dict[Layer, Layer] = {}
@@ -82,8 +82,8 @@ class Nesting:
         """
         above = {a for layer in ends.target for a in self.chain(layer)} - set(ends.target)
         below = {a for layer in ends.source for a in self.chain(layer)}
-        is_one = not ends.is_named and (above & set(ends.source) or below & set(ends.target))
-        is_one = is_one or not ends.target
+        is_nested = bool(above & set(ends.source) or below & set(ends.target))
+        is_one = not ends.target or (is_nested and not ends.is_named)
         roles: list[PlacementAxis] = [
             "target" if is_one or layer in above else role
             for layer, role in zip(ends.layers, ends.roles, strict=True)
@@ -119,7 +119,9 @@ class Nesting:
             return [top]
         return [top] if top.size < max(layer.size for layer in inside) else inside
 
-    def _meet(self, layers: set[Layer]) -> None:
+    def _meet(self, found: Iterable[Layer]) -> None:
+        # One neuron is nothing to be nested in.
+        layers = {layer for layer in found if not layer.fixed and layer.size > 1}
         for layer in layers:
             if layer in self._together:
                 self._together[layer] &= layers
@@ -131,7 +133,8 @@ class Nesting:
         for place, (layer, role) in enumerate(zip(*ends[:2], strict=True)):
             later = zip(ends.layers[place + 1 :], ends.roles[place + 1 :], strict=True)
             out_of_order = {n for n, r in later if (role, r) != ("source", "target")}
-            self._together.get(layer, set()).difference_update(out_of_order - {layer})
+            earlier = {layer, *ends.layers[:place]}
+            self._together.get(layer, set()).difference_update(out_of_order - earlier)
 
     def _choose_parents(self) -> None:
         above = {
@@ -168,14 +171,15 @@ def without_fixed(segments: Segments, whole: dict[Segment, Layer]) -> Segments:
                     whole[segment] = first.part(segment.size or 1, 0)
                 segment = Segment((whole[segment],))
             else:
-                segment = Segment(tuple(map(_as_positions, segment.factors)))
+                placed = Segment(tuple(map(_as_positions, segment.factors)))
+                segment = placed if placed.layers else Segment((first,))
         found.append(segment)
     return resolve(tuple(found))
 
 
 def _as_positions(factor: Factor) -> Factor:
     if isinstance(factor, Layer):
-        return factor.size if factor.fixed else factor
+        return factor.size if factor.fixed or factor.size == 1 else factor
     if isinstance(factor, tuple):
         return tuple(Segment(tuple(map(_as_positions, s.factors))) for s in factor)
     return factor
@@ -196,9 +200,7 @@ def _layers_together(value: Signal) -> Iterator[set[Layer]]:
 def _choices(segments: Segments) -> Iterator[set[Layer]]:
     for segment in segments:
         inner = [
-            [{factor} - {layer for layer in [factor] if layer.fixed}]
-            if isinstance(factor, Layer)
-            else list(_choices(factor))
+            [{factor}] if isinstance(factor, Layer) else list(_choices(factor))
             for factor in segment.factors
             if isinstance(factor, Layer | tuple)
         ]

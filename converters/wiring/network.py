@@ -282,10 +282,17 @@ class Wiring(Reductions):
                 f"{channels} channels)"
             )
         if groups < channels:
-            group, inside = self.layer(groups), self.layer(channels // groups)
-            tie(self.neurons(y, 1), product(group, inside))
+            inner = channels // groups
+            known = solve(self.neurons(y, 1), channels)
+            sizes = [segment.size or 0 for segment in known]
+            if any(size % inner for size in sizes):
+                sizes = [channels]
+            # Layers beside each other have groups of their own.
+            made = [self.layer(size // inner) for size in sizes]
+            parts = [product(group, self.layer(inner)) for group in made]
+            tie(known, tuple(segment for part in parts for segment in part))
             # The statistics of a group.
-            grouped = Signal(with_axis(y.stored, 1, Neurons(plain(group))))
+            grouped = Signal(with_axis(y.stored, 1, Neurons(plain(*made))))
             self.statistics(grouped, range(2, y.rank))
         return self.statistics(y, range(2, y.rank))
 

@@ -65,6 +65,10 @@ def recur(
             f"{weight.shape[target]} and {total} outputs)"
         )
     x = w.claim(x, -1, weight.shape[source])
+    if isinstance(x.axes[-1], Part):
+        w.neurons(x, -1)
+    # The order of time shows in what is computed.
+    w.mixes(x, range(x.rank - 1))
     layer = w.layer(hidden)
     state = layer if projection is None else w.layer(projection.shape[0])
     y = w.linear(x, weight, target=target, source=source)

@@ -106,14 +106,15 @@ class ValueSource:
         must be used in the same way.
         """
         parts = []
-        for key, own in weight.parts:
-            if not own or own[0] != 0 or key in self._rows or key in self.uses:
+        for part, own in weight.parts:
+            key, (first, _) = self._rows.get(part, (part, (0, 0)))
+            if not own or own[0] != 0 or part in self.uses:
                 self.refuse(
-                    f"Expected a stored tensor as it is (got a view of '{key}' whose first axis "
+                    f"Expected a stored tensor as it is (got a view of '{part}' whose first axis "
                     f"is taken apart)"
                 )
-            name = f"{key}[{start}:{stop}]"
-            self._rows[name] = (key, (start, stop))
+            name = f"{key}[{first + start}:{first + stop}]"
+            self._rows[name] = (key, (first + start, first + stop))
             parts.append((name, own))
         return Weight((stop - start, *weight.shape[1:]), tuple(parts))
 
@@ -186,7 +187,7 @@ class ValueSource:
         going_on.update(key for key, _ in self._rows.values())
         for operand in operands:
             for key in _keys_of(operand):
-                if key in going_on or key in self.uses:
+                if key in going_on or key in self.uses or key in self._rows:
                     continue
                 if any(size != 1 for size in operand.shape or ()):
                     self.refuse(

@@ -40,7 +40,7 @@ def import_zoo(
     *,
     train_split: str = "train",
     everything: bool = False,
-    on_done: Callable[[int], None] = lambda count: None,
+    on_done: Callable[[int], None] | None = None,
 ) -> Imported:
     """Writes the networks of a published zoo into a store; goes on where it was stopped.
 
@@ -54,7 +54,7 @@ def import_zoo(
         out: The store, a new folder or one in which this was begun.
         train_split: The published split to train on, such as `train_augmented`.
         everything: Whether to import networks that are in none of the splits, too.
-        on_done: Called with the number of networks that were done since the last call.
+        on_done: Called, if given, with the number of networks that were done since the last call.
     """
     entries = _entries(zoo, train_split, everything)
     about = zoo.description
@@ -77,7 +77,8 @@ def import_zoo(
             with none_publishing(out):
                 if not writer.is_done(name):
                     writer.publish(name, networks)
-        on_done(len(some))
+        if on_done is not None:
+            on_done(len(some))
     return Imported(len(entries), len(zoo) - len({index for index, _ in entries}))
 
 

@@ -17,7 +17,6 @@ from nfn_graph.features import Incidence
 from nfn_graph.nn._message_passing import (
     channels_in,
     channels_out,
-    columns,
     message_passing,
     own_columns,
 )
@@ -245,7 +244,7 @@ def _gradient(
     channels, dtype = channels_in(spec.sites, values), values[0].dtype
     messages = down(spec, channels, dtype, new_message)
     own = [
-        cast(x if site.is_leaf else columns(x, site.parts[-1], channels), dtype)
+        cast(x if site.is_leaf else own_columns(site, x, channels), dtype)
         for site, x in zip(spec.sites, messages, strict=True)
     ]
     return [*own, *found]

@@ -19,8 +19,9 @@ from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# How many values stay in the cache of a core while several operations pass over them.
-_CACHED = 2**18
+# How many values several operations pass over before the next ones: few enough to stay in the
+# cache, and enough to keep all threads busy.
+_CACHED = 2**20
 # How many values a row should have to be broadcast fast.
 _LONG_ROW = 2**9
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -18,8 +19,11 @@ from torch import Tensor
 # Products of fewer multiplications are faster in MKL, unless they have few columns and many rows.
 _MULTIPLICATIONS = 2**21
 _FEW_COLUMNS, _MANY_ROWS = 8, 2**12
-# Of a sum over many rows oneDNN transposes both factors first, which pays for wide ones.
-_WIDE = 128
+# Of few rows, copying the matrix into oneDNN's own order costs more memory than it gains time.
+_FEWEST_ROWS = 2**9
+# Of a sum over many rows oneDNN copies both factors first, which pays for wide ones; some rows at
+# a time, for the sake of memory.
+_WIDE, _STRETCH = 128, 2**12
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -40,7 +44,13 @@ def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None 
 def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
     """`y.t() @ x`, the sum of the outer products of many rows."""
     linear = _linear(y, x) if min(x.shape[1], y.shape[1]) >= _WIDE else None
-    return y.t() @ x if linear is None else linear(y.t(), x.t(), None, "none", [], "")
+    if linear is None:
+        return y.t() @ x
+    parts = zip(y.split(_STRETCH), x.split(_STRETCH), strict=True)
+    found = [linear(a.t(), b.t(), None, "none", [], "") for a, b in islice(parts, 1)]
+    for a, b in parts:
+        found[0].add_(linear(a.t(), b.t(), None, "none", [], ""))
+    return found[0]
 
 
 def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:
@@ -51,7 +61,8 @@ def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:
     ):
         return None
     if (
-        x.dtype is not torch.float32
+        x.shape[0] < _FEWEST_ROWS
+        or x.dtype is not torch.float32
         or x.device.type != "cpu"
         or type(x) is not Tensor  # A mode in which tensors have shapes only.
         or columns == 1

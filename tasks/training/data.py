@@ -17,7 +17,7 @@ from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset, open_zoo
-from nfn_graph.converters.jobs.progress import counting
+from nfn_graph.converters.jobs import counting
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.converters.store.description import is_store
 from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits

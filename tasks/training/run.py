@@ -19,7 +19,6 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 import nfn_graph
@@ -68,7 +67,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     options = task.options
     folder = RunFolder(options.out)
     data = load_data(task)
-    if progress and rank_zero_only.rank == 0:
+    if progress and os.environ.get("LOCAL_RANK", "0") == "0":
         print(_where_networks_are(data), file=sys.stderr)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))

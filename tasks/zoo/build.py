@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.jobs.engines import run_jobs
+from nfn_graph.converters.jobs import counting, run_jobs
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter
@@ -59,7 +58,7 @@ def build_shards(
     missing = [s for s in shards if not writer.is_done(s)]
     work = {s: items[s * size : (s + 1) * size] for s in missing}
     steps = {s: sum(map(steps_of, chosen)) for s, chosen in work.items()}
-    with progress_bar(f"{options.out}", sum(steps.values()), progress) as on_steps:
+    with counting(f"{options.out}", sum(steps.values()), shown=progress) as on_steps:
         if options.engine == "local":
             for shard in missing:
                 writer.publish(shard, train(work[shard], on_steps))
@@ -129,33 +128,3 @@ def device_of(options: BuildOptions) -> torch.device:
 def dtype_of(options: BuildOptions) -> torch.dtype:
     """The precision of training."""
     return torch.float64 if options.dtype == "float64" else torch.float32
-
-
-@contextmanager
-def progress_bar(name: str, total: int, shown: bool) -> Iterator[OnSteps]:
-    """A bar on the error stream that counts training steps, summed over networks."""
-    if not shown or total == 0:
-        yield lambda steps: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        # A folder may be called [red]; it is no style.
-        task = bar.add_task(escape(name), total=total)
-        yield lambda steps: bar.advance(task, steps)

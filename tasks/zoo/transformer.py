@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nfn_graph.converters import from_module, from_state_dict
+from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     check_at_least,
     check_interval,
@@ -94,13 +95,13 @@ class TransformerZooOptions(BuildOptions):
         check_at_least("batch_size", self.batch_size, 1)
         for name in ("optimisers", "train_fractions"):
             if not getattr(self, name):
-                raise ValueError(f"Expected at least one value of {flag(name)} (got none)")
+                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
         for name in ("widths", "heads", "depths", "expansions"):
             check_several(name, getattr(self, name), 1)
         # Heads of one dimension would be neurons of another kind than those of several.
         odd = [(w, h) for w in self.widths for h in self.heads if w % h or w < 2 * h]
         if odd:
-            raise ValueError(
+            raise UserError(
                 f"Expected --heads that divide all --widths, into parts of two or more (got "
                 f"{odd[0][1]} heads and a width of {odd[0][0]})"
             )

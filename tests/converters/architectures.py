@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from nested_networks import Attention, Causal, ResNeXt, UNet, ViT, Window, grouped
 from torch import Tensor, nn
 
 
@@ -481,4 +482,86 @@ ARCHITECTURES: dict[str, Architecture] = {
         (4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32),
     ),
     "mobilenet": Architecture(mobilenet, ((1, 3, 16, 16),), (4, 8, 6, 18)),
+    "attention": Architecture(Attention, ((2, 5, 3),), (8, 2, 8, 8), needs_example=True),
+    "attention function": Architecture(
+        lambda: Attention(style="function"), ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
+    ),
+    "attention einsum": Architecture(
+        lambda: Attention(style="einsum"), ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
+    ),
+    "attention of batches": Architecture(
+        lambda: Attention(style="bmm"), ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
+    ),
+    "rotary attention": Architecture(
+        lambda: Attention(time=5), ((2, 5, 3),), (8, 2, 8), needs_example=True
+    ),
+    "grouped-query attention": Architecture(
+        lambda: Attention(heads=4), ((2, 5, 3),), (8, 2, 4, 4, 8, 4, 8), needs_example=True
+    ),
+    "multi-query attention": Architecture(
+        lambda: Attention(heads=4, shared=1), ((2, 5, 3),), (8, 2, 4, 8, 2, 8), needs_example=True
+    ),
+    "cross attention": Architecture(
+        lambda: Two(
+            lambda m, x, y: m.out(m.attention(m.a(x), m.b(y), m.b(y))[0]),
+            a=nn.Linear(3, 8), b=nn.Linear(6, 4), out=nn.Linear(8, 2),
+            attention=nn.MultiheadAttention(8, 2, kdim=4, vdim=4, batch_first=True),
+        ),
+        ((2, 5, 3), (2, 4, 6)),
+        (8, 4, 2, 8, 8, 8),
+    ),
+    "vision transformer": Architecture(ViT, ((2, 1, 4, 4),), (8, 2, 8, 8, 6), needs_example=True),
+    "window attention": Architecture(Window, ((2, 3, 4, 4),), (8, 2, 8, 8, 6), needs_example=True),
+    "causal transformer": Architecture(Causal, ((2, 4),), (8, 2, 8, 8), needs_example=True),
+    "transformer encoder": Architecture(
+        lambda: S(
+            nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 6, batch_first=True), nn.Linear(8, 2)
+        ),
+        ((2, 5, 3),),
+        (8, 2, 8, 8, 6),
+    ),
+    "transformer decoder": Architecture(
+        lambda: Two(
+            lambda m, x, y: m.out(m.layer(m.a(x), m.b(y))),
+            a=nn.Linear(3, 8), b=nn.Linear(6, 8), out=nn.Linear(8, 2),
+            layer=nn.TransformerDecoderLayer(8, 2, 6, batch_first=True, norm_first=True),
+        ),
+        ((2, 5, 3), (2, 4, 6)),
+        (8, 8, 2, 8, 8, 2, 8, 8, 6),
+    ),
+    "grouped convolution": Architecture(
+        lambda: grouped(nn.Conv2d, 9, 2, 2), ((2, 3, 4, 4),), (3, 6, 9)
+    ),
+    "grouped 1d convolution": Architecture(
+        lambda: grouped(nn.Conv1d, 6, 2), ((2, 3, 4),), (3, 6, 6)
+    ),
+    "grouped 3d convolution": Architecture(
+        lambda: grouped(nn.Conv3d, 6, 1, 2, 1), ((2, 3, 2, 2, 2),), (3, 6, 6)
+    ),
+    "grouped transposed convolution": Architecture(
+        lambda: grouped(nn.ConvTranspose2d, 9, 2, 2), ((2, 3, 3, 3),), (3, 6, 9)
+    ),
+    "group norm": Architecture(
+        lambda: S(nn.Conv2d(3, 6, 2), nn.GroupNorm(2, 6), nn.ReLU(), nn.Conv2d(6, 2, 1)),
+        ((2, 3, 4, 4),),
+        (2, 6),
+    ),
+    "channel shuffle": Architecture(
+        lambda: S(
+            nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.ChannelShuffle(2),
+            nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.ReLU(), nn.Conv2d(8, 2, 1),
+        ),
+        ((2, 3, 3, 3),),
+        (2, 4, 2, 8, 8, 4, 8, 8),
+    ),
+    "groups of groups": Architecture(
+        lambda: S(
+            nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=4),
+            nn.ReLU(), nn.Conv2d(8, 2, 1),
+        ),
+        ((2, 3, 3, 3),),
+        (2, 4, 8, 8),
+    ),
+    "u-net with group norm": Architecture(UNet, ((2, 3, 4, 4),), (2, 4, 3, 6, 4)),
+    "resnext": Architecture(ResNeXt, ((2, 3, 4, 4),), (5, 3, 6, 6)),
 }  # fmt: skip

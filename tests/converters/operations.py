@@ -262,6 +262,20 @@ FOLLOWED: dict[str, Case] = {
     "softmax over the heads": Case(
         lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(1).flatten(1)), FLAT, (4, 2, 8)
     ),
+    "recurrence over heads": Case(
+        lambda: mlp(
+            lambda m, h: m.rnn(h.view(-1, 4, 2) * m.w)[0].flatten(1),
+            w=nn.Parameter(torch.randn(4, 1)), rnn=nn.GRU(2, 2, batch_first=True),
+        ),
+        FLAT, (2, 2),
+    ),
+    "a part of learned positions": Case(
+        lambda: One(
+            lambda m, x: m.b((m.a(x) + m.p[:, :5]).relu().mean(1)),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2), p=nn.Parameter(torch.randn(1, 7, 8)),
+        ),
+        ((2, 5, 3),), (8,),
+    ),
     "softmax inside heads": Case(
         lambda: mlp(lambda m, h: h.view(-1, 4, 2).softmax(2).flatten(1)), FLAT, (4, 8)
     ),

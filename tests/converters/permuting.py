@@ -25,6 +25,15 @@ def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
     raise AssertionError("Expected a network with a layer to permute")
 
 
+def moving_only(graph: WeightGraph, name: str) -> symmetry.Permutation | None:
+    """A group element that moves one index, and what is nested in it; None if it has one neuron."""
+    sizes = symmetry.layer_sizes(graph, "hnp")[name]
+    if max(sizes, default=1) < 2:
+        return None
+    places = torch.cat([torch.arange(size).roll(1) for size in sizes])
+    return symmetry.from_places(graph, {name: places})
+
+
 def outputs_of(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     """All outputs of a network in a row."""
     with torch.no_grad():

@@ -17,7 +17,7 @@ import torch
 
 from nfn_graph import WeightGraph, cli
 from nfn_graph.converters import conversion
-from nfn_graph.converters.conversion import jobs
+from nfn_graph.converters.conversion import sharding
 from nfn_graph.converters.io import load
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
@@ -416,8 +416,8 @@ def test_a_file_that_kills_its_process_is_reported(
         "    return nn.Linear(1, 1)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jobs, "_PARALLEL_FROM", 2)
-    monkeypatch.setattr(jobs, "_JOBS_PER_WORKER", 1)
+    monkeypatch.setattr(sharding, "_PARALLEL_FROM", 2)
+    monkeypatch.setattr(sharding, "_JOBS_PER_WORKER", 1)
     paths = write(tmp_path / "x.pt", 6)
     options = conversion.Options(arch="killer:make")
     report = conversion.convert_files(paths, tmp_path / "out", options, workers=2)

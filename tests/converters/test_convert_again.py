@@ -14,7 +14,7 @@ import torch
 
 from nfn_graph import cli
 from nfn_graph.converters import to_state_dict
-from nfn_graph.converters.conversion import jobs
+from nfn_graph.converters.conversion import sharding
 from nfn_graph.converters.store.reader import Store
 
 
@@ -45,7 +45,7 @@ def test_the_graph_of_another_file_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(jobs, "_PARALLEL_FROM", parallel_from)
+    monkeypatch.setattr(sharding, "_PARALLEL_FROM", parallel_from)
     first, second, out = tmp_path / "A" / "model.pt", tmp_path / "B" / "model.pt", tmp_path / "out"
     weights, others = write(first), write(second)
     assert cli.main(["convert", str(first), "--out", str(out), "--workers", "2"]) == 0

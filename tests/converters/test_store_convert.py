@@ -14,7 +14,7 @@ from killing import check, kill_and_resume, write_files
 
 from nfn_graph import cli
 from nfn_graph.converters import from_module, load, to_state_dict
-from nfn_graph.converters.conversion import Options, convert_files, jobs
+from nfn_graph.converters.conversion import Options, convert_files, sharding
 from nfn_graph.converters.store.lock import only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
@@ -46,7 +46,7 @@ def test_machines_divide_the_files(parts: int, tmp_path: Path) -> None:
 def test_slow_files_are_published_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_MOST_SECONDS", 0)
+    monkeypatch.setattr(sharding, "_MOST_SECONDS", 0)
     paths = write_files(tmp_path / "in", 4)
     convert_files(paths, tmp_path / "out", Options())
     assert len(Store(tmp_path / "out").shards) == 4

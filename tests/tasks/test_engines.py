@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,8 +24,8 @@ from torch import nn
 
 from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, to_state_dict
-from nfn_graph.converters.jobs import engines
-from nfn_graph.converters.jobs.engines import run_jobs
+from nfn_graph.converters import jobs as engines
+from nfn_graph.converters.jobs import run_jobs
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
 
@@ -175,3 +178,43 @@ def test_convert(cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "0 converted, 10 skipped, 0 failed" in capsys.readouterr().out
     assert main([*command, "--shard", "1/2"]) == 2
     assert "neither --shard nor --workers with --engine ray" in capsys.readouterr().err
+
+
+@pytest.fixture
+def token_cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A cluster begun by `ray start` that asks for a token; the settings to join it with."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "a-token-of-these-tests-and-of-nobody-else",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    # Sockets lie in this folder, whose name must be short.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += [f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
+        command += [f"--temp-dir={folder}", f"--object-store-memory={100 * 2**20}"]
+        head = subprocess.Popen(
+            command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            assert head.stdout is not None
+            assert any("Ray runtime started" in line for line in head.stdout)
+            yield {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"}
+        finally:
+            # It ends all that it started.
+            head.terminate()
+            head.communicate(timeout=60)
+
+
+def test_a_cluster_with_a_token_is_joined(token_cluster: dict[str, str], tmp_path: Path) -> None:
+    for i in range(4):
+        torch.save(nn.Linear(2, 3 + i).state_dict(), tmp_path / f"{i}.pt")
+    command = [sys.executable, "-m", "nfn_graph", "convert", str(tmp_path), "--engine", "ray"]
+    command += ["--shard-size", "2", "--out", str(tmp_path / "out")]
+    found = subprocess.run(command, env=token_cluster, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert len(WeightDataset(tmp_path / "out")) == 4

@@ -258,9 +258,11 @@ def test_a_part_without_shards(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_brackets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are no style of the progress bar, nor the end of one."""
+    # The bar is for terminals only.
+    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "300")  # Room for a long path.
     out = tmp_path / "a[" / "red]"
     build_cnn_zoo(small(out, networks=2), images=IMAGES, progress=True)

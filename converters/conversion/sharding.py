@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion.reading import Options, load_file
-from nfn_graph.converters.jobs.workers import run_parallel
+from nfn_graph.converters.jobs import run_parallel
 from nfn_graph.converters.store.architecture import Network
 from nfn_graph.converters.store.lock import publishing
 from nfn_graph.converters.store.shards import read_shard, read_table

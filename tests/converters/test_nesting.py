@@ -1,0 +1,153 @@
+"""Heads and groups: the symmetry of converted networks is complete, and no larger than it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from architectures import S
+from nested_networks import Attention
+from permuting import distance, outputs_of
+from torch import Tensor, nn
+
+from nfn_graph import Batch, NFLinear
+from nfn_graph.converters import ConversionError, draw, from_module, summary
+from nfn_graph.testing import completeness
+
+Build = Callable[[], nn.Module]
+COMPLETE: dict[str, tuple[Build, tuple[int, ...], int]] = {
+    "attention": (lambda: Attention(4, ends=(1, 1)), (1, 2, 1), 2),
+    "rotary": (lambda: Attention(4, time=2, ends=(1, 1)), (1, 2, 1), 1),
+    "grouped query": (lambda: Attention(8, 4, ends=(1, 1)), (1, 2, 1), 3),
+    "multi query": (lambda: Attention(4, shared=1, ends=(1, 1)), (1, 2, 1), 0),
+    "grouped convolution": (
+        lambda: S(nn.Conv1d(1, 4, 1), nn.Conv1d(4, 4, 1, groups=2), nn.Conv1d(4, 1, 1)),
+        (1, 1, 3),
+        2,
+    ),
+    "group norm": (
+        lambda: S(nn.Conv1d(1, 4, 1), nn.GroupNorm(2, 4), nn.Conv1d(4, 1, 1)),
+        (1, 1, 3),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "shape", "nested"), COMPLETE.values(), ids=COMPLETE.keys())
+def test_layers_on_converted_networks_are_complete(
+    build: Build, shape: tuple[int, ...], nested: int
+) -> None:
+    """One parameter per orbit, on the spec that the converter made."""
+    graph = from_module(build(), torch.randn(shape))
+    assert sum(len(n.parents) == 1 for n in graph.spec.neurons) == nested
+    folded = graph.spec.fold("hnp")
+    layer = NFLinear(folded, 1, 1, bias=False)
+    # Two neurons in each layer, or in each parent, tell all orbits apart.
+    free = [n.name for n in graph.spec.neurons if not n.fixed and len(n.parents) < 2]
+    found = completeness(layer, folded, sizes=dict.fromkeys(free, 2))
+    assert sum(p.numel() for p in layer.parameters()) == found.rank == found.orbits
+
+
+def changed(module: nn.Module, inputs: Tensor, *rows: tuple[str, int, list[int]]) -> float:
+    """How far outputs move when entries of tensors are taken in another order along an axis."""
+    before = outputs_of(module, (inputs,))
+    state = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    for key, axis, order in rows:
+        module.state_dict()[key].copy_(state[key].index_select(axis, torch.tensor(order)))
+    after = outputs_of(module, (inputs,))
+    module.load_state_dict(state)
+    return distance(after, before)
+
+
+def test_what_is_tied_in_attention_is_tied() -> None:
+    module, x = Attention().double(), torch.randn(2, 5, 3).double()
+    dims = [1, 0, 2, 3, 4, 5, 6, 7]
+    heads = [4, 5, 6, 7, 0, 1, 2, 3]
+    q, k = ("q.weight", 0, dims), ("k.weight", 0, dims)
+    assert changed(module, x, q) > 1e-6
+    assert changed(module, x, q, ("q.bias", 0, dims), k) < 1e-12
+    v, o = ("v.weight", 0, heads), ("o.weight", 1, heads)
+    assert changed(module, x, v, ("v.bias", 0, heads)) > 1e-6
+    # Heads of values and outputs move with those of queries and keys.
+    assert changed(module, x, v, ("v.bias", 0, heads), o) > 1e-6
+    across = [4, 1, 2, 3, 0, 5, 6, 7]
+    both = (("q.weight", 0, across), ("q.bias", 0, across), ("k.weight", 0, across))
+    assert changed(module, x, *both) > 1e-6
+
+
+@pytest.mark.parametrize("middle", [nn.Conv1d(4, 4, 1, groups=2), nn.GroupNorm(2, 4)])
+def test_channels_of_different_groups_cannot_be_exchanged(middle: nn.Module) -> None:
+    module = S(nn.Conv1d(3, 4, 1), middle, nn.ReLU(), nn.Conv1d(4, 2, 1)).double()
+    x = torch.randn(2, 3, 5).double()
+    across = [2, 1, 0, 3]
+    first = [("0.weight", 0, across), ("0.bias", 0, across)]
+    last = [("3.weight", 1, across)]
+    own = [] if isinstance(middle, nn.GroupNorm) else [("1.weight", 0, across)]
+    own += [("1.bias", 0, across)]
+    assert changed(module, x, *first, *own, *last) > 1e-6
+
+
+def test_mixed_batches_of_transformers_are_their_networks_one_by_one() -> None:
+    graphs = [
+        from_module(Attention(width, heads, heads).double(), torch.randn(1, 4, 3).double())
+        for width, heads in ((8, 2), (12, 3), (8, 4), (6, 1))
+        if heads > 1
+    ]
+    batch = Batch.from_data_list(graphs)
+    layer = NFLinear(batch.spec.fold("hnp"), 1, 2).double()
+    together = layer(batch.features().fold("hnp")).unfold().to_graph()
+    for i, graph in enumerate(graphs):
+        alone = layer(graph.features().fold("hnp")).unfold().to_graph()
+        for (key, x), (_, y) in zip(
+            alone.features().tensors(), together[i].features().tensors(), strict=True
+        ):
+            assert torch.allclose(x, y, 0, 1e-12), key
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_further_keys_are_refused(option: str) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 8), nn.MultiheadAttention(8, 2, **{option: True})
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return self.b(h, h, h)[0]
+
+    with pytest.raises(ConversionError, match=f"{option}|further keys and values"):
+        from_module(Network(), torch.randn(2, 5, 3))
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    module = S(nn.Conv1d(3, 12, 1), nn.GroupNorm(2, 12), nn.GroupNorm(3, 12), nn.Conv1d(12, 2, 1))
+    with pytest.raises(ConversionError, match=r"2 \(GroupNorm\).*neurons and positions agree"):
+        from_module(module, torch.randn(2, 3, 5))
+
+
+def test_a_nested_layer_with_weights_to_itself_keeps_a_part_of_its_symmetry() -> None:
+    """A residual convolution inside of groups: groups, or channels of all groups, are free."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n = nn.Conv1d(3, 8, 1), nn.GroupNorm(4, 8)
+            self.b, self.c = nn.Conv1d(8, 8, 1), nn.Conv1d(8, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            return self.c(x + self.b(self.n(x).relu()))
+
+    graph = from_module(Residual().double(), torch.randn(2, 3, 5).double(), verify=True)
+    assert sorted(s[0] for s in graph.layout.shape.sizes) == [2, 3, 4]
+
+
+def test_tables_and_pictures_show_heads_as_groups() -> None:
+    graph = from_module(Attention(), torch.randn(1, 4, 3))
+    assert "hidden2 in group1" in str(summary(graph))
+    assert "\nin group1" in "".join(text.get_text() for text in draw(graph).axes[0].texts)
+    pairs = from_module(Attention(heads=4), torch.randn(1, 4, 3))
+    assert "pair1 in group2 x hidden2" in str(summary(pairs))
+    grouped = from_module(S(nn.Conv1d(3, 4, 1), nn.Conv1d(4, 6, 2, groups=2), nn.Conv1d(6, 2, 1)))
+    assert draw(grouped).axes
