@@ -39,6 +39,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.arch is not None:
             parse_arch(self.arch)
+        for option in ("only", "exclude"):
+            if getattr(self, option) == ():
+                raise UserError(f"Expected patterns of keys as --{option} (got none)")
         if self.key == "":
             raise UserError("Expected the name of a network as --key (got an empty one)")
         names = () if self.safe_globals is None else self.safe_globals or ("",)
