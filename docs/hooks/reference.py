@@ -115,7 +115,8 @@ def described(found: object) -> str:
         return f": {', '.join(base.__name__ for base in found.__bases__)}"
     if not callable(found):
         return f": {type(found).__name__}"  # A constant.
-    return _arguments(inspect.signature(found))
+    # Where a default lies in memory says nothing.
+    return re.sub(r" at 0x[0-9a-f]+", "", _arguments(inspect.signature(found)))
 
 
 def _has_own_arguments(kind: type) -> bool:
