@@ -102,7 +102,8 @@ class AxisOperations(ValueSource):
             first, last, _ = slice(start, stop).indices(x.shape[0])
             return x if (first, last) == (0, x.shape[0]) else self.rows(x, first, last)
         if isinstance(x, Weight):
-            return self._cut_taps(x, position_of(axis, x.rank), slice(start, stop, step))
+            at = position_of(axis, x.rank)
+            return self._cut_taps(x, at, len(range(*slice(start, stop, step).indices(x.shape[at]))))
         if not isinstance(x, Signal):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
@@ -133,13 +134,12 @@ class AxisOperations(ValueSource):
             return replace(x, stored=with_axis(x.stored, at, Neurons(plain(layer))))
         return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
 
-    def _cut_taps(self, x: Weight, at: int, part: slice) -> Weight:
-        """Some of the positions of a stored tensor, all of which are taps."""
+    def _cut_taps(self, x: Weight, at: int, size: int) -> Weight:
+        """So many of the positions of a stored tensor, all of which are taps."""
         for key, own in x.parts:
             place = own[at]
             if place is not None and x.shape[at] != 1:
                 self.use_of(key).set_taps(place)
-        size = len(range(*part.indices(x.shape[at])))
         return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]))
 
     def _slice_split(self, x: Signal, at: int, start: int, stop: int | None) -> Value:
