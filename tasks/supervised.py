@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from nfn_graph.converters.store.splits import COLUMN
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import build_model
 from nfn_graph.tasks.models.rates import fast_probes
+from nfn_graph.tasks.option_checks import check_several
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
 from nfn_graph.tasks.unify import Unify, largest_parts, unifying, without_refused
 
+# The inputs of a probe are kept in memory; no image is larger.
+_MOST_INPUTS = 2**28
 # Columns that say where a network comes from and lies, so that they are no labels.
 _NO_LABELS = (*PLACE, COLUMN, "file", "path", "bytes", "mtime_ns", "options", "network", "group")
 
@@ -44,6 +48,17 @@ class SupervisedOptions(TrainOptions):
     label: str | None = None
     input_shape: tuple[int, ...] = ()
     unify: Unify = "no"
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        if self.input_shape:
+            check_several("input_shape", self.input_shape, 1)
+            if math.prod(self.input_shape) > _MOST_INPUTS:
+                raise UserError(
+                    f"Expected an --input-shape of at most {_MOST_INPUTS} values (got "
+                    f"{' '.join(map(str, self.input_shape))})"
+                )
 
 
 Options = TypeVar("Options", bound=SupervisedOptions)

@@ -37,6 +37,7 @@ WAITING = {
     "zoo cnn": ["--out", "out", "--data", "missing"],
     "zoo inr": ["--out", "out", "--data", "missing"],
     "zoo tickets": ["--out", "out", "--data", "missing"],
+    "zoo transformer": ["--out", "out", "--data", "missing"],
     "train regress": ["--zoo", "missing", "--out", "out"],
     "train classify": ["--zoo", "missing", "--out", "out"],
     "train predict-generalization": ["--zoo", "missing", "--out", "out"],

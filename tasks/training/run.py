@@ -67,8 +67,6 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     options = task.options
     folder = RunFolder(options.out)
     data = load_data(task)
-    if progress and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(_where_networks_are(data), file=sys.stderr)
     batches = RunBatches(options, data.graphs)
     torch.manual_seed(seed_of(options.seed, "model"))
     model, spec, sizes = fitted(task, data)
@@ -78,6 +76,8 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     is_begun = folder.last.is_file()
     if is_begun:
         read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
+    if progress and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(_where_networks_are(data), file=sys.stderr)
     watch = Stopwatch()
     with quiet():
         trainer = _trainer(task, folder, watch, progress)
