@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,7 +134,7 @@ class AxisOperations(ValueSource):
             return replace(x, stored=with_axis(x.stored, at, Neurons(plain(layer))))
         return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
 
-    def _cut_taps(self, x: Weight, at: int, part: slice) -> Weight:
+    def _cut_taps(self, x: Weight, at: int, part: builtins.slice) -> Weight:
         """Some of the positions of a stored tensor, all of which are taps."""
         for key, own in x.parts:
             place = own[at]
