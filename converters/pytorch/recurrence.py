@@ -64,9 +64,8 @@ def _network(is_lstm: bool) -> Handler:
                 cells.append(cell)
             outputs += found
             x = w.concat(found, -1) if bidirectional else found[0]
-        assert isinstance(x, Signal)
         # A single sequence has no axis for a batch.
-        time = 0 if x.rank == 2 or not batch_first else 1
+        time = 0 if outputs[0].rank == 2 or not batch_first else 1
         states = [stack_states(outputs, time)]
         return (x, *states, stack_states(cells, time)) if is_lstm else (x, *states)
 
