@@ -81,6 +81,9 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     if not x.is_input and x.shape is not None and all(n == 1 for n in x.shape):
         return weight
     if not x.is_input:
+        beside = _weight_by_constant(wiring, x.shape, weight)
+        if beside is not None:
+            return beside
         what = "a constant" if x.key is None else f"'{x.key}', a mask or other whole numbers,"
         raise ConversionError(
             f"Expected a tensor of the checkpoint without a constant of a shape of its own beside "
@@ -100,6 +103,25 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     claimed = wiring.claim(wiring.ranked(x, rank), axis, weight.shape[axis])
     guess = Signal(claimed.stored, guessed=x.shape is None)
     return _activation_and_weight(wiring, guess, weight)
+
+
+def _weight_by_constant(
+    wiring: ValueSource, shape: tuple[int | None, ...] | None, weight: Weight
+) -> Signal | None:
+    """A stored vector beside a constant along other axes, such as the slopes of heads (ALiBi)
+    times distances: the entries of the vector are neurons, the others are positions."""
+    if shape is None:
+        return None
+    rank = max(len(shape), weight.rank)
+    weight, shape = weight.broadcast(rank), (*(1,) * (rank - len(shape)), *shape)
+    large = [i for i, size in enumerate(weight.shape) if size != 1]
+    if len(large) != 1 or shape[large[0]] != 1:
+        return None
+    segments = plain(wiring.layer(weight.shape[large[0]]))
+    wiring.use(weight, [("neuron", segments) if i in large else None for i in range(rank)])
+    return Signal(
+        tuple(Neurons(segments) if i in large else Positions(n) for i, n in enumerate(shape))
+    )
 
 
 def _activation_and_weight(wiring: ValueSource, x: Signal, weight: Weight) -> Signal:

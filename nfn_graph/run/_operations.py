@@ -66,6 +66,19 @@ _METHODS = """
 """
 
 
+def _of_numbers(name: str) -> Operation:
+    """A function of torch that also takes plain numbers, such as the root of a size."""
+    function, plain = getattr(torch, name), getattr(math, name, None)
+    if plain is None:
+        return function
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        is_plain = not kwargs and all(isinstance(x, (int, float)) for x in args)
+        return (plain if is_plain else function)(*args, **kwargs)
+
+    return apply
+
+
 def _with_operator(name: str) -> Operation:
     own, full = getattr(operator, name), getattr(torch, name, None)
 
@@ -142,7 +155,7 @@ def _attention(
 
 #: Functions of single entries, which act on rows of any arrangement alike.
 ENTRYWISE: dict[str, Operation] = {
-    **{name: getattr(torch, name) for name in _ENTRYWISE_TORCH.split()},
+    **{name: _of_numbers(name) for name in _ENTRYWISE_TORCH.split()},
     **{name: getattr(F, name) for name in _ENTRYWISE_FUNCTIONAL.split()},
     **{name: _with_operator(name) for name in _ENTRYWISE_OPERATORS.split()},
 }

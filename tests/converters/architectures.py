@@ -492,6 +492,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "attention of batches": Architecture(
         lambda: Attention(style="bmm"), ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
     ),
+    "attention with slopes": Architecture(
+        lambda: Attention(style="alibi"), ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
+    ),
+    "masked attention": Architecture(
+        lambda: One(
+            lambda m, x: m.b(m.attend(*[m.a(x)] * 3, attn_mask=m.mask, need_weights=False)[0]),
+            a=nn.Linear(3, 8), b=nn.Linear(8, 2),
+            mask=nn.Buffer(torch.ones(5, 5).triu(1) > 0, persistent=False),
+            attend=nn.MultiheadAttention(8, 2, batch_first=True),
+        ),
+        ((2, 5, 3),),
+        (8, 2, 8, 8, 8),
+    ),
     "rotary attention": Architecture(
         lambda: Attention(time=5), ((2, 5, 3),), (8, 2, 8), needs_example=True
     ),

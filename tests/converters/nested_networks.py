@@ -43,6 +43,11 @@ class Attention(nn.Module):
         angles = torch.arange(time)[:, None] * 10.0 ** -torch.arange(self.dim // 2)
         self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1), persistent=False)
         self.register_buffer("sin", torch.cat([angles.sin()] * 2, -1), persistent=False)
+        if style == "alibi":
+            self.slopes = nn.Parameter(torch.rand(heads, 1, 1))
+            places = torch.arange(5.0)
+            distance = -(places[:, None] - places).abs()
+            self.register_buffer("distance", distance, persistent=False)
         self.embed, self.norm = nn.Linear(ends[0], width), nn.LayerNorm(width)
         self.q = nn.Linear(width, width)
         # A bias of keys has no effect behind a softmax.
@@ -72,7 +77,10 @@ class Attention(nn.Module):
             y = torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
             y = y.view(size, self.heads, time, self.dim)
         else:
-            y = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.dim), -1) @ v
+            scores = q @ k.transpose(-2, -1) / math.sqrt(self.dim)
+            if self.style == "alibi":
+                scores = scores + self.slopes * self.distance
+            y = torch.softmax(scores, -1) @ v
         x = x + self.o(y.transpose(1, 2).reshape(size, time, width))
         return self.head(x.mean(1))
 
