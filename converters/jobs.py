@@ -221,20 +221,35 @@ def _run_pool(
     function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, preload: str
 ) -> Iterator[tuple[Job, Result]]:
     with ProcessPoolExecutor(workers, _context(preload), initializer=_start_worker) as pool:
-        running: dict[Future[Result], Job] = {}
-        waiting = iter(jobs)
-        while True:
-            while len(running) < _QUEUED_PER_WORKER * workers:
-                job = next(waiting, None)
-                if job is None:
-                    break
-                running[pool.submit(function, job)] = job
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in [future for future in running if future in done]:
-                yield running[future], future.result()
-                del running[future]
+        try:
+            yield from _run_jobs(pool, function, jobs, _QUEUED_PER_WORKER * workers)
+        except BrokenProcessPool:
+            # One that was started while the pool broke would wait for jobs, and the pool for it.
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+            raise
+
+
+def _run_jobs(
+    pool: ProcessPoolExecutor,
+    function: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    most: int,
+) -> Iterator[tuple[Job, Result]]:
+    running: dict[Future[Result], Job] = {}
+    waiting = iter(jobs)
+    while True:
+        while len(running) < most:
+            job = next(waiting, None)
+            if job is None:
+                break
+            running[pool.submit(function, job)] = job
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in [future for future in running if future in done]:
+            yield running[future], future.result()
+            del running[future]
 
 
 def _context(preload: str) -> BaseContext:

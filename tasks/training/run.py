@@ -6,7 +6,6 @@ import datetime
 import logging
 import os
 import platform
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +76,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
     if is_begun:
         read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
     if progress and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(_where_networks_are(data), file=sys.stderr)
+        print(_where_networks_are(data))
     watch = Stopwatch()
     with quiet():
         trainer = _trainer(task, folder, watch, progress)
