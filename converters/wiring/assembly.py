@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
@@ -127,10 +127,11 @@ def build_layout(
     tensors: Mapping[str, Tensor],
     tied: Mapping[str, Sequence[str]],
     values: Sequence[Signal],
+    mixed: Collection[str],
     tape: Tape,
 ) -> Layout:
     """The spec, sizes and placements of a network whose tensors' axes are known."""
-    pieces, nesting = _settled(uses, values)
+    pieces, nesting = _settled(uses, values, mixed)
     types = _types(nesting, [piece.ends for parts in pieces.values() for piece in parts])
     names = _names(types, nesting)
     taps: dict[str | WeightKey, int] = dict.fromkeys(names.values(), 0)
@@ -180,14 +181,15 @@ def build_layout(
 
 
 def _settled(
-    uses: Mapping[str, Use], values: Sequence[Signal]
+    uses: Mapping[str, Use], values: Sequence[Signal], mixed: Collection[str]
 ) -> tuple[dict[str, list[Piece]], Nesting]:
     """The parts of all tensors, and what is nested in what, once every part has a place."""
     whole: dict[Segment, Layer] = {}
     while True:
         pieces = {key: list(_pieces(use, whole)) for key, use in uses.items()}
         found = [piece.ends for parts in pieces.values() for piece in parts]
-        nesting = Nesting(values, found)
+        apart = [n for key in mixed for piece in pieces.get(key, ()) for n in piece.ends.layers]
+        nesting = Nesting(values, found, apart)
         crossed = next((layers for ends in found if (layers := nesting.conflict(ends))), None)
         if crossed is None:
             return pieces, nesting

@@ -10,6 +10,7 @@ dimensions are no children then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -49,15 +50,21 @@ class Nesting:
     Args:
         values: All values with neurons.
         tensors: The layers of all tensors, part by part.
+        mixed: The layers of tensors whose entries along some axes are mixed before they are used,
+            as a norm of their rows does.
     """
 
-    def __init__(self, values: Iterable[Signal], tensors: Sequence[Ends]) -> None:
+    def __init__(
+        self, values: Iterable[Signal], tensors: Sequence[Ends], mixed: Iterable[Layer] = ()
+    ) -> None:
         self._together: dict[Layer, set[Layer]] = {}
         for value in values:
-            for layers in _layers_together(value):
-                self._meet(layers)
+            for chosen in _layers_together(value):
+                self._meet_axes(chosen)
         for ends in tensors:
             self._meet(ends.layers)
+        for layer in mixed:
+            self._meet([layer])
         for ends in tensors:
             self._keep_order(ends)
         self.parent: dict[Layer, Layer] = {}
@@ -128,6 +135,24 @@ class Nesting:
             else:
                 self._together[layer] = set(layers)
 
+    def _meet_axes(self, chosen: Sequence[Counter[Layer]]) -> None:
+        """An entry of a value with these layers along its axes.
+
+        Where a layer is on two axes, entries of two of its neurons meet. Then it is a parent only
+        of what stands beside it on each of these axes.
+        """
+        every = sum(chosen, Counter[Layer]())
+        free = [layer for layer in every if not layer.fixed and layer.size > 1]
+        for layer in free:
+            beside = {
+                other
+                for other in free
+                if other is layer
+                or every[other] == 1
+                or all(axis[other] == 1 for axis in chosen if axis[layer])
+            }
+            self._together[layer] = self._together.get(layer, beside) & beside
+
     def _keep_order(self, ends: Ends) -> None:
         """Rows are numbered parents first, target before source, and no axis is turned for it."""
         for place, (layer, role) in enumerate(zip(*ends[:2], strict=True)):
@@ -185,24 +210,23 @@ def _as_positions(factor: Factor) -> Factor:
     return factor
 
 
-def _layers_together(value: Signal) -> Iterator[set[Layer]]:
-    """The sets of free layers that entries of a value belong to."""
+def _layers_together(value: Signal) -> Iterator[tuple[Counter[Layer], ...]]:
+    """For every kind of entry of a value, how often each layer is on each of its axes."""
     axes = [settled(axis) for axis in value.stored]
     choices = [
         list(_choices(resolve(a.segments if isinstance(a, Neurons) else a.split.segments)))
         for a in axes
         if isinstance(a, Neurons | Part)
     ]
-    for chosen in product(*choices):
-        yield set().union(*chosen)
+    return product(*choices)
 
 
-def _choices(segments: Segments) -> Iterator[set[Layer]]:
+def _choices(segments: Segments) -> Iterator[Counter[Layer]]:
     for segment in segments:
         inner = [
-            [{factor}] if isinstance(factor, Layer) else list(_choices(factor))
+            [Counter([factor])] if isinstance(factor, Layer) else list(_choices(factor))
             for factor in segment.factors
             if isinstance(factor, Layer | tuple)
         ]
         for chosen in product(*inner):
-            yield set().union(*chosen)
+            yield sum(chosen, Counter[Layer]())

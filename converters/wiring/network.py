@@ -68,6 +68,9 @@ class Wiring(Reductions):
         roles[target], roles[source] = ("target", plain(layer)), ("source", known)
         self.use(weight, roles)
         y = Signal(with_axis(x.stored, axis, Neurons(plain(layer))), x.guessed)
+        # The products before the sum, with source and target neurons side by side, are values too;
+        # one is remembered when it is made.
+        Signal((*x.stored, y.stored[axis]))
         return y if bias is None else self.channelwise(y, [bias], axis)
 
     def conv(
@@ -374,6 +377,7 @@ class Wiring(Reductions):
                 known = solve(self.neurons(x, own.index(letter)), size)
                 roles.append(("source" if letter in reading else "target", known))
         self.use(weight, roles)
+        Signal(tuple(axes.values()))  # The products before the sum, as in `linear`.
         return Signal(tuple(axes[letter] for letter in output))
 
     def output(self, x: Value) -> None:
@@ -396,7 +400,7 @@ class Wiring(Reductions):
             for key, own in weight.parts:
                 self._fix_shown(key, own)
         self._check_rows()
-        return build_layout(self.uses, self.tensors, self.tied, self.values, self.tape)
+        return build_layout(self.uses, self.tensors, self.tied, self.values, self.mixed, self.tape)
 
     def _check_rows(self) -> None:
         """Refuses tensors of which only some rows are used, or the same ones twice."""

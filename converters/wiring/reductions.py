@@ -35,6 +35,7 @@ class Reductions(AxisOperations):
             return self.opaque([x])
         gone = set(range(x.rank) if axes is None else (position_of(i, x.rank) for i in axes))
         if isinstance(x, Weight):
+            self._mix(x, gone)
             order = [None if i in gone else i for i in range(x.rank) if keepdim or i not in gone]
             return x.view(order)
         self.check_certain(x, axes or [])
@@ -61,6 +62,10 @@ class Reductions(AxisOperations):
             self.show(x)
             return self.constant(None)
         found = self.reduce(x, axes, keepdim)
+        if isinstance(x, Signal) and isinstance(found, Signal):
+            gone = range(x.rank) if axes is None else [position_of(i, x.rank) for i in axes]
+            if any(not isinstance(x.axes[i], Positions) for i in gone):
+                found = Opaque(found.shape, next(self._origins))
         if isinstance(found, Opaque) and isinstance(x, Signal):
             return replace(found, exposes=tuple(layers_in(x)))
         return found if isinstance(found, Signal) else self.opaque([x])
@@ -77,12 +82,21 @@ class Reductions(AxisOperations):
 
         All axes if None.
         """
+        if isinstance(x, Weight):
+            every = range(x.rank)
+            self._mix(x, set(every if axes is None else (position_of(i, x.rank) for i in axes)))
         if isinstance(x, Signal) and axes is not None:
             is_open = any(isinstance(axis, Part) for axis in x.axes)
             if is_open or len(x.neuron_axes) > 1:
                 # Its value at an entry depends on the others along these axes, as a mean does.
                 self.reduce(x, axes)
         return x
+
+    def _mix(self, x: Weight, along: set[int]) -> None:
+        """Says that a function mixes the entries of a stored tensor along some of its axes."""
+        large = {i for i, size in enumerate(x.shape) if size != 1}
+        if large & along and large - along:
+            self.mixed.update(dict.fromkeys(key for key, _ in x.parts))
 
     def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Signal | Opaque:
         """Anything that mixes positions along the last `spatial` axes, and may resize them."""

@@ -58,6 +58,8 @@ class ValueSource:
         self._claims: dict[tuple[int, int, int], Layer] = {}
         #: All activations, from which follows what is nested in what.
         self.values: list[Signal] = []
+        #: Tensors whose entries are mixed along some axes before they are used.
+        self.mixed: dict[str, None] = {}
         self._shown: list[Weight] = []
         self._rows: dict[str, tuple[str, tuple[int, int]]] = {}
         self._has_output = False

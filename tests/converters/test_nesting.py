@@ -11,8 +11,8 @@ from nested_networks import Attention
 from permuting import distance, outputs_of
 from torch import Tensor, nn
 
-from nfn_graph import Batch, NFLinear
-from nfn_graph.converters import ConversionError, draw, from_module, summary
+from nfn_graph import Batch, NFLinear, symmetry
+from nfn_graph.converters import ConversionError, draw, from_module, summary, to_module
 from nfn_graph.testing import completeness
 
 Build = Callable[[], nn.Module]
@@ -151,3 +151,40 @@ def test_tables_and_pictures_show_heads_as_groups() -> None:
     assert "pair1 in group2 x hidden2" in str(summary(pairs))
     grouped = from_module(S(nn.Conv1d(3, 4, 1), nn.Conv1d(4, 6, 2, groups=2), nn.Conv1d(6, 2, 1)))
     assert draw(grouped).axes
+
+
+class Heads(nn.Module):
+    """A value with heads and their dimensions, and a function of it and of a stored tensor."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(3, 12), nn.Linear(12, 2)
+        self.stored, self.function = nn.Parameter(torch.randn(shape)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Entries of different heads meet in the function."""
+        y = self.function(self.embed(x).unflatten(-1, (3, 4)), self.stored)
+        return self.out(y.flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda v, w: (v @ v.transpose(-1, -2)).softmax(-1) @ v * w, (1,)),
+        (lambda v, w: (v.unsqueeze(2) + v.unsqueeze(3)).relu().sum(2) * w, (1,)),
+        (lambda v, w: v + torch.einsum("gh,bthd->btgd", w, v), (3, 3)),
+        (lambda v, w: v * v.argmax(2, keepdim=True) * w, (1,)),
+        (lambda v, w: v * w.softmax(0), (3, 4)),
+        (lambda v, w: v * (w / w.norm(dim=0, keepdim=True)), (3, 4)),
+    ],
+    ids=["attention across heads", "pairs of heads", "map of heads", "places", "softmax", "norm"],
+)
+def test_dimensions_of_heads_that_meet_are_permuted_together(function, shape) -> None:
+    torch.manual_seed(0)
+    network = Heads(function, *shape).double().eval()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    graph = from_module(network, x)
+    for seed in range(5):
+        moved = symmetry.sample(graph, "hnp", torch.Generator().manual_seed(seed)).apply(graph)
+        other = to_module(moved, Heads(function, *shape).double().eval())
+        torch.testing.assert_close(other(x), network(x), rtol=1e-9, atol=1e-9)
