@@ -100,7 +100,7 @@ def test_every_public_name_is_found() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_an_interruption_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nfn_graph.cli", "inspect", str(tmp_path / "none.pt")]
+    command = [sys.executable, "-m", "nfn_graph.cli", "zoo", "cnn", "--out", str(tmp_path / "zoo")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     maps = Path(f"/proc/{process.pid}/maps")
     limit = time.monotonic() + 60

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from nfn_graph.tasks.registry import TASKS
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,10 +45,13 @@ def test_readme_shows_python() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    before = list(TASKS)
     namespace: dict[str, object] = {"__name__": page.stem}
     for lines_before, source in blocks(page.read_text("utf-8"), "python"):
         # Empty lines in front, so that a traceback names the line of the page.
         exec(compile("\n" * lines_before + source, str(page), "exec"), namespace)
+    for name in set(TASKS) - set(before):
+        del TASKS[name]  # A page that adds a task adds it for itself alone.
 
 
 @pytest.mark.parametrize(
