@@ -16,9 +16,12 @@ from nfn_graph.converters.wiring.axes import (
     split,
 )
 
+_STEPS_PER_ENTRY = 4
+
 
 def tie(left: Segments, right: Segments) -> None:
     """Makes two axes one: entry for entry, their neurons are permuted together."""
+    steps = 0
     while True:
         left, right = resolve(left), resolve(right)
         sizes = axis_size(left), axis_size(right)
@@ -26,6 +29,13 @@ def tie(left: Segments, right: Segments) -> None:
             raise ConversionError(
                 f"Expected two axes of the same known size (got {describe(left)} and "
                 f"{describe(right)})" + (". Give an example_input" if None in sizes else "")
+            )
+        # Every step cuts or merges entries, unless a layer would have to be a part of itself.
+        steps += 1
+        if steps > _STEPS_PER_ENTRY * (sizes[0] or 0) + _STEPS_PER_ENTRY:
+            raise ConversionError(
+                f"Expected one way to read {sizes[0]} neurons (got two that contradict each other, "
+                f"such as a kernel that is used with groups and without)"
             )
         if not _approach(left, right):
             return

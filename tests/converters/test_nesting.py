@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from architectures import S
 from nested_networks import Attention
 from permuting import distance, outputs_of
@@ -188,3 +189,19 @@ def test_dimensions_of_heads_that_meet_are_permuted_together(function, shape) ->
         moved = symmetry.sample(graph, "hnp", torch.Generator().manual_seed(seed)).apply(graph)
         other = to_module(moved, Heads(function, *shape).double().eval())
         torch.testing.assert_close(other(x), network(x), rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_of_groups_that_is_also_dense_is_refused() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Linear(3, 12), nn.Linear(12, 2)
+            self.kernel = nn.Parameter(torch.randn(12, 4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x).transpose(1, 2)
+            y = F.conv1d(x, self.kernel, groups=3) + F.conv1d(x[:, :4], self.kernel)
+            return self.out(y.transpose(1, 2))
+
+    with pytest.raises(ConversionError, match="one way to read 4 neurons"):
+        from_module(Shared(), torch.randn(2, 5, 3))
