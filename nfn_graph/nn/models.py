@@ -438,6 +438,7 @@ def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequentia
     """Linear layers with ReLU and dropout between them."""
     layers: list[nn.Module] = []
     for first, second in pairwise(sizes):
-        layers += [nn.Linear(first, second), nn.ReLU()]
+        # In place, since no gradient reads what a linear map returns.
+        layers += [nn.Linear(first, second), nn.ReLU(inplace=True)]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-1], out_features))

@@ -19,8 +19,8 @@ from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# How many values several operations pass over before the next ones: few enough to stay in the
-# cache, and enough to keep all threads busy. Of wide rows more, since every product first copies
+# How many values several operations pass over in each thread before the next ones: few enough to
+# stay in the cache, and enough to be worth the calls. Of wide rows more, since every product first copies
 # its matrix into another order.
 _CACHED, _FEWEST_ROWS = 2**19, 2**12
 # How many values a row should have to be broadcast fast.
@@ -98,7 +98,7 @@ def bag_down(
     """
 
     blocks, size = rows.blocks, _cached_rows(table)
-    if rows.count <= size and not blocks:
+    if rows.count <= 2 * size and not blocks:
         out = _listed_down(table, rows, 0, rows.count)
         return out if x is None or matrix is None else add_product(out, x, matrix)
     out = table.new_empty(rows.count, table.shape[1])
@@ -155,7 +155,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 def _cached_rows(x: Tensor) -> int:
     """How many rows of a tensor to treat at a time: on the CPU, as many as stay in its cache."""
-    return max(_CACHED // (x.shape[1] or 1), _FEWEST_ROWS) if x.is_cpu else 2**62
+    if not x.is_cpu:
+        return 2**62
+    return max(_CACHED * torch.get_num_threads() // (x.shape[1] or 1), _FEWEST_ROWS)
 
 
 def _stretches(covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:

@@ -23,7 +23,7 @@ _FEW_COLUMNS, _MANY_ROWS = 8, 2**12
 _FEWEST_ROWS = 2**9
 # Of a sum over many rows oneDNN copies both factors first, which pays for wide ones; some rows at
 # a time, for the sake of memory.
-_WIDE, _STRETCH = 128, 2**10
+_WIDE, _STRETCH = 256, 2**10
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
