@@ -29,7 +29,7 @@ from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.jobs import Part, counting
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 from nfn_graph.messages import UserError, exit_code, located, one_line, printable, reason_of
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, read_chain
+from nfn_graph.converters.checkpoint import Keys
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families import Heads, family_network, find_family, is_named
-from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
 from nfn_graph.converters.pytorch.wrappers import unwrapped_module
 from nfn_graph.data import Computation, Layout

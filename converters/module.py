@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.left_out import leave_out
+from nfn_graph.converters.layout_changes import leave_out
 from nfn_graph.converters.one_network import check_module
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
 from nfn_graph.converters.pytorch.wrappers import unwrap_parts

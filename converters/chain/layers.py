@@ -30,7 +30,7 @@ from nfn_graph.converters.chain.topology import (
     check_names,
 )
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.orientation import turned
+from nfn_graph.converters.layout_changes import turned
 from nfn_graph.data import Layout
 
 # Images have at most so many channels.

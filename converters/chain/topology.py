@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nfn_graph.converters.chain.names import spelled
+from nfn_graph.converters.checkpoint import PREFIXES
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.prefixes import PREFIXES
 
 ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
 

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nfn_graph.converters.conversion.sharding import KEPT
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.optional import require
 from nfn_graph.converters.store.arrow import arrow, compute, parquet
 from nfn_graph.converters.store.shards import PLACE
 from nfn_graph.converters.store.splits import COLUMN as SPLIT

@@ -16,7 +16,7 @@ from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, ru
 from nfn_graph.converters.errors import ConversionError, in_command_line
 from nfn_graph.converters.formats import SUFFIXES
 from nfn_graph.converters.io import load
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 from nfn_graph.messages import UserError
 

@@ -27,8 +27,8 @@ from nfn_graph.converters.keras.config import KerasModel, parse_model
 from nfn_graph.converters.keras.following import model_layout
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER, is_numbered
 from nfn_graph.converters.keras.weights_only import read_chain
+from nfn_graph.converters.layout_changes import permuted
 from nfn_graph.converters.layouts import find_layout
-from nfn_graph.converters.permuted import permuted
 from nfn_graph.converters.state_dict import build_graph
 from nfn_graph.data import Layout, Placement, View
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.wiring import Opaque, Value, Weight, Wiring
 
 Shapes = Mapping[str, tuple[int | None, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 
 _PURPOSE = "for the table of a store"
 

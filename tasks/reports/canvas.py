@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.canvas import INK, colours_of, figure_style, panels_of, save_figure
 from nfn_graph.tasks.reports.runs import BACKGROUND, metric_name

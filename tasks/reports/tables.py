@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 from nfn_graph.tasks.reports.page import Table, is_number
 from nfn_graph.tasks.reports.runs import format_value
 

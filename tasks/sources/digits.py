@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 from nfn_graph.tasks.sources.images import Images
 
 

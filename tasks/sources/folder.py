@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.optional import require
 from nfn_graph.tasks.sources.images import Images
 from nfn_graph.tasks.sources.labelled import SourceError, every_fifth
 
