@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.files.npz import from_array
+from nfn_graph.converters.pytorch.tensors import unwrapped_module
 
 
 def is_numeric(value: Any) -> bool:

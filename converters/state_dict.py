@@ -25,9 +25,8 @@ from nfn_graph.converters.families import Heads
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
 from nfn_graph.converters.layout_changes import Orientation, leave_out, turned, turned_back
-from nfn_graph.converters.layouts import find_layout, shapes_of
-from nfn_graph.converters.one_network import check_module, layout_of
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.layouts import find_layout, layout_of, shapes_of
+from nfn_graph.converters.pytorch.tensors import check_module, unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key

@@ -52,10 +52,10 @@ COMMANDS = {
         "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in a store."
     ),
     "store": Command(
-        "nfn_graph.converters.store.commands:store", "Show what a store holds; check its checksums."
+        "nfn_graph.converters.commands:store", "Show what a store holds; check its checksums."
     ),
     "export": Command(
-        "nfn_graph.converters.store.commands:export", "Write the networks of a store into files."
+        "nfn_graph.converters.commands:export", "Write the networks of a store into files."
     ),
     "run": Command(
         "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import npz
-from nfn_graph.converters.files.arrays import to_array
 from nfn_graph.converters.files.checks import check_path
+from nfn_graph.converters.files.npz import to_array
 from nfn_graph.tasks.sources.images import Images
 from nfn_graph.tasks.sources.labelled import SourceError, numbered_classes
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.jobs import counting, run_jobs
+from nfn_graph.converters.conversion.jobs import counting, run_jobs
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.options import BuildOptions
 from nfn_graph.tasks.zoo.store import Row, ZooWriter

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from nfn_graph.converters.jobs import Engine, Part
+from nfn_graph.converters.conversion.jobs import Engine, Part
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     check_above,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.state_dict import from_state_dict
-from nfn_graph.converters.store.description import is_store, read_description
-from nfn_graph.converters.store.lock import none_publishing
+from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.computation import computation_of

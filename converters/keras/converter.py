@@ -22,8 +22,7 @@ from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
 from nfn_graph.converters.keras.arch_names import TorchName, arch_names, has_keras_tensors
-from nfn_graph.converters.keras.binding import bind
-from nfn_graph.converters.keras.config import KerasModel, parse_model
+from nfn_graph.converters.keras.config import KerasModel, bind, parse_model
 from nfn_graph.converters.keras.following import model_layout
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER, is_numbered
 from nfn_graph.converters.keras.weights_only import read_chain
