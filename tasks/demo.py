@@ -24,9 +24,8 @@ from nfn_graph.tasks.predict_generalization import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
-from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import reads
-from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.info import accuracy_line

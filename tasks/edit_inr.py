@@ -182,8 +182,7 @@ class EditInr(Task[EditInrOptions]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """A sheet: what some networks showed, show after the edit, and are to show."""
-        from nfn_graph.tasks.reports.edits import edit_sheet
-        from nfn_graph.tasks.reports.probes import draw_probes
+        from nfn_graph.tasks.reports.network_figures import draw_probes, edit_sheet
 
         if name == "test":
             draw_probes(folder / "probes.png", model, graphs)

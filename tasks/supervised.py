@@ -136,7 +136,7 @@ class SupervisedTask(Task[Options]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """The inputs that a model runs networks on, once for a run."""
-        from nfn_graph.tasks.reports.probes import draw_probes
+        from nfn_graph.tasks.reports.network_figures import draw_probes
 
         if name == "test":
             draw_probes(folder / "probes.png", model, graphs)

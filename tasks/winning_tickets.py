@@ -171,7 +171,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """The score of every weight against its initial value, by layer."""
-        from nfn_graph.tasks.reports.scores import score_plot
+        from nfn_graph.tasks.reports.network_figures import score_plot
 
         batch = Batch.from_data_list(graphs[:_SHOWN])
         batch = batch.to(next(model.parameters()).device)
