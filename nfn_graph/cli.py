@@ -62,23 +62,23 @@ COMMANDS = {
     ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
-        "nfn_graph.tasks.zoo.commands:zoo",
+        "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
         ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
     ),
     "train": Command(
-        "nfn_graph.tasks.commands:train",
+        "nfn_graph.tasks.train:train",
         "Train a model on the networks of a zoo.",
-        "nfn_graph.tasks.registry:TASKS",
+        "nfn_graph.tasks.train:TASKS",
     ),
     "evaluate": Command(
-        "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
+        "nfn_graph.tasks.train:evaluate", "Evaluate a trained model on other networks."
     ),
     "predict": Command(
-        "nfn_graph.tasks.commands:predict", "Apply a trained model to checkpoint files: a table."
+        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files: a table."
     ),
     "compare": Command(
-        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+        "nfn_graph.tasks.train:compare", "Compare runs: mean and standard error over seeds."
     ),
     "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),

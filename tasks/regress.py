@@ -1,4 +1,8 @@
-"""Predicting a number of every network from its weights."""
+"""Predicting a number of every network from its weights.
+
+Predicting the test accuracy is the first task of `Permutation Equivariant Neural Functionals
+<https://arxiv.org/abs/2302.14040>`_ (section 3.1, appendix D.1).
+"""
 
 from __future__ import annotations
 
@@ -164,3 +168,21 @@ def _numbers(zoo: WeightDataset, column: str) -> np.ndarray[Any, np.dtype[np.flo
             f"Expected finite numbers in column '{column}' of '{zoo.folder}' (got infinite ones)"
         )
     return found
+
+
+@dataclass(frozen=True)
+class PredictGeneralizationOptions(RegressOptions):
+    """Predict the test accuracy of classifiers from their weights."""
+
+    target: Literal["number", "share"] = "share"
+
+
+class PredictGeneralization(RegressTask[PredictGeneralizationOptions]):
+    """Accuracies as probabilities: sigmoid outputs, binary cross-entropy."""
+
+    name = "predict-generalization"
+    OPTIONS = PredictGeneralizationOptions
+
+    def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
+        """The test accuracy, by the name that the zoo has for it."""
+        return super().label_column(zoo, known or "test_accuracy")

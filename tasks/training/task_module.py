@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph import Batch, EquivariantNFN, InvariantNFN
-from nfn_graph.tasks.training.batches import RunBatches
+from nfn_graph.tasks.training.run_batches import RunBatches
 from nfn_graph.tasks.training.task import Options, Predictions, Task
 from nfn_graph.tasks.zoo.seeds import seed_of
 

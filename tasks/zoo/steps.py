@@ -73,7 +73,7 @@ def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
 
 
 def classifier_computation(layout: Layout, activation: str, padding: int) -> Computation:
-    """What a classifier computes; see :func:`nfn_graph.tasks.zoo.architecture.forward`."""
+    """What a classifier computes; see :func:`nfn_graph.tasks.zoo.classifiers.forward`."""
     steps = _Steps(layout)
     shapes = {parts[0].store: parts[0].shape for parts in layout.sources}
     depth = len(layout.spec.weights)

@@ -1,4 +1,4 @@
-"""The commands `nfn-graph train`, `evaluate`, `predict` and `compare`."""
+"""The tasks by name, and the commands `nfn-graph train`, `evaluate`, `predict` and `compare`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,25 @@ from nfn_graph.converters.conversion import Options as ReadingOptions
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError, exit_code, located
+from nfn_graph.tasks.classify import Classify
+from nfn_graph.tasks.classify_inr import ClassifyInr
+from nfn_graph.tasks.edit_inr import EditInr
 from nfn_graph.tasks.predict import predict_files
-from nfn_graph.tasks.registry import TASKS
+from nfn_graph.tasks.regress import PredictGeneralization, Regress
 from nfn_graph.tasks.reports.compare import compare as compare_runs
 from nfn_graph.tasks.reports.compare import failed_runs, print_table
 from nfn_graph.tasks.reports.runs import format_value
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
-from nfn_graph.tasks.zoo.options import Split
+from nfn_graph.tasks.training.task import Task
+from nfn_graph.tasks.winning_tickets import WinningTickets
+from nfn_graph.tasks.zoo.builder import Split
 
+TASKS: dict[str, type[Task[Any]]] = {
+    task.name: task
+    for task in (Regress, Classify, PredictGeneralization, ClassifyInr, EditInr, WinningTickets)
+}
 if TYPE_CHECKING:
     TrainCommand = TrainOptions
 else:

@@ -1,19 +1,24 @@
-"""The trained model of a run, from its folder; nothing in the files is run."""
+"""The checkpoints of a run: how they are written, and the trained model from them; nothing in the
+files is run.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.graph import spec_from_json
 from nfn_graph.converters.zoos.files import read_checkpoint
-from nfn_graph.tasks.training.folder import RunFolder
 from nfn_graph.tasks.training.options import from_plain
+from nfn_graph.tasks.training.run_folder import RunFolder
 from nfn_graph.tasks.training.task import Metrics, Task
 
 
@@ -61,7 +66,7 @@ def model_state(path: Path, checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _task(config: Mapping[str, Any]) -> Task[Any]:
-    from nfn_graph.tasks.registry import TASKS
+    from nfn_graph.tasks.train import TASKS
 
     if config["task"] not in TASKS:
         raise ConversionError(
@@ -86,3 +91,26 @@ def _check_shapes(path: Path, shapes: Mapping[str, Tensor], state: Mapping[str, 
                 f"Expected '{key}' of '{path}' with the shape of the run's model, {wanted} (got "
                 f"{found})"
             )
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside the former one, which it then replaces in one step.
+
+    Lightning writes to the folder for temporary files, and copies from there if that is on another
+    file system. A process that is killed meanwhile, or a full disk, leaves half a checkpoint in
+    the place of a whole one.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Writes a checkpoint; until all of it is on the disk, the former one stays."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.stem}.*"):
+            left.unlink()  # of a process that was killed
+        # Of a full disk, the system says more than torch does.
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content.getbuffer())

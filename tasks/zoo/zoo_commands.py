@@ -12,14 +12,12 @@ from nfn_graph.converters import open_zoo
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
-from nfn_graph.tasks.zoo.folder import open_zoo_folder
-from nfn_graph.tasks.zoo.info import accuracy_line, as_json, as_text, zoo_facts
-from nfn_graph.tasks.zoo.inr import build_inr_zoo
-from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions, Split
+from nfn_graph.tasks.zoo.builder import Split
+from nfn_graph.tasks.zoo.cnn import CnnZooOptions, build_cnn_zoo
+from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, open_zoo_folder, zoo_facts
+from nfn_graph.tasks.zoo.inr import InrZooOptions, build_inr_zoo
 from nfn_graph.tasks.zoo.render import render_zoo
-from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
-from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
+from nfn_graph.tasks.zoo.tickets import TicketZooOptions, build_ticket_zoo
 from nfn_graph.tasks.zoo.transformer import TransformerZooOptions, build_transformer_zoo
 
 
