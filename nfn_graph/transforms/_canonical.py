@@ -224,7 +224,7 @@ def _shift(tensors: dict[Key, Tensor], rescaling: Rescaling, shift: Tensor) -> N
 def _multiply_taps(tensors: dict[Key, Tensor], taps: Taps, factor: Tensor) -> None:
     x = tensors[taps.store]
     by_tap = x.new_ones(x.shape[0], x.shape[1], 1)
-    by_tap[:, taps.first : taps.first + taps.count] = factor.view(-1, 1, 1)
+    by_tap[:, taps.first : taps.first + taps.number] = factor.view(-1, 1, 1)
     tensors[taps.store] = x * by_tap
 
 

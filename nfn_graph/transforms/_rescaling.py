@@ -46,7 +46,7 @@ class Taps(NamedTuple):
 
     store: Key
     first: int
-    count: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _frequency(computation: Computation, follow: _Follow) -> float | None:
         step = steps[tensors[0].step]
     is_biased = _is_product(step.operation) and len(step.args) > 2 and step.args[2] is not None
     biases = [taps for taps in follow.taps()[0] if isinstance(taps.store, str)]
-    return w0 if is_biased and w0 > 0 and len(biases) == 1 and biases[0].count == 1 else None
+    return w0 if is_biased and w0 > 0 and len(biases) == 1 and biases[0].number == 1 else None
 
 
 class _Follow:
