@@ -52,33 +52,33 @@ COMMANDS = {
         "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in a store."
     ),
     "store": Command(
-        "nfn_graph.converters.store.commands:store", "Show what a store holds; check its checksums."
+        "nfn_graph.converters.commands:store", "Show what a store holds; check its checksums."
     ),
     "export": Command(
-        "nfn_graph.converters.store.commands:export", "Write the networks of a store into files."
+        "nfn_graph.converters.commands:export", "Write the networks of a store into files."
     ),
     "run": Command(
         "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."
     ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
-        "nfn_graph.tasks.zoo.commands:zoo",
+        "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
         ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
     ),
     "train": Command(
-        "nfn_graph.tasks.commands:train",
+        "nfn_graph.tasks.train:train",
         "Train a model on the networks of a zoo.",
-        "nfn_graph.tasks.registry:TASKS",
+        "nfn_graph.tasks.train:TASKS",
     ),
     "evaluate": Command(
-        "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
+        "nfn_graph.tasks.train:evaluate", "Evaluate a trained model on other networks."
     ),
     "predict": Command(
-        "nfn_graph.tasks.commands:predict", "Apply a trained model to checkpoint files: a table."
+        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files: a table."
     ),
     "compare": Command(
-        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+        "nfn_graph.tasks.train:compare", "Compare runs: mean and standard error over seeds."
     ),
     "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),

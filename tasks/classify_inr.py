@@ -105,7 +105,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         facts: Mapping[str, Any],
     ) -> None:
         """The confusion matrix, and a sheet of INRs with what they were taken for."""
-        from nfn_graph.tasks.reports.gallery import gallery
+        from nfn_graph.tasks.reports.network_figures import gallery
 
         super().draw(folder, name, predictions, zoo, facts)
         if zoo.description.get("kind") != "inr":
