@@ -2,30 +2,134 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.option_checks import (
+    check_at_least,
+    check_interval,
+    check_networks,
+    check_part,
+    check_several,
+    check_share,
+    check_split,
+    flag,
+)
 from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.build import (
+from nfn_graph.tasks.zoo.builder import (
+    BuildOptions,
     BuiltNetwork,
+    Interval,
     OnSteps,
+    Row,
+    ZooWriter,
     build_shards,
     device_of,
     dtype_of,
     grouped,
     networks_together,
     plain_options,
+    split_of,
 )
-from nfn_graph.tasks.zoo.metrics import TrainingData
-from nfn_graph.tasks.zoo.options import CnnZooOptions
-from nfn_graph.tasks.zoo.runs import ClassifierRun, draw_run, largest_activation
-from nfn_graph.tasks.zoo.store import Row, ZooWriter
-from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind, TrainingData
+from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR, Optimiser
+from nfn_graph.tasks.zoo.seeds import Draws, seed_of
+from nfn_graph.tasks.zoo.training import (
+    KEPT_OF,
+    ClassifierRun,
+    TrainedCheckpoint,
+    largest_activation,
+    train_classifiers,
+)
 
 _NOT_IN_ROWS = ("architecture", "checkpoints")
+
+
+@dataclass(frozen=True)
+class CnnZooOptions(BuildOptions):
+    """Train a zoo of small classifiers with drawn hyperparameters.
+
+    The recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean over all
+    positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
+
+    Attributes:
+        data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
+            idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
+        networks: How many to train.
+        arch: Convolutional networks or MLPs.
+        widths: Channels or neurons of every hidden layer; one is drawn per network.
+        depths: Hidden layers; one is drawn per network.
+        padding: Of the convolutions; auto is 0, or 1 if the images are too small for that.
+        activations: After every hidden layer; one is drawn per network.
+        inits: How weights are initialised; one is drawn per network.
+        init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
+            and truncated_normal have a tenth of it as standard deviation).
+        optimisers: One is drawn per network.
+        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
+        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
+        dropout: The probability of an activation to be dropped, uniform between the two numbers,
+            for those networks that have dropout at all.
+        dropout_share: The share of networks with dropout.
+        train_fractions: The share of the training images that a network sees; one is drawn.
+        epochs: How often a network sees them: an integer between the two, drawn uniformly.
+        checkpoints: When a network is written down, as shares of its training; each gives a row.
+        batch_size: Images per step.
+        test_share: The share of networks for testing.
+    """
+
+    data: str = "digits"
+    networks: int = 1000
+    arch: Literal["cnn", "mlp"] = "cnn"
+    widths: tuple[int, ...] = (16,)
+    depths: tuple[int, ...] = (3,)
+    padding: Literal["auto", 0, 1] = "auto"
+    activations: tuple[Activation, ...] = ("relu", "tanh")
+    inits: tuple[InitKind, ...] = (
+        "glorot_normal",
+        "he_normal",
+        "orthogonal",
+        "normal",
+        "truncated_normal",
+    )
+    init_scale: Interval = (0.3, 3.0)
+    optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
+    learning_rate: Interval = (5e-4, 5e-2)
+    l2: Interval = (1e-8, 1e-2)
+    dropout: Interval = (0.0, 0.5)
+    dropout_share: float = 0.5
+    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
+    epochs: tuple[int, int] = (4, 40)
+    checkpoints: tuple[float, ...] = (1.0,)
+    batch_size: int = 64
+    test_share: float = 0.15
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        check_networks("networks", self.networks)
+        check_at_least("batch_size", self.batch_size, 1)
+        for name in ("activations", "inits", "optimisers", "train_fractions", "checkpoints"):
+            if not getattr(self, name):
+                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
+        check_several("widths", self.widths, 1)
+        check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
+        if self.arch == "mlp" and self.padding != "auto":
+            raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        for name in ("init_scale", "learning_rate", "l2", "epochs"):
+            check_interval(name, getattr(self, name), above=0)
+        check_interval("dropout", self.dropout)
+        for value in self.dropout:
+            check_part("dropout", value)
+        check_share("dropout_share", self.dropout_share)
+        check_split(self.validation_share, self.test_share)
+        for name in ("train_fractions", "checkpoints"):
+            for value in getattr(self, name):
+                check_share(name, value)
 
 
 def build_cnn_zoo(
@@ -97,3 +201,68 @@ def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
         "is_finite": all(bool(x.isfinite().all()) for x in checkpoint.parameters.values()),
         **checkpoint.metrics._asdict(),
     }
+
+
+def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:
+    """The run of one network: it depends on the options, the data and its number only."""
+    draws = Draws(options.seed, network, "hyperparameters")
+    # Every value is drawn, needed or not, so that the draws of one do not shift the others.
+    activation = draws.choice(options.activations)
+    init = draws.choice(options.inits)
+    init_scale = draws.log_uniform(*options.init_scale)
+    optimiser = draws.choice(options.optimisers)
+    learning_rate = draws.log_uniform(*options.learning_rate)
+    l2 = draws.log_uniform(*options.l2)
+    dropped, dropout = draws.uniform(0, 1), draws.uniform(*options.dropout)
+    train_fraction = draws.choice(options.train_fractions)
+    epochs = draws.integer(*options.epochs)
+    width, depth = draws.choice(options.widths), draws.choice(options.depths)
+    split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
+    num_images = max(1, round(train_fraction * len(images.train_index)))
+    num_steps = max(1, math.ceil(epochs * num_images / options.batch_size))
+    return ClassifierRun(
+        network=network,
+        seed=seed_of(options.seed, network),
+        architecture=architecture_of(options, images, width, depth),
+        activation=activation,
+        init=init,
+        init_scale=init_scale,
+        optimiser=optimiser,
+        learning_rate=learning_rate * (SGD_FACTOR if optimiser == "sgd" else 1),
+        l2=l2,
+        # Whatever is drawn, some activations stay.
+        dropout=min(round(dropout * KEPT_OF), KEPT_OF - 1) / KEPT_OF
+        if dropped < options.dropout_share
+        else 0.0,
+        train_fraction=train_fraction,
+        epochs=epochs,
+        num_images=num_images,
+        num_steps=num_steps,
+        checkpoints=tuple(sorted({round(c * num_steps) for c in options.checkpoints})),
+        split=split,
+    )
+
+
+def architecture_of(options: CnnZooOptions, images: Images, width: int, depth: int) -> Architecture:
+    """The network of `depth` hidden layers of `width`."""
+    classes = len(images.classes)
+    hidden = (width,) * depth
+    if options.arch == "mlp":
+        return Architecture(images.shape, (), hidden, classes)
+    return Architecture(images.shape, hidden, (), classes, padding_of(options, images))
+
+
+def padding_of(options: CnnZooOptions, images: Images) -> int:
+    """No padding, as in the Small CNN Zoo, unless the deepest network would run out of pixels.
+
+    Then all networks of the zoo get a padding of 1, with which a 3 x 3 convolution of stride 2
+    works on any size: three of them lead from 8 x 8 to 4 x 4, 2 x 2, 1 x 1.
+    """
+    if options.padding != "auto":
+        return options.padding
+    smallest = min(images.shape[1:])
+    for _ in range(max(options.depths)):
+        smallest = (smallest - 3) // 2 + 1
+        if smallest < 1:
+            return 1
+    return 0

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from tyro.conf import arg
 
 from nfn_graph.messages import UserError
+from nfn_graph.tasks.option_checks import (
+    check_above,
+    check_at_least,
+    check_networks,
+    check_several,
+)
 from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
-from nfn_graph.tasks.zoo.build import (
+from nfn_graph.tasks.zoo.builder import (
+    BuildOptions,
     BuiltNetwork,
     OnSteps,
+    Row,
+    Split,
+    ZooWriter,
     build_shards,
     device_of,
     dtype_of,
@@ -23,14 +35,65 @@ from nfn_graph.tasks.zoo.build import (
     networks_together,
     plain_options,
 )
-from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
-from nfn_graph.tasks.zoo.options import InrZooOptions, Split
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
-from nfn_graph.tasks.zoo.siren import SirenShape, pixel_grid
-from nfn_graph.tasks.zoo.store import Row, ZooWriter
+from nfn_graph.tasks.zoo.siren import FitSettings, FitTargets, SirenShape, fit_sirens, pixel_grid
 
 _CLOUD_POINTS = 1024
 _MAX_DISTANCE = 1.0
+
+
+@dataclass(frozen=True)
+class InrZooOptions(BuildOptions):
+    """Fit a zoo of SIRENs to images, or to the unsigned distance from shapes.
+
+    Attributes:
+        data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
+            CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
+            file, or a folder with .off or .ply files in a subfolder per class.
+        kind: Whether data holds images or point clouds.
+        images: Training images or shapes, validation included; 0 for all of them.
+        test_images: Test images or shapes; 0 for all of them.
+        fits: Networks per training image, with initialisations of their own.
+        test_fits: Networks per validation or test image.
+        widths: Neurons of the hidden layers; one is drawn per network.
+        depths: Hidden layers; one is drawn per network.
+        w0: The frequency factor of all hidden layers.
+        steps: Steps of Adam.
+        learning_rate: Of Adam.
+        points: Points per step; 0 for all pixels of an image, or 1,024 of a shape.
+        samples: Points around each shape whose distance is computed.
+    """
+
+    data: str = "digits"
+    kind: Literal["image", "cloud"] = "image"
+    images: int = 0
+    test_images: int = 0
+    fits: int = 1
+    test_fits: int = 1
+    widths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 32, for clouds 128)")] = ()
+    depths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 2, for clouds 1)")] = ()
+    w0: float = 30.0
+    steps: int = 1000
+    learning_rate: float = 1e-3
+    points: int = 0
+    samples: int = 8192
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        for name in ("images", "test_images", "points"):
+            check_at_least(name, getattr(self, name), 0)
+        for name in ("fits", "test_fits"):
+            check_networks(name, getattr(self, name))
+        for name in ("steps", "samples"):
+            check_at_least(name, getattr(self, name), 1)
+        for name in ("widths", "depths"):
+            if getattr(self, name):
+                check_several(name, getattr(self, name), 1)
+        for name in ("w0", "learning_rate"):
+            check_above(name, getattr(self, name), 0)
+        if self.kind == "image" and self.samples != InrZooOptions.samples:
+            raise UserError(f"Expected no --samples with --kind image (got {self.samples})")
 
 
 class InrFit(NamedTuple):

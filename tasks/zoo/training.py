@@ -6,7 +6,9 @@ dropout, drawn from its own seed; so what it becomes does not depend on the othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +17,73 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.architecture import forward, initialise
-from nfn_graph.tasks.zoo.metrics import Metrics, TrainingData, measure
-from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser
-from nfn_graph.tasks.zoo.parameters import Parameters, stack
-from nfn_graph.tasks.zoo.runs import KEPT_OF, ClassifierRun
+from nfn_graph.tasks.zoo.builder import Split
+from nfn_graph.tasks.zoo.classifiers import (
+    Activation,
+    Architecture,
+    InitKind,
+    Metrics,
+    TrainingData,
+    forward,
+    initialise,
+    measure,
+)
+from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Optimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of, random_bytes, seed_of
+
+# Dropout is decided by random bytes: its probability is a multiple of 1/256.
+KEPT_OF = 256
 
 # Steps whose random numbers are drawn together. It decides what is drawn: a run with another
 # number gives another zoo.
 BLOCK = 8
+
+
+@dataclass(frozen=True)
+class ClassifierRun:
+    """Everything that decides how one classifier is trained.
+
+    Args:
+        network: Its number in the zoo.
+        seed: What its initial weights, data order and dropout are drawn from.
+        architecture: Its shape.
+        activation: After every hidden layer.
+        init: How weights are initialised; see `initialise`.
+        init_scale: See `init`.
+        optimiser: See `BatchedOptimiser`.
+        learning_rate: The step size.
+        l2: What the sum of all squared weights, not biases, is multiplied with in the loss.
+        dropout: The probability that a hidden activation is dropped.
+        train_fraction: The share of the training images that it sees.
+        epochs: How often it sees them.
+        num_images: How many images that is.
+        num_steps: How many gradient steps that is.
+        checkpoints: The steps after which it is written down.
+        split: The part of the zoo that the network belongs to.
+    """
+
+    network: int
+    seed: int
+    architecture: Architecture
+    activation: Activation
+    init: InitKind
+    init_scale: float
+    optimiser: Optimiser
+    learning_rate: float
+    l2: float
+    dropout: float
+    train_fraction: float
+    epochs: int
+    num_images: int
+    num_steps: int
+    checkpoints: tuple[int, ...]
+    split: Split
+
+
+def largest_activation(run: ClassifierRun, batch_size: int) -> int:
+    """How many numbers the largest activation of a training step holds."""
+    sizes = [run.architecture.image, *run.architecture.units]
+    return batch_size * max(math.prod(size) for size in sizes)
 
 
 class TrainedCheckpoint(NamedTuple):

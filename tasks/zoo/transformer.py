@@ -24,23 +24,31 @@ from nfn_graph.tasks.option_checks import (
     flag,
 )
 from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.build import (
+from nfn_graph.tasks.zoo.builder import (
+    BuildOptions,
     BuiltNetwork,
+    Interval,
     OnSteps,
+    Row,
+    Split,
+    ZooWriter,
     build_shards,
     device_of,
     dtype_of,
     grouped,
     networks_together,
     plain_options,
+    split_of,
 )
-from nfn_graph.tasks.zoo.metrics import Metrics, TrainingData
-from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Optimiser
-from nfn_graph.tasks.zoo.options import BuildOptions, Interval, Split
-from nfn_graph.tasks.zoo.parameters import Parameters, stack
-from nfn_graph.tasks.zoo.runs import SGD_FACTOR, split_of
+from nfn_graph.tasks.zoo.classifiers import Metrics, TrainingData
+from nfn_graph.tasks.zoo.optimisers import (
+    SGD_FACTOR,
+    BatchedOptimiser,
+    Optimiser,
+    Parameters,
+    stack,
+)
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.store import Row, ZooWriter
 from nfn_graph.tasks.zoo.training import ImageOrder
 from nfn_graph.transforms import FillBiases
 

@@ -24,8 +24,8 @@ from torch import nn
 
 from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, to_state_dict
-from nfn_graph.converters import jobs as engines
-from nfn_graph.converters.jobs import run_jobs
+from nfn_graph.converters.conversion import jobs as engines
+from nfn_graph.converters.conversion.jobs import run_jobs
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
 
 

@@ -25,8 +25,8 @@ from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.architecture import Architecture, build_module
-from nfn_graph.tasks.zoo.store import ZooWriter
+from nfn_graph.tasks.zoo.builder import ZooWriter
+from nfn_graph.tasks.zoo.classifiers import Architecture, build_module
 
 IMAGES = tiny_images()
 

@@ -12,15 +12,15 @@ from zoo_data import tiny_images
 from nfn_graph import UserError
 from nfn_graph.converters import from_state_dict
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
-from nfn_graph.tasks.predict_generalization import (
+from nfn_graph.tasks.regress import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training.run import load_model, train
 from nfn_graph.tasks.zoo import CnnZooOptions, InrZooOptions, build_cnn_zoo, build_inr_zoo
-from nfn_graph.tasks.zoo.architecture import Activation, Architecture, forward, initialise
-from nfn_graph.tasks.zoo.computation import classifier_computation, siren_computation
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, forward, initialise
 from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, siren_forward
+from nfn_graph.tasks.zoo.steps import classifier_computation, siren_computation
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (4, 6)])

@@ -20,7 +20,7 @@ from nfn_graph.tasks.zoo import (
     build_transformer_zoo,
     open_zoo_folder,
 )
-from nfn_graph.tasks.zoo.metrics import TrainingData
+from nfn_graph.tasks.zoo.classifiers import TrainingData
 from nfn_graph.tasks.zoo.training import ImageOrder
 from nfn_graph.tasks.zoo.transformer import (
     RowTransformer,
