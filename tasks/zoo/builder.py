@@ -19,16 +19,12 @@ from nfn_graph.converters.state_dict import from_state_dict
 from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.option_checks import (
-    check_at_least,
-    check_share,
-)
+from nfn_graph.tasks.option_checks import Share, check_at_least, check_share
 from nfn_graph.tasks.zoo.steps import computation_of
 
 Split = Literal["train", "validation", "test"]
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
-Interval = tuple[float, float]
 Item = TypeVar("Item")
 Row = dict[str, Any]
 OnSteps = Callable[[int], None]
@@ -46,18 +42,19 @@ class BuildOptions:
     """Options of every zoo.
 
     Attributes:
-        out: The folder to write to; what is there already is kept, so a run that was stopped
-            goes on where it was.
-        seed: Decides every network; the same seed gives the same zoo.
-        shard_size: Networks per file. It does not change the networks.
-        shard: Build a part of the shards, such as 2/4 for the second of four machines.
-        engine: Where to build the shards: in this process, in one process for each core, or as
-            tasks of a Ray cluster whose machines see the folder; the data are sent to them.
-        device: Where to train.
-        dtype: The precision of training and of the files.
-        together: Networks that are trained as one computation; 0 to choose by their size.
-        validation_share: The share of the networks (of INRs: of the training images) by which
-            the best epoch of a model is chosen.
+        out: The output folder. Finished parts are kept, so a build that was interrupted resumes
+            when the command is run again.
+        seed: The random seed of the whole zoo; the same seed gives the same networks.
+        shard_size: The number of networks per file. It does not change the networks.
+        shard: The part of the zoo to build, such as 2/4 on the second of four machines.
+        engine: Where to build: in this process, in one process per core, or on a Ray cluster whose
+            machines share the output folder.
+        device: The device to train on.
+        dtype: The floating-point type of training and of the files.
+        together: The number of networks that are trained in one computation; 0 chooses it by
+            their size.
+        validation_share: The share of networks (for INRs, of training images) in the validation
+            split.
     """
 
     out: Path
@@ -68,7 +65,7 @@ class BuildOptions:
     device: Device = "cpu"
     dtype: Dtype = "float32"
     together: int = 0
-    validation_share: float = 0.15
+    validation_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""

@@ -11,6 +11,10 @@ from typing import Any, Literal
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
+    Integers,
+    Interval,
+    Share,
+    Shares,
     check_at_least,
     check_interval,
     check_networks,
@@ -24,7 +28,6 @@ from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.zoo.builder import (
     BuildOptions,
     BuiltNetwork,
-    Interval,
     OnSteps,
     Row,
     ZooWriter,
@@ -52,34 +55,38 @@ _NOT_IN_ROWS = ("architecture", "checkpoints")
 
 @dataclass(frozen=True)
 class CnnZooOptions(BuildOptions):
-    """Train a zoo of small classifiers with drawn hyperparameters.
+    """Train a zoo of small classifiers with random hyperparameters.
 
-    The recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean over all
-    positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
+    The CNNs follow the recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean
+    over all positions, and a dense layer. The hyperparameters of every network are sampled
+    independently.
 
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
-        networks: How many to train.
-        arch: Convolutional networks or MLPs.
-        widths: Channels or neurons of every hidden layer; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
-        padding: Of the convolutions; auto is 0, or 1 if the images are too small for that.
-        activations: After every hidden layer; one is drawn per network.
-        inits: How weights are initialised; one is drawn per network.
-        init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
-            and truncated_normal have a tenth of it as standard deviation).
-        optimisers: One is drawn per network.
-        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
-        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
-        dropout: The probability of an activation to be dropped, uniform between the two numbers,
-            for those networks that have dropout at all.
+        networks: The number of networks to train.
+        arch: The architecture: CNNs or MLPs.
+        widths: Channels or neurons of every hidden layer; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
+        padding: The padding of the convolutions; auto is 0, or 1 if the images are too small for
+            that.
+        activations: Activation functions of the hidden layers; one is sampled for every network.
+        inits: Initialisations of the weights; one is sampled for every network.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
+            and truncated_normal, a tenth of it is the standard deviation.
+        optimisers: Optimisers; one is sampled for every network.
+        learning_rate: The range of learning rates, sampled log-uniformly; ten times as large for
+            sgd.
+        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly.
+        dropout: The range of the dropout probability, sampled uniformly, for networks with
+            dropout.
         dropout_share: The share of networks with dropout.
-        train_fractions: The share of the training images that a network sees; one is drawn.
-        epochs: How often a network sees them: an integer between the two, drawn uniformly.
-        checkpoints: When a network is written down, as shares of its training; each gives a row.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+        train_fractions: Shares of the training images that a network sees; one is sampled for
+            every network.
+        epochs: The range of the number of epochs, sampled uniformly.
+        checkpoints: When to store a network, as shares of its training; each one adds a row.
+        batch_size: The number of images per training step.
+        test_share: The share of networks in the test split.
     """
 
     data: str = "digits"
@@ -101,12 +108,12 @@ class CnnZooOptions(BuildOptions):
     learning_rate: Interval = (5e-4, 5e-2)
     l2: Interval = (1e-8, 1e-2)
     dropout: Interval = (0.0, 0.5)
-    dropout_share: float = 0.5
-    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    epochs: tuple[int, int] = (4, 40)
-    checkpoints: tuple[float, ...] = (1.0,)
+    dropout_share: Share = 0.5
+    train_fractions: Shares = (0.1, 0.25, 0.5, 1.0)
+    epochs: Integers = (4, 40)
+    checkpoints: Shares = (1.0,)
     batch_size: int = 64
-    test_share: float = 0.15
+    test_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""

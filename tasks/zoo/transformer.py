@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
+    Integers,
+    Interval,
+    Share,
+    Shares,
     check_at_least,
     check_interval,
     check_networks,
@@ -27,7 +31,6 @@ from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.zoo.builder import (
     BuildOptions,
     BuiltNetwork,
-    Interval,
     OnSteps,
     Row,
     Split,
@@ -60,25 +63,28 @@ _EVALUATED = 256
 class TransformerZooOptions(BuildOptions):
     """Train a zoo of small transformers that read images row by row, as sequences.
 
-    Every network draws its hyperparameters on its own, its size included.
+    The hyperparameters of every network, including its size, are sampled independently.
 
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
-        networks: How many to train.
-        widths: Neurons of the residual stream; one is drawn per network.
-        heads: Attention heads; one is drawn per network. Every width is a multiple of at least 2.
-        depths: Blocks; one is drawn per network.
+        networks: The number of networks to train.
+        widths: Neurons of the residual stream; one width is sampled for every network.
+        heads: Numbers of attention heads; one is sampled for every network. Every width must be a
+            multiple of at least two of them.
+        depths: Numbers of blocks; one is sampled for every network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
-            is drawn per network.
-        init_scale: A factor of the initial weights, log-uniform between the two numbers.
-        optimisers: One is drawn per network.
-        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
-        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
-        train_fractions: The share of the training images that a network sees; one is drawn.
-        epochs: How often a network sees them: an integer between the two, drawn uniformly.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+            is sampled for every network.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly.
+        optimisers: Optimisers; one is sampled for every network.
+        learning_rate: The range of learning rates, sampled log-uniformly; ten times as large for
+            sgd.
+        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly.
+        train_fractions: Shares of the training images that a network sees; one is sampled for
+            every network.
+        epochs: The range of the number of epochs, sampled uniformly.
+        batch_size: The number of images per training step.
+        test_share: The share of networks in the test split.
     """
 
     data: str = "digits"
@@ -91,10 +97,10 @@ class TransformerZooOptions(BuildOptions):
     optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
     learning_rate: Interval = (5e-4, 2e-2)
     l2: Interval = (1e-8, 1e-2)
-    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    epochs: tuple[int, int] = (4, 40)
+    train_fractions: Shares = (0.1, 0.25, 0.5, 1.0)
+    epochs: Integers = (4, 40)
     batch_size: int = 64
-    test_share: float = 0.15
+    test_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -331,7 +337,7 @@ def train_transformers(
     Args:
         runs: The networks, with those of one optimiser next to each other.
         data: What they are trained and tested on.
-        batch_size: Images per step.
+        batch_size: The number of images per training step.
         on_steps: Called with the number of steps made, summed over networks.
     """
     like = data.train_images
