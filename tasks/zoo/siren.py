@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
@@ -58,6 +58,29 @@ def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -
         parameters[f"layers.{i}.weight"] = weight * bound
         parameters[f"layers.{i}.bias"] = bias / math.sqrt(n)
     return parameters
+
+
+class Siren(nn.Module):
+    """One such network as an ordinary module, with the keys of a zoo's checkpoints.
+
+    Args:
+        shape: Its widths.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+
+    def __init__(self, shape: SirenShape, w0: float, offset: float = 0.0) -> None:
+        super().__init__()
+        widths = (shape.inputs, *shape.hidden, shape.outputs)
+        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(widths))
+        self.w0, self.offset = w0, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs `[points, outputs]` at coordinates `[points, inputs]`."""
+        for layer in self.layers[:-1]:
+            x = torch.sin(layer(x) * self.w0)
+        x = self.layers[-1](x) + self.offset
+        return x
 
 
 def siren_forward(
