@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, read_chain
+from nfn_graph.converters.checkpoint import Keys
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families import Heads, family_network, find_family, is_named
-from nfn_graph.converters.prefixes import Keys
 from nfn_graph.converters.pytorch import trace
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.pytorch.tensors import unwrapped_module
 from nfn_graph.data import Computation, Layout
+from nfn_graph.messages import UserError
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
@@ -25,6 +27,16 @@ _MOST_CACHED = 64
 _FIRST_ENTRIES = 4
 _chains: dict[tuple[Signature, Hints, Heads | None], Layout] = {}
 _archs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout]] = weakref.WeakKeyDictionary()
+
+
+def layout_of(graph: WeightGraph) -> Layout:
+    """The layout of one network."""
+    if not isinstance(graph, WeightGraph):
+        raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
+    layouts = graph.layouts
+    if len(layouts) != 1 or graph.layout is not layouts[0]:
+        raise UserError("Expected one network (got a batch; take batch[i] of it)")
+    return layouts[0]
 
 
 def find_layout(

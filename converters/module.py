@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from nfn_graph import symmetry
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.left_out import leave_out
-from nfn_graph.converters.one_network import check_module
+from nfn_graph.converters.layout_changes import leave_out
 from nfn_graph.converters.pytorch import as_inputs, map_tensors, trace, unwrapped_module
-from nfn_graph.converters.pytorch.wrappers import unwrap_parts
+from nfn_graph.converters.pytorch.tensors import check_module, unwrap_parts
 from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.data import WeightGraph
 from nfn_graph.messages import UserError

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.build import fast_probes
@@ -29,6 +28,7 @@ from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
 from nfn_graph.tasks.zoo.steps import siren_computation
+from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 10
 

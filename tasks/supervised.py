@@ -22,9 +22,8 @@ from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
-from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.shards import PLACE
-from nfn_graph.converters.store.splits import COLUMN
+from nfn_graph.converters.store.table import COLUMN, arrow, compute
 from nfn_graph.messages import UserError, one_line
 from nfn_graph.tasks.models import build_model
 from nfn_graph.tasks.models.build import fast_probes

@@ -13,8 +13,8 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, 
 
 from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion import Options as ReadingOptions
-from nfn_graph.converters.jobs import counting
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.conversion.jobs import counting
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify
 from nfn_graph.tasks.classify_inr import ClassifyInr

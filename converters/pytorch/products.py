@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfn_graph.converters.pytorch.registry import flat, handles
+from nfn_graph.converters.pytorch.handling import flat, handles
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.runs import BACKGROUND, metric_name
 

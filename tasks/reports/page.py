@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jinja2
 
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.reports.runs import format_value
 

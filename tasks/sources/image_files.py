@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files import npz
-from nfn_graph.converters.files.arrays import to_array
 from nfn_graph.converters.files.checks import check_path, check_regular
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.files.npz import to_array
 from nfn_graph.tasks.sources.image_datasets import (
     has_cifar,
     has_idx,

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import from_module
-from nfn_graph.converters.jobs import Engine, Part, counting, run_jobs
+from nfn_graph.converters.conversion.jobs import Engine, Part, counting, run_jobs
 from nfn_graph.converters.store.architecture import Network
-from nfn_graph.converters.store.description import is_store, read_description
-from nfn_graph.converters.store.lock import none_publishing
+from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.data import Layout, gather_tensors
 from nfn_graph.messages import UserError

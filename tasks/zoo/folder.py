@@ -12,8 +12,8 @@ from typing import Any
 from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.store.arrow import arrow
 from nfn_graph.converters.store.description import FILE, is_store
+from nfn_graph.converters.store.table import arrow
 from nfn_graph.messages import UserError
 
 _NUMBER = (int, float)

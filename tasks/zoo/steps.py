@@ -1,9 +1,6 @@
-"""What the networks of a zoo compute, so that their graphs can be run."""
+"""What a SIREN computes, so that graphs of networks whose files do not say it can be run."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
 from nfn_graph.spec import Key, WeightKey
@@ -32,11 +29,6 @@ class _Steps:
         tensors = [self._parameter(key), self._parameter(key[2])]
         self._neurons = (key[2], -1 if operation == "linear" else -3)
         self._append(Step(operation, (x, *tensors, *args)))
-
-    def flatten(self, operation: str, *args: Argument) -> None:
-        """What joins convolutions and linear layers; it holds no layer of its own."""
-        self._neurons = ("input", -1)
-        self.add(operation, *args)
 
     def computation(self) -> Computation:
         """All steps."""
@@ -70,35 +62,3 @@ def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
         if parts[0].axes == ("source", "target")
     }
     return steps.computation().reading(turned)
-
-
-def classifier_computation(layout: Layout, activation: str, padding: int) -> Computation:
-    """What a classifier computes; see :func:`nfn_graph.tasks.zoo.classifiers.forward`."""
-    steps = _Steps(layout)
-    shapes = {parts[0].store: parts[0].shape for parts in layout.sources}
-    depth = len(layout.spec.weights)
-    channels, is_map = 0, True
-    for i, weight in enumerate(layout.spec.weights):
-        shape = shapes[weight.key]
-        if len(shape) == 4:
-            steps.layer(weight.key, "conv2d", (2, 2), (padding, padding), (1, 1), 1)
-        else:
-            if is_map and channels == shape[1]:
-                steps.flatten("mean", (2, 3))
-            elif is_map:
-                steps.flatten("flatten", 1)
-            is_map = False
-            steps.layer(weight.key, "linear")
-        channels = shape[0]
-        if i < depth - 1:
-            steps.add(activation)
-    return steps.computation()
-
-
-def computation_of(layout: Layout, kind: str, row: Mapping[str, Any]) -> Computation:
-    """What a network of a zoo computes, as its row says it; the layout's own if it does not."""
-    if kind == "inr" and {"w0", "output_offset"} <= row.keys():
-        return siren_computation(layout, row["w0"], row["output_offset"])
-    if kind == "cnn" and {"activation", "padding"} <= row.keys():
-        return classifier_computation(layout, row["activation"], row["padding"])
-    return layout.computation

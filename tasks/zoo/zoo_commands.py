@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
 from nfn_graph.converters import open_zoo
-from nfn_graph.converters.jobs import counting
+from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.zoo.builder import Split

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import reduce
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.keras.applied import Applied, Operation, Sizes, activated
-from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
-from nfn_graph.converters.keras.recurrence import (
+from nfn_graph.converters.keras.along_time import (
     RECURRENT,
     bidirectional,
     recurrent,
     time_distributed,
 )
+from nfn_graph.converters.keras.applied import Applied, Operation, Sizes, activated
+from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nfn_graph.converters.keras.applied import Applied
-from nfn_graph.converters.keras.config import KerasLayer
+from nfn_graph.converters.keras.config import KerasLayer, keys_by_role
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
-from nfn_graph.converters.keras.roles import keys_by_role
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.converters.wiring.tape import Tape, Unrecordable, recording
 from nfn_graph.data import Ref

@@ -1,13 +1,36 @@
-"""Splits of networks: `train`, `validation` and `test`, the one vocabulary of all tables."""
+"""What the table of a store needs: pyarrow, imported when it is used, and the column of splits.
+
+All tables have one vocabulary of splits: `train`, `validation` and `test`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from nfn_graph.converters.errors import require
 from nfn_graph.messages import UserError
+
+_PURPOSE = "for the table of a store"
+
+
+def arrow() -> Any:
+    """The package `pyarrow`."""
+    return require("pyarrow", _PURPOSE)
+
+
+def compute() -> Any:
+    """The module `pyarrow.compute`."""
+    return require("pyarrow.compute", _PURPOSE)
+
+
+def parquet() -> Any:
+    """The module `pyarrow.parquet`."""
+    return require("pyarrow.parquet", _PURPOSE)
+
 
 #: The column of a table that names the split of every network.
 COLUMN = "split"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nfn_graph.converters.pytorch.registry import (
+from nfn_graph.converters.pytorch.handling import (
     flat,
     handles,
     ints,

@@ -22,13 +22,12 @@ from nfn_graph.converters.chain import FlattenOrder, Hints
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras as files
 from nfn_graph.converters.keras.arch_names import TorchName, arch_names, has_keras_tensors
-from nfn_graph.converters.keras.binding import bind
-from nfn_graph.converters.keras.config import KerasModel, parse_model
+from nfn_graph.converters.keras.config import KerasModel, bind, parse_model
 from nfn_graph.converters.keras.following import model_layout
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER, is_numbered
 from nfn_graph.converters.keras.weights_only import read_chain
+from nfn_graph.converters.layout_changes import permuted
 from nfn_graph.converters.layouts import find_layout
-from nfn_graph.converters.permuted import permuted
 from nfn_graph.converters.state_dict import build_graph
 from nfn_graph.data import Layout, Placement, View
 

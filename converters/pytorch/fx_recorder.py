@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from nfn_graph.converters.pytorch.names import CASTS
-from nfn_graph.converters.pytorch.recurrence import recurrent_name, recurrent_weights
+from nfn_graph.converters.pytorch.handling import CASTS
 from nfn_graph.converters.pytorch.targets import is_known, operator_name
 from nfn_graph.converters.pytorch.tensors import StoredTensors, normed_tensors
+from nfn_graph.converters.pytorch.weights import recurrent_name, recurrent_weights
 from nfn_graph.converters.wiring import Opaque, Signal, Weight
 from nfn_graph.converters.wiring.tape import Unrecordable, recording
 from nfn_graph.data import Ref

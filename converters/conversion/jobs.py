@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 from nfn_graph.messages import UserError
 
 Engine = Literal["local", "processes", "ray"]
