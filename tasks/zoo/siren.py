@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 
@@ -110,6 +111,38 @@ def siren_forward(
         if not last:
             x = torch.sin(x)
     return x
+
+
+def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
+    """What a SIREN computes, so that the graph of a file that does not say it can be run.
+
+    Args:
+        layout: The layout of a chain of dense layers with biases.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+    # Every tensor of a chain is the weights of one type or the biases of one layer.
+    numbers = {parts[0].store: i for i, parts in enumerate(layout.sources)}
+    steps, activations = [Step("input", (0,))], []
+
+    def step(operation: str, *args: Argument) -> Ref:
+        steps.append(Step(operation, args))
+        return Ref(len(steps) - 1)
+
+    x = Ref(0)
+    for i, weight in enumerate(layout.spec.weights):
+        parameters = [step("parameter", numbers[key]) for key in (weight.key, weight.target)]
+        x = step("linear", x, *parameters)
+        is_last = i == len(layout.spec.weights) - 1
+        x = step("add", x, offset) if is_last else step("sin", step("mul", x, w0))
+        activations.append(Neurons(weight.target, x, -1))
+    # Some checkpoints hold weights [in, out].
+    turned = {
+        number: [("permute", ((1, 0),))]
+        for number, parts in enumerate(layout.sources)
+        if parts[0].axes == ("source", "target")
+    }
+    return Computation(tuple(steps), (x,), tuple(activations)).reading(turned)
 
 
 def pixel_grid(height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -25,8 +25,13 @@ from nfn_graph.tasks.zoo.classifiers import (
     forward,
     initialise,
 )
-from nfn_graph.tasks.zoo.siren import Siren, SirenShape, initialise_siren, siren_forward
-from nfn_graph.tasks.zoo.steps import siren_computation
+from nfn_graph.tasks.zoo.siren import (
+    Siren,
+    SirenShape,
+    initialise_siren,
+    siren_computation,
+    siren_forward,
+)
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (4, 6)])
