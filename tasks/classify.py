@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from nfn_graph import Batch
 from nfn_graph.converters import WeightDataset
-from nfn_graph.converters.store.arrow import arrow
+from nfn_graph.converters.store.table import arrow
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.metrics import class_metrics
 from nfn_graph.tasks.models import ModelSettings

@@ -19,11 +19,11 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.training.task import Predictions
 from nfn_graph.tasks.zoo.render import render_networks
+from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 64
 
@@ -105,7 +105,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         facts: Mapping[str, Any],
     ) -> None:
         """The confusion matrix, and a sheet of INRs with what they were taken for."""
-        from nfn_graph.tasks.reports.gallery import gallery
+        from nfn_graph.tasks.reports.network_figures import gallery
 
         super().draw(folder, name, predictions, zoo, facts)
         if zoo.description.get("kind") != "inr":

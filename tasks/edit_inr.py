@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
+from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.models.editors import EditorName, build_editor
-from nfn_graph.tasks.models.rates import fast_probes
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.computation import siren_computation
+from nfn_graph.tasks.zoo.siren import siren_computation
+from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 10
 
@@ -182,8 +182,7 @@ class EditInr(Task[EditInrOptions]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """A sheet: what some networks showed, show after the edit, and are to show."""
-        from nfn_graph.tasks.reports.edits import edit_sheet
-        from nfn_graph.tasks.reports.probes import draw_probes
+        from nfn_graph.tasks.reports.network_figures import draw_probes, edit_sheet
 
         if name == "test":
             draw_probes(folder / "probes.png", model, graphs)

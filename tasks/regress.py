@@ -1,4 +1,8 @@
-"""Predicting a number of every network from its weights."""
+"""Predicting a number of every network from its weights.
+
+Predicting the test accuracy is the first task of `Permutation Equivariant Neural Functionals
+<https://arxiv.org/abs/2302.14040>`_ (section 3.1, appendix D.1).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from nfn_graph import Batch
 from nfn_graph.converters import WeightDataset
-from nfn_graph.converters.store.arrow import arrow
+from nfn_graph.converters.store.table import arrow
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.metrics import regression_metrics
 from nfn_graph.tasks.models import ModelSettings
@@ -164,3 +168,21 @@ def _numbers(zoo: WeightDataset, column: str) -> np.ndarray[Any, np.dtype[np.flo
             f"Expected finite numbers in column '{column}' of '{zoo.folder}' (got infinite ones)"
         )
     return found
+
+
+@dataclass(frozen=True)
+class PredictGeneralizationOptions(RegressOptions):
+    """Predict the test accuracy of classifiers from their weights."""
+
+    target: Literal["number", "share"] = "share"
+
+
+class PredictGeneralization(RegressTask[PredictGeneralizationOptions]):
+    """Accuracies as probabilities: sigmoid outputs, binary cross-entropy."""
+
+    name = "predict-generalization"
+    OPTIONS = PredictGeneralizationOptions
+
+    def label_column(self, zoo: WeightDataset, known: str | None = None) -> str:
+        """The test accuracy, by the name that the zoo has for it."""
+        return super().label_column(zoo, known or "test_accuracy")

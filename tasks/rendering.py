@@ -15,7 +15,7 @@ from nfn_graph import NetworkSpec, WeightFeatures, WeightGraph
 from nfn_graph.data import Layout, Shape
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, WeightKey
-from nfn_graph.tasks.zoo.parameters import Parameters
+from nfn_graph.tasks.zoo.optimisers import Parameters
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward
 
 

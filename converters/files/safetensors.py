@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import MAP_FROM, OpenedFile, check_tensors, check_unique
-from nfn_graph.converters.optional import require
 from nfn_graph.messages import UserError
 
 # Where the header keeps what is no tensor.

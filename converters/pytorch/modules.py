@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from nfn_graph.converters.pytorch.operations import apply
-from nfn_graph.converters.pytorch.recurrence import recurrent_name, recurrent_weights
 from nfn_graph.converters.pytorch.tensors import normed_tensors
+from nfn_graph.converters.pytorch.weights import recurrent_name, recurrent_weights
 from nfn_graph.converters.wiring import Opaque, Wiring
 
 Fetch = Callable[[Tensor | None], Any]

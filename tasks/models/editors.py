@@ -23,9 +23,8 @@ from nfn_graph import (
 )
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
-from nfn_graph.tasks.models.build import nfn_options
-from nfn_graph.tasks.models.flat import FlatMLP, num_places
-from nfn_graph.tasks.models.settings import ModelSettings
+from nfn_graph.tasks.models.baselines import FlatMLP, num_places
+from nfn_graph.tasks.models.build import ModelSettings, nfn_options
 
 EditorName = Literal["nfn-np", "nfn-hnp", "nfn-pointwise", "mlp", "mlp-aug"]
 

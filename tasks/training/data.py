@@ -17,10 +17,10 @@ from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset, open_zoo
-from nfn_graph.converters.jobs import counting
+from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.converters.store.description import is_store
-from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.converters.store.table import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import fit_inputs, sizes_of

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import arg
 
-from nfn_graph.converters.store.splits import check_shares
+from nfn_graph.converters.store.table import check_shares
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
 from nfn_graph.tasks.option_checks import (

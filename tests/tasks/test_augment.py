@@ -16,9 +16,9 @@ from nfn_graph.tasks.augment import (
     WeightNoise,
     move_coordinates,
 )
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, pixel_grid, siren_forward
+from nfn_graph.transforms import CanonicalPhases
 
 W0 = 30.0
 

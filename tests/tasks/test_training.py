@@ -24,12 +24,12 @@ from nfn_graph.cli import main
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.metrics import kendall_tau
 from nfn_graph.tasks.models import ModelName
-from nfn_graph.tasks.predict_generalization import (
+from nfn_graph.tasks.regress import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training import evaluate, train
-from nfn_graph.tasks.training.batches import EpochSampler
+from nfn_graph.tasks.training.run_batches import EpochSampler
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import (
     CnnZooOptions,
