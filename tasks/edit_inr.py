@@ -102,6 +102,7 @@ class EditInr(Task[EditInrOptions]):
     kind = "inr"
     monitor = "mse"
     best = "min"
+    by_heart = ("relative", 0.2)
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
