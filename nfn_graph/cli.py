@@ -32,14 +32,14 @@ class Command(NamedTuple):
 
     function: str
     description: str
-    divided: tuple[str, ...] | str = ()
+    table: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its subcommands; where a table is named instead, that is looked into only when asked."""
-        if isinstance(self.divided, tuple):
-            return self.divided
-        module, _, table = self.divided.partition(":")
+        """Its subcommands, from the table that is named; it is looked into only when asked."""
+        module, _, table = self.table.partition(":")
+        if not module:
+            return ()
         try:
             return tuple(getattr(importlib.import_module(module), table))
         except ModuleNotFoundError:
@@ -66,7 +66,7 @@ COMMANDS = {
     "zoo": Command(
         "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
-        ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
+        "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
     ),
     "train": Command(
         "nfn_graph.tasks.train:train",

@@ -28,7 +28,7 @@ from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.steps import siren_computation
+from nfn_graph.tasks.zoo.siren import siren_computation
 from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 10
