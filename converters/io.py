@@ -94,7 +94,7 @@ def load(
             orientation=orientation,
             key=key,
             activation=activation,
-            heads=heads_beside(path) if heads is None else heads,
+            heads=heads_beside(path, heads),
             example_input=example_input,
             only=only,
             exclude=exclude,

@@ -17,7 +17,9 @@ import itertools
 import math
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,14 +32,14 @@ class Command(NamedTuple):
 
     function: str
     description: str
-    divided: tuple[str, ...] | str = ()
+    table: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its subcommands; where a table is named instead, that is looked into only when asked."""
-        if isinstance(self.divided, tuple):
-            return self.divided
-        module, _, table = self.divided.partition(":")
+        """Its subcommands, from the table that is named; it is looked into only when asked."""
+        module, _, table = self.table.partition(":")
+        if not module:
+            return ()
         try:
             return tuple(getattr(importlib.import_module(module), table))
         except ModuleNotFoundError:
@@ -64,7 +66,7 @@ COMMANDS = {
     "zoo": Command(
         "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
-        ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
+        "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
     ),
     "train": Command(
         "nfn_graph.tasks.train:train",
@@ -131,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     module, _, function = COMMANDS[name].function.partition(":")
     try:
-        command = getattr(importlib.import_module(module), function)
+        with _exit_when_interrupted():
+            command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         room = module.split(".")[1]
         raise ModuleNotFoundError(
@@ -143,6 +146,30 @@ def _run(name: str, arguments: list[str]) -> int:
         return 0
     _check_values(call)
     return int(call())
+
+
+@contextlib.contextmanager
+def _exit_when_interrupted() -> Iterator[None]:
+    """Ends the process on Ctrl-C while libraries are imported, when there is nothing to tidy up.
+
+    Some libraries catch every exception of their optional imports. They would swallow a
+    KeyboardInterrupt, and the command would go on.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        _fail("Interrupted")
+        os._exit(INTERRUPTED)
+
+    # Python lets only the main thread set handlers, and another handler is not ours to replace.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parse(

@@ -19,11 +19,11 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.training.task import Predictions
 from nfn_graph.tasks.zoo.render import render_networks
+from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 64
 

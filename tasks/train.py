@@ -53,6 +53,7 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
       nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
       nfn-graph train edit-inr --zoo zoos/fashion --out runs/dilate --operation dilate
       nfn-graph train winning-tickets --zoo zoos/tickets --out runs/tickets
+      nfn-graph train classify-inr --zoo zoos/fashion --out runs/check --overfit 16
 
     Args:
         command: The task and its options.
@@ -61,9 +62,28 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     metrics = train_task(task(command), progress=True)
     if not metrics:
         return 0  # Of several processes, the first one reports.
+    if "overfit" in metrics:
+        return _report_overfit(task.by_heart, metrics)
     print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
     print(f"Report: {command.out / 'report.html'}")
     return 0
+
+
+def _report_overfit(by_heart: tuple[str, float], metrics: dict[str, Any]) -> int:
+    """Says whether a model has learnt a few networks by heart; 1 if it has not."""
+    (name, bound), found = by_heart, metrics["overfit"]
+    verdict = "has learnt" if found["has_learnt"] else "has not learnt"
+    print(
+        f"The model {verdict} {found['networks']} networks by heart in {found['steps']} steps: "
+        f"{name} {format_value(metrics['test'][name])} (the bound is {bound:g})"
+    )
+    if found["has_learnt"]:
+        return 0
+    print(
+        "If more --epochs do not help, look for inputs on a wrong scale, a --learning-rate that is "
+        "too high or too low, labels that belong to other networks, or a model that is too small."
+    )
+    return 1
 
 
 @dataclass(frozen=True)

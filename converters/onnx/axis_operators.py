@@ -76,6 +76,12 @@ def _reshape(node: Node) -> Value:
     if isinstance(node.x, Signal) and len(sizes) == 2 and sizes[0] in (None, -1):
         # The batch stays apart: the rest is flattened, whatever sizes are known of it.
         rest = None if sizes[1] == -1 else sizes[1]
+        if node.x.rank > 2 and None in node.x.shape[(node.x.neuron_axis or 0) + 1 :]:
+            # If it did not, rows of the result might be neurons.
+            raise ConversionError(
+                "Expected a reshape of known sizes (got open ones behind the neurons). Give an "
+                "example_input"
+            )
         return node.wiring.annotate(node.wiring.flatten(node.x, 1), (None, rest))
     return node.wiring.reshape(node.x, sizes)
 

@@ -145,6 +145,12 @@ def _add_constant(
                 sizes[name] = Sizes((int(attribute.i),), False)
             if attribute.name == "value_ints":
                 sizes[name] = Sizes(tuple(map(int, attribute.ints)))
+            # Neurons that meet different numbers keep their order.
+            listed = len(attribute.floats) or len(attribute.ints)
+            if listed > 1:
+                values[name] = wiring.constant((listed,))
+            if attribute.name == "sparse_value":
+                values[name] = wiring.constant(tuple(attribute.sparse_tensor.dims))
 
 
 def _inputs(proto: Any, values: Mapping[str, Value]) -> list[Value]:

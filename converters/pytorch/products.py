@@ -46,7 +46,8 @@ def attention(
         heads, shared = query.shape[-3], key.shape[-3]
         if heads is None or shared is None or heads % shared:
             w.refuse("Expected query heads that share keys evenly (got other numbers of heads)")
-        if heads != shared:
+        # One head for all is broadcast.
+        if shared not in (1, heads):
             key, value = w.repeat(key, -3, heads // shared), w.repeat(value, -3, heads // shared)
     scores = w.matmul(query, w.move(key, [-2, -1], [-1, -2]))
     if isinstance(attn_mask, Signal | Opaque | Weight):
