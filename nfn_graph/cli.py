@@ -33,14 +33,14 @@ class Command(NamedTuple):
 
     function: str
     description: str
-    divided: tuple[str, ...] | str = ()
+    table: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its subcommands; where a table is named instead, that is looked into only when asked."""
-        if isinstance(self.divided, tuple):
-            return self.divided
-        module, _, table = self.divided.partition(":")
+        """Its subcommands, from the table that is named; it is looked into only when asked."""
+        module, _, table = self.table.partition(":")
+        if not module:
+            return ()
         try:
             return tuple(getattr(importlib.import_module(module), table))
         except ModuleNotFoundError:
@@ -67,7 +67,7 @@ COMMANDS = {
     "zoo": Command(
         "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
-        ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
+        "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
     ),
     "train": Command(
         "nfn_graph.tasks.train:train",
@@ -203,6 +203,10 @@ def _parse(
             if parts and not set(arguments) & set(parts):
                 print(_options_of_parts(name, parsed))
             return None
+        # Of options that were checked when they were made, the reason is ours.
+        reason = getattr(stop.__context__, "__context__", None)
+        if isinstance(reason, UserError):
+            raise reason from None
     part = [word for word in arguments[:1] if word in parts]
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         parsed([*part, "--help"])

@@ -71,6 +71,8 @@ class TrainOptions:
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
         split_seed: The seed of the random split.
         train_networks: The number of training networks to use, from the first on; 0 for all.
+        overfit: A check that a model can learn at all: train on so many networks, evaluate on the
+            same ones, and say whether the model has learnt them by heart; 0 for ordinary training.
         channels: The channels of each NF-Layer. gine, pna and transformer have as many layers, all
             with the first number of channels.
         head: The hidden sizes of the MLP after these layers; for statnn and mlp, of the whole
@@ -114,6 +116,7 @@ class TrainOptions:
     split: Annotated[tuple[float, float, float] | None, _SHARES] = None
     split_seed: int = 0
     train_networks: int = 0
+    overfit: int = 0
     channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head_dropout: Annotated[float | None, _SHARE] = None
@@ -147,6 +150,7 @@ class TrainOptions:
         at_least_0 = (
             "split_seed",
             "train_networks",
+            "overfit",
             "max_edges",
             "patience",
             "minutes",
@@ -167,8 +171,18 @@ class TrainOptions:
             check_above("learning_rate", self.learning_rate, 0)
         if self.split is not None:
             check_shares(self.split)
+        self._check_overfit()
         self._check_batches()
         self._check_parts()
+
+    def _check_overfit(self) -> None:
+        """What keeps a model from learning networks by heart must not be asked for as well."""
+        for name in ("train_networks", "noise", "drop", "mixup", "rotate", "shift"):
+            if self.overfit and getattr(self, name, 0):
+                raise UserError(
+                    f"Expected no {flag(name)} with --overfit, which trains on a few networks as "
+                    f"they are (got {getattr(self, name)})"
+                )
 
     def _check_batches(self) -> None:
         processes = self.devices * self.nodes
