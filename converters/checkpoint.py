@@ -1,18 +1,119 @@
-"""Where a checkpoint keeps its state dict, or one of several."""
+"""What a checkpoint holds: which state dict, under which keys, with which values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.checkpoint_values import as_tensor, is_numeric, is_plain
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.prefixes import Keys
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.files.npz import from_array
+from nfn_graph.converters.pytorch.tensors import unwrapped_module
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether a value is a tensor or an array."""
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor with its numbers side by side."""
+    is_tensor = isinstance(value, Tensor) and value.layout == torch.strided
+    return is_tensor and not (value.is_quantized or value.is_nested)
+
+
+def as_tensor(what: str, value: Any) -> Any:
+    """An array as a tensor over its memory, if that is possible; another value as it is.
+
+    Args:
+        what: What the value is, for errors.
+        value: A value of a state dict.
+    """
+    if isinstance(value, np.ndarray):
+        return from_array(what, value)
+    if not isinstance(value, Tensor) or is_plain(value):
+        return value
+    got = (
+        "a nested one"
+        if value.is_nested
+        else f"the quantised type {value.dtype}; call dequantize()"
+    )
+    if value.layout != torch.strided and not value.is_nested:
+        got = f"the layout {value.layout}; call to_dense()"
+    raise ConversionError(f"Expected a dense tensor of numbers as {what} (got {got})")
+
+
+#: Of DistributedDataParallel, of torch.compile, and of modules inside a LightningModule.
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+
+# torch.compile may wrap a part of a network, too.
+_COMPILED = re.compile(r"(?:^|(?<=\.))_orig_mod\.")
+
+
+class Keys:
+    """The keys of a checkpoint that those of a network stand for.
+
+    They are the same behind one prefix: that of a wrapper, or of the attribute of a larger module.
+    What has another prefix lies beside the network.
+
+    Args:
+        keys: The keys of the checkpoint.
+        wanted: The keys of the network.
+
+    Attributes:
+        names: The checkpoint's key for every key of the network that it has.
+        missing: Keys of the network that the checkpoint does not have.
+        unknown: Keys of the checkpoint, behind the prefix, that the network does not have.
+    """
+
+    def __init__(self, keys: Iterable[str], wanted: Collection[str]) -> None:
+        plain = {_plain(key): key for key in wanted}
+        found: Counter[str] = Counter()
+        by_plain: dict[str, list[str]] = {}
+        for key in keys:
+            name = _plain(key)
+            by_plain.setdefault(name, []).append(key)
+            starts = [0, *(match.end() for match in re.finditer(r"\.", name))]
+            found.update({name[:start] for start in starts if name[start:] in plain})
+        complete = [prefix for prefix, count in found.items() if count >= len(plain)]
+        if len(complete) > 1:
+            shown = " and ".join(repr(prefix) for prefix in sorted(complete)[:3])
+            raise ConversionError(
+                f"Expected the network's keys behind one prefix (got them behind {shown}). Pass "
+                f"the tensors of one of them"
+            )
+        prefix = complete[0] if complete else max(found, key=lambda p: found[p], default="")
+        self.names: dict[str, str] = {}
+        self.unknown: list[str] = []
+        for name, own in by_plain.items():
+            if not name.startswith(prefix):
+                continue
+            if len(own) > 1:
+                raise ConversionError(
+                    f"Expected one tensor for '{name}' (got '{own[0]}' and '{own[1]}', which are "
+                    f"the same without the prefix of a wrapper). Delete one of them"
+                )
+            if name[len(prefix) :] in plain:
+                self.names[plain[name[len(prefix) :]]] = own[0]
+            else:
+                self.unknown.append(own[0])
+        self.missing = [key for key in wanted if key not in self.names]
+
+    @property
+    def fit(self) -> bool:
+        """Whether the network has these keys, all of them and no others."""
+        return not self.missing and not self.unknown
+
+
+def _plain(key: str) -> str:
+    return _COMPILED.sub("", key)
+
 
 # Where programs that save more than the weights keep them, the usual place first.
 _PLACES = ("state_dict", "model_state_dict", "model")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nfn_graph import NeuronType, WeightGraph, WeightType
-from nfn_graph.converters.one_network import layout_of
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
+from nfn_graph.converters.layouts import layout_of
 from nfn_graph.data import Layout
 from nfn_graph.messages import UserError
 

@@ -1,8 +1,10 @@
-"""The one error of the converters, and how commands name the options that it speaks of."""
+"""The one error of the converters, how commands name its options, and packages that are missing."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from typing import Any
 
 from nfn_graph.messages import UserError
 
@@ -43,3 +45,22 @@ def in_command_line(message: str) -> str:
 def _as_option(match: re.Match[str]) -> str:
     values = match[2].strip("[]").replace("'", "").replace(",", "")
     return f"--{match[1].replace('_', '-')} {values}"
+
+
+def require(package: str, purpose: str, extra: str = "converters") -> Any:
+    """Imports an optional package, or says what needs it and how to install it.
+
+    Args:
+        package: The module to import.
+        purpose: What needs it, as in "to read .safetensors files".
+        extra: The extra of this package that installs it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        top = package.split(".")[0]
+        raise ModuleNotFoundError(
+            f"Expected the package '{top}' {purpose} (got: {error}). "
+            f"Install it with: pip install 'nfn-graph[{extra}]'",
+            name=top,
+        ) from error

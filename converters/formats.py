@@ -19,7 +19,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras, npz, onnx, pytorch, safetensors
 from nfn_graph.converters.files.checks import OpenedFile, open_file
 from nfn_graph.converters.files.graph import read_graph_or_tensors
-from nfn_graph.converters.keras.model import from_keras, save_keras
+from nfn_graph.converters.keras.converter import from_keras, save_keras
 from nfn_graph.converters.onnx import from_onnx
 
 Tensors = Mapping[str, Any]

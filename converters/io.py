@@ -16,8 +16,8 @@ from nfn_graph.converters.families import heads_beside
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.graph import write_graph
 from nfn_graph.converters.formats import SAFETENSORS, ReadingHints, detect, format_of
-from nfn_graph.converters.one_network import layout_of
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.layout_changes import Orientation
+from nfn_graph.converters.layouts import layout_of
 from nfn_graph.converters.state_dict import from_state_dict, to_state_dict, without
 
 
@@ -94,7 +94,7 @@ def load(
             orientation=orientation,
             key=key,
             activation=activation,
-            heads=heads_beside(path) if heads is None else heads,
+            heads=heads_beside(path, heads),
             example_input=example_input,
             only=only,
             exclude=exclude,

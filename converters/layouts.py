@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import ASK_FOR_ARCH, Hints, read_chain
+from nfn_graph.converters.checkpoint import Keys
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.families import Heads, family_network, find_family, is_named
-from nfn_graph.converters.prefixes import Keys
+from nfn_graph.converters.families import Heads, family_network, find_family, is_named, may_share
 from nfn_graph.converters.pytorch import trace
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.pytorch.tensors import unwrapped_module
 from nfn_graph.data import Computation, Layout
+from nfn_graph.messages import UserError
 
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
@@ -25,6 +27,16 @@ _MOST_CACHED = 64
 _FIRST_ENTRIES = 4
 _chains: dict[tuple[Signature, Hints, Heads | None], Layout] = {}
 _archs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout]] = weakref.WeakKeyDictionary()
+
+
+def layout_of(graph: WeightGraph) -> Layout:
+    """The layout of one network."""
+    if not isinstance(graph, WeightGraph):
+        raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
+    layouts = graph.layouts
+    if len(layouts) != 1 or graph.layout is not layouts[0]:
+        raise UserError("Expected one network (got a batch; take batch[i] of it)")
+    return layouts[0]
 
 
 def find_layout(
@@ -50,9 +62,10 @@ def find_layout(
         arch = unwrapped_module(arch)
     known: dict[Any, Layout]
     name: Any
+    is_family = arch is None and is_named(tuple(key for key, _, _ in signature))
     if arch is None:
-        if not is_named(tuple(key for key, _, _ in signature)):
-            _check_apart(state_dict)
+        if not is_family:
+            _check_apart(state_dict, is_family)
         known, name = _chains, (signature, hints, heads)
     else:
         known, name = _archs.setdefault(arch, {}), (signature, shapes_of(example_input))
@@ -67,6 +80,8 @@ def find_layout(
         if len(known) >= _MOST_CACHED:
             known.clear()
         known[name] = layout
+    if is_family:
+        _check_apart(state_dict, is_family)
     return layout
 
 
@@ -77,6 +92,12 @@ def _named_layout(tensors: Mapping[str, Tensor], hints: Hints, heads: Heads | No
         return read_chain(tensors, hints)
     network, example = family_network(family, tensors, heads)
     layout = _arch_layout(network, tensors, example)
+    known = {key for own in family.names.values() for key in own.values()}
+    if unused := sorted(known - layout.placed):
+        raise ConversionError(
+            f"Expected tensors that {family.family.name} computes with (got '{unused[0]}', which "
+            f"it does not use). {ASK_FOR_ARCH}"
+        )
     reason = f"the names of {family.family.name} do not say which functions lie between its layers"
     return replace(layout, computation=Computation.unknown(reason))
 
@@ -122,17 +143,22 @@ def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: 
     return replace(layout, placements=tuple(placements), carried={}, keys=())
 
 
-def _check_apart(tensors: Mapping[str, Any]) -> None:
-    """Without a module, nobody knows whether a shared or repeated tensor is used once or twice."""
+def _check_apart(tensors: Mapping[str, Any], is_family: bool) -> None:
+    """Without a module, nobody knows whether a shared or repeated tensor is used once or twice.
+
+    Families say where their tensors are used, and may begin with equal blocks; but what lies in
+    one memory is one weight of two blocks.
+    """
     memory: dict[int, str] = {}
     by_shape: dict[Any, list[str]] = {}
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.is_meta or not tensor.is_floating_point():
             continue
-        if tensor.dim() > 1 and (first := memory.setdefault(tensor.data_ptr(), key)) != key:
+        first = memory.setdefault(tensor.data_ptr(), key) if tensor.dim() > 1 else key
+        if first != key and not (is_family and may_share(first, key)):
             raise _repeated(first, key, "in the same memory")
         by_shape.setdefault((tensor.shape, tensor.dtype), []).append(key)
-    for keys in by_shape.values():
+    for keys in () if is_family else by_shape.values():
         starts: dict[Any, list[str]] = {}
         for key in keys if len(keys) > 1 else ():
             start = _bits(tensors[key].flatten()[:_FIRST_ENTRIES]).tolist()

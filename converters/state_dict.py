@@ -9,26 +9,24 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.converters.casts import cast, promoted
 from nfn_graph.converters.chain import FlattenOrder, Hints, check_activation
 from nfn_graph.converters.channels import (
     WEIGHTS,
     Channels,
     add_channels,
+    cast,
     channel_index,
+    promoted,
     widened,
 )
-from nfn_graph.converters.checkpoint import find_state_dict
+from nfn_graph.converters.checkpoint import Keys, find_state_dict
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families import Heads
 from nfn_graph.converters.keras.arch_names import arch_names, has_keras_tensors
 from nfn_graph.converters.keras.keys import is_numbered
-from nfn_graph.converters.layouts import find_layout, shapes_of
-from nfn_graph.converters.left_out import leave_out
-from nfn_graph.converters.one_network import check_module, layout_of
-from nfn_graph.converters.orientation import Orientation, turned, turned_back
-from nfn_graph.converters.prefixes import Keys
-from nfn_graph.converters.pytorch.wrappers import unwrapped_module
+from nfn_graph.converters.layout_changes import Orientation, leave_out, turned, turned_back
+from nfn_graph.converters.layouts import find_layout, layout_of, shapes_of
+from nfn_graph.converters.pytorch.tensors import check_module, unwrapped_module
 from nfn_graph.data import Layout, WeightGraph, scatter_tensors
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key

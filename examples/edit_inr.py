@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool2d, mse_loss
 
 from nfn_graph import NFN, Batch, DataLoader, WeightGraph
 from nfn_graph.tasks.rendering import render_graphs
-from nfn_graph.tasks.zoo.parameters import stack
+from nfn_graph.tasks.zoo.optimisers import stack
 from nfn_graph.tasks.zoo.siren import (
     SirenShape,
     initialise_siren,

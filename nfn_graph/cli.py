@@ -17,7 +17,10 @@ import itertools
 import math
 import os
 import re
+import signal
 import sys
+import textwrap
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,14 +33,14 @@ class Command(NamedTuple):
 
     function: str
     description: str
-    divided: tuple[str, ...] | str = ()
+    table: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its subcommands; where a table is named instead, that is looked into only when asked."""
-        if isinstance(self.divided, tuple):
-            return self.divided
-        module, _, table = self.divided.partition(":")
+        """Its subcommands, from the table that is named; it is looked into only when asked."""
+        module, _, table = self.table.partition(":")
+        if not module:
+            return ()
         try:
             return tuple(getattr(importlib.import_module(module), table))
         except ModuleNotFoundError:
@@ -52,33 +55,33 @@ COMMANDS = {
         "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in a store."
     ),
     "store": Command(
-        "nfn_graph.converters.store.commands:store", "Show what a store holds; check its checksums."
+        "nfn_graph.converters.commands:store", "Show what a store holds; check its checksums."
     ),
     "export": Command(
-        "nfn_graph.converters.store.commands:export", "Write the networks of a store into files."
+        "nfn_graph.converters.commands:export", "Write the networks of a store into files."
     ),
     "run": Command(
         "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."
     ),
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
-        "nfn_graph.tasks.zoo.commands:zoo",
+        "nfn_graph.tasks.zoo.zoo_commands:zoo",
         "Build collections of trained networks; draw INRs.",
-        ("cnn", "inr", "tickets", "transformer", "render", "info", "import"),
+        "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
     ),
     "train": Command(
-        "nfn_graph.tasks.commands:train",
+        "nfn_graph.tasks.train:train",
         "Train a model on the networks of a zoo.",
-        "nfn_graph.tasks.registry:TASKS",
+        "nfn_graph.tasks.train:TASKS",
     ),
     "evaluate": Command(
-        "nfn_graph.tasks.commands:evaluate", "Evaluate a trained model on other networks."
+        "nfn_graph.tasks.train:evaluate", "Evaluate a trained model on other networks."
     ),
     "predict": Command(
-        "nfn_graph.tasks.commands:predict", "Apply a trained model to checkpoint files: a table."
+        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files: a table."
     ),
     "compare": Command(
-        "nfn_graph.tasks.commands:compare", "Compare runs: mean and standard error over seeds."
+        "nfn_graph.tasks.train:compare", "Compare runs: mean and standard error over seeds."
     ),
     "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
@@ -131,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     module, _, function = COMMANDS[name].function.partition(":")
     try:
-        command = getattr(importlib.import_module(module), function)
+        with _exit_when_interrupted():
+            command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         room = module.split(".")[1]
         raise ModuleNotFoundError(
@@ -143,6 +147,30 @@ def _run(name: str, arguments: list[str]) -> int:
         return 0
     _check_values(call)
     return int(call())
+
+
+@contextlib.contextmanager
+def _exit_when_interrupted() -> Iterator[None]:
+    """Ends the process on Ctrl-C while libraries are imported, when there is nothing to tidy up.
+
+    Some libraries catch every exception of their optional imports. They would swallow a
+    KeyboardInterrupt, and the command would go on.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        _fail("Interrupted")
+        os._exit(INTERRUPTED)
+
+    # Python lets only the main thread set handlers, and another handler is not ours to replace.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _parse(
@@ -165,14 +193,20 @@ def _parse(
         )
         return call
 
+    parts = COMMANDS[name].parts
     complaint, page = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return parsed(arguments)
     except SystemExit as stop:
         if not stop.code:
+            if parts and not set(arguments) & set(parts):
+                print(_options_of_parts(name, parsed))
             return None
-    parts = COMMANDS[name].parts
+        # Of options that were checked when they were made, the reason is ours.
+        reason = getattr(stop.__context__, "__context__", None)
+        if isinstance(reason, UserError):
+            raise reason from None
     part = [word for word in arguments[:1] if word in parts]
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         parsed([*part, "--help"])
@@ -181,6 +215,32 @@ def _parse(
         f"{_first_section(complaint.getvalue())})"
         f"{_meant(arguments, () if part else parts, page.getvalue())}"
     )
+
+
+def _options_of_parts(name: str, parse: Callable[[list[str]], object]) -> str:
+    """The options of all subcommands by name, first those that every subcommand has."""
+    options: dict[str, list[str]] = {}
+    for part in COMMANDS[name].parts:
+        with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+            parse([part, "--help"])
+        # The name of an option begins its line, possibly after a short one: `-o PATH, --output`.
+        pattern = r"^[│ ] {1,2}(?:-\w[^,]*, )?(--(?!help)[a-z][a-z0-9-]*)"
+        options[part] = re.findall(pattern, _plain(page.getvalue()), re.MULTILINE)
+    first, *others = options.values()
+    common = [option for option in first if all(option in other for other in others)]
+    rows = {"all": common} if common else {}
+    rows |= {part: [n for n in names if n not in common] for part, names in options.items()}
+    width = max(map(len, rows)) + 4
+    lines = [f"options of the subcommands ('nfn-graph {name} SUBCOMMAND --help' explains them):"]
+    for row, names in rows.items():
+        lines += textwrap.wrap(
+            " ".join(names) or "none",
+            78,
+            initial_indent=f"  {row}".ljust(width),
+            subsequent_indent=" " * width,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:

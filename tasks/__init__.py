@@ -10,7 +10,7 @@ knows about it. From data to report:
 - `training`: options, data, Lightning, the folder of a run
 - `reports`: figures, the page of a run, tables over runs
 
-A task is a module of its own, `predict_generalization`, `classify_inr`, `edit_inr` or
-`winning_tickets`, by name in `registry`. The commands are in `commands`, `zoo.commands`, `edit`,
-`prune` and `demo`.
+A task is a module of its own: `regress`, `classify`, `classify_inr`, `edit_inr` or
+`winning_tickets`. `train` lists them by name and holds the commands that train and apply models;
+further commands are in `zoo.zoo_commands`, `edit`, `prune` and `demo`.
 """

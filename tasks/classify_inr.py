@@ -19,24 +19,24 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.augment import MoveCoordinates
-from nfn_graph.tasks.canonical import CanonicalPhases
 from nfn_graph.tasks.classify import ClassifyOptions, ClassifyTask
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.training.task import Predictions
 from nfn_graph.tasks.zoo.render import render_networks
+from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 64
 
 
 @dataclass(frozen=True)
 class ClassifyInrOptions(ClassifyOptions):
-    """Classify the images or shapes that SIRENs hold, from their weights.
+    """Classify the images or shapes that SIRENs store, from their weights.
 
     Attributes:
-        canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
-            function that the network computes stays the same.
-        rotate: Augmentation: rotations of the image within so many degrees.
-        shift: Augmentation: shifts of the image within this distance; the image is 2 wide.
+        canonical: Whether to move the phase of every hidden neuron into [0, pi/2] first, which does
+            not change what the network computes.
+        rotate: Augmentation: the largest angle of random rotations of the image, in degrees.
+        shift: Augmentation: the largest distance of random shifts of the image, whose width is 2.
     """
 
     canonical: bool = True
@@ -105,7 +105,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         facts: Mapping[str, Any],
     ) -> None:
         """The confusion matrix, and a sheet of INRs with what they were taken for."""
-        from nfn_graph.tasks.reports.gallery import gallery
+        from nfn_graph.tasks.reports.network_figures import gallery
 
         super().draw(folder, name, predictions, zoo, facts)
         if zoo.description.get("kind") != "inr":

@@ -20,16 +20,15 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.metrics import regression_metrics
 from nfn_graph.tasks.models import ModelName
 from nfn_graph.tasks.option_checks import check_at_least, check_networks
-from nfn_graph.tasks.predict_generalization import (
+from nfn_graph.tasks.regress import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
-from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import reads
-from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.info import accuracy_line
+from nfn_graph.tasks.zoo.folder import accuracy_line
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp", "probe")
 SEEN, UNSEEN = (4, 8, 12), (6, 10, 16)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 from nfn_graph.messages import UserError
 
 Operation = Literal["dilate", "erode", "contrast", "blur", "invert", "rotate"]

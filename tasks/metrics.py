@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
     multiclass_f1_score,
 )
 
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.errors import require
 
 
 def regression_metrics(predicted: Tensor, true: Tensor) -> dict[str, float]:

@@ -19,7 +19,7 @@ from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store.description import is_store
 from nfn_graph.messages import UserError, reason_of
 from nfn_graph.tasks.supervised import SupervisedTask
-from nfn_graph.tasks.training.checkpoint import load_model
+from nfn_graph.tasks.training.checkpoints import load_model
 from nfn_graph.tasks.training.data import PreparedGraphs
 from nfn_graph.tasks.training.run import network_names, predict
 from nfn_graph.tasks.training.task import Predictions

@@ -21,15 +21,14 @@ from nfn_graph.tasks.masks import (
     ticket_from_scores,
 )
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.reports.page import Table
-from nfn_graph.tasks.reports.tables import print_rows
+from nfn_graph.tasks.reports.page import Table, print_rows
 from nfn_graph.tasks.retraining import Result, compare_masks
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.user_networks import ReadingOptions, check_single, read_network, save_like
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
+from nfn_graph.tasks.zoo.builder import Split
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
-from nfn_graph.tasks.zoo.options import Split
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from nfn_graph.tasks.sources import Images, open_images
 from nfn_graph.tasks.training.data import PreparedGraphs
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
-from nfn_graph.tasks.zoo.build import device_of, dtype_of
-from nfn_graph.tasks.zoo.metrics import TrainingData
-from nfn_graph.tasks.zoo.parameters import stack
+from nfn_graph.tasks.zoo.builder import device_of, dtype_of
+from nfn_graph.tasks.zoo.classifiers import TrainingData
+from nfn_graph.tasks.zoo.optimisers import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
-from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
-from nfn_graph.tasks.zoo.tickets import ticket_run, weights_of
+from nfn_graph.tasks.zoo.tickets import TicketZooOptions, ticket_run, weights_of
 from nfn_graph.tasks.zoo.training import train_classifiers
 
 # Networks that are trained as one computation.

@@ -1,34 +1,92 @@
-"""What the tasks with one label per network share: the label, and a model that predicts it."""
+"""What the tasks with one label per network share: the label, and a model that predicts it.
+
+Networks that share no types can be given the same ones, so that one model reads them all. What is
+added are zeros around kernels and biases of zero, which do not change what a network computes. The
+sizes are those of the networks that a model was trained on; they are kept as plain values with its
+run.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
+from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
-from nfn_graph.converters.store.arrow import arrow, compute
 from nfn_graph.converters.store.shards import PLACE
-from nfn_graph.converters.store.splits import COLUMN
-from nfn_graph.messages import UserError
+from nfn_graph.converters.store.table import COLUMN, arrow, compute
+from nfn_graph.messages import UserError, one_line
+from nfn_graph.tasks.augment import MixUp
 from nfn_graph.tasks.models import build_model
-from nfn_graph.tasks.models.rates import fast_probes
-from nfn_graph.tasks.option_checks import check_several
+from nfn_graph.tasks.models.build import fast_probes
+from nfn_graph.tasks.option_checks import check_at_least, check_several
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
-from nfn_graph.tasks.unify import Unify, largest_parts, unifying, without_refused
+from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
+from nfn_graph.transforms._grow_kernels import kernel_of
 
+Unify = Literal["no", "kernels", "roles"]
 # The inputs of a probe are kept in memory; no image is larger.
 _MOST_INPUTS = 2**28
 # Columns that say where a network comes from and lies, so that they are no labels.
 _NO_LABELS = (*PLACE, COLUMN, "file", "path", "bytes", "mtime_ns", "options", "network", "group")
+
+
+def largest_parts(examples: Sequence[WeightGraph], unify: Unify) -> dict[str, Any]:
+    """The largest kernels and the most biases of networks, as facts."""
+    if unify == "no":
+        return {}
+    if unify == "kernels":
+        grown = GrowKernels.to_largest(examples)
+        sizes = dict(grown.sizes) if isinstance(grown.sizes, Mapping) else {}
+        kernels = [[list(key), list(size)] for key, size in sizes.items()]
+        filled = FillBiases.to_largest([grown(graph) for graph in examples])
+        return {"kernels": kernels, "biases": filled.taps}
+    found = [kernel_of(p) for graph in examples for p in graph.layout.placements]
+    found = [kernel for kernel in found if kernel]
+    largest = list(map(max, zip(*found, strict=True))) if found else []
+    biases = [n.taps for graph in examples for n in graph.spec.neurons if not n.fixed]
+    return {"kernel": largest, "bias": max([1, *biases])}
+
+
+def unifying(facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph]:
+    """The transform that gives networks parts of the sizes in facts."""
+    if "kernels" in facts:
+        sizes = {(key[0], key[1], key[2]): tuple(size) for key, size in facts["kernels"]}
+        return Compose([GrowKernels(sizes), FillBiases(facts["biases"])])
+    grow = [GrowKernels(facts["kernel"])] if facts["kernel"] else []
+    return Compose([*grow, FillBiases(facts["bias"]), RoleTypes()])
+
+
+def without_refused(zoo: WeightDataset) -> WeightDataset:
+    """The networks whose hidden layers can be given one type; says how many cannot, and why."""
+    examples = zoo.examples()
+    unify = unifying(largest_parts(examples, "roles"))
+    numbers = list(dict.fromkeys(zoo.architectures.tolist()))
+    refused: dict[int, UserError] = {}
+    for number, graph in zip(numbers, examples, strict=True):
+        try:
+            unify(graph)
+        except UserError as error:
+            refused[number] = error
+    kept = zoo.select(~np.isin(zoo.architectures, list(refused)))
+    if refused:
+        print(
+            f"nfn-graph: left out {len(zoo) - len(kept)} of {len(zoo)} networks of '{zoo.folder}': "
+            f"{one_line(next(iter(refused.values())))}",
+            file=sys.stderr,
+        )
+    return kept
 
 
 @dataclass(frozen=True)
@@ -43,15 +101,19 @@ class SupervisedOptions(TrainOptions):
             and add biases of zero, up to the largest. roles: also give all hidden layers one
             type, for networks that are wired differently (not for nfn-hnp); networks for which
             there is no such type are left out.
+        mixup: Augmentation: networks of one shape are mixed in pairs, weights and labels alike,
+            with a share from the distribution Beta(mixup, mixup); 0 for none.
     """
 
     label: str | None = None
     input_shape: tuple[int, ...] = ()
     unify: Unify = "no"
+    mixup: float = 0.0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
+        check_at_least("mixup", self.mixup, 0)
         if self.input_shape:
             check_several("input_shape", self.input_shape, 1)
             if math.prod(self.input_shape) > _MOST_INPUTS:
@@ -70,6 +132,24 @@ class SupervisedTask(Task[Options]):
     Args:
         options: Its options; what is not given is taken from the preset.
     """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.mixup:
+            self.augmentations.insert(0, MixUp(options.mixup))
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every network."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss; networks that were mixed have the labels of both."""
+        losses = self.losses(outputs, batch.y)
+        if "mixed_share" in batch:
+            share = batch.mixed_share.to(losses)
+            others = self.losses(outputs, batch.y[batch.mixed_with])
+            losses = share * losses + (1 - share) * others
+        return losses.mean()
 
     @abstractmethod
     def targets(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> Tensor:
@@ -137,7 +217,7 @@ class SupervisedTask(Task[Options]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """The inputs that a model runs networks on, once for a run."""
-        from nfn_graph.tasks.reports.probes import draw_probes
+        from nfn_graph.tasks.reports.network_figures import draw_probes
 
         if name == "test":
             draw_probes(folder / "probes.png", model, graphs)

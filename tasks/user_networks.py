@@ -15,7 +15,7 @@ from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion.reading import Options, load_file
 from nfn_graph.converters.files import keras, onnx
 from nfn_graph.converters.formats import KERAS, ONNX, detect, format_of
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError
 
 # Operators of ONNX that dense layers, and factors of activations, are made of.

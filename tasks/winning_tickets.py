@@ -22,8 +22,8 @@ from nfn_graph.data import Layout
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import masks_from_scores, prunable
 from nfn_graph.tasks.models import ModelSettings
-from nfn_graph.tasks.models.rates import slow_aggregates
-from nfn_graph.tasks.models.tickets import Ticket, TicketAutoencoder
+from nfn_graph.tasks.models.autoencoder import Ticket, TicketAutoencoder
+from nfn_graph.tasks.models.build import slow_aggregates
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
 
@@ -90,6 +90,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
     name = "winning-tickets"
     kind = "tickets"
     monitor = "overlap"
+    by_heart = ("overlap", 0.9)
     columns = ("overlap", "overlap_magnitude", "loss")
     OPTIONS = WinningTicketsOptions
 
@@ -171,7 +172,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
         """The score of every weight against its initial value, by layer."""
-        from nfn_graph.tasks.reports.scores import score_plot
+        from nfn_graph.tasks.reports.network_figures import score_plot
 
         batch = Batch.from_data_list(graphs[:_SHOWN])
         batch = batch.to(next(model.parameters()).device)

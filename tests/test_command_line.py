@@ -60,6 +60,35 @@ def test_nothing_is_suggested_for_words_that_are_like_none(
     assert "Did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "zoo"])
+def test_help_lists_the_options_of_subcommands(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.partition("options of the subcommands")[2].splitlines()[1:]
+    shown: dict[str, set[str]] = {}
+    for line in lines:
+        if not line.startswith("   "):
+            part = line.split()[0]
+        shown.setdefault(part, set()).update(word for word in line.split() if word[:2] == "--")
+    common = shown.pop("all", set())
+    expected = {
+        leaf.words[1]: leaf.options for leaf in leaves().values() if leaf.words[0] == command
+    }
+    assert {part: names | common for part, names in shown.items()} == {
+        part: {option.name for option in options if option.name.startswith("--")}
+        for part, options in expected.items()
+    }
+
+
+def test_help_shows_ranges_as_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "cnn", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "--learning-rate LOW HIGH" in text and "(default: 0.0005 to 0.05)" in text
+    assert "--epochs LOW HIGH" in text and "(default: 4 to 40)" in text
+    assert "--test-share 0..1" in text and "--train-fractions [0..1 [0..1 ...]]" in text
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version", "-v"], ["inspct"], []])
 def test_nothing_heavy_is_imported_to_say_little(arguments: list[str]) -> None:
     script = (
@@ -101,14 +130,31 @@ def test_every_public_name_is_found() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_an_interruption_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nfn_graph.cli", "zoo", "cnn", "--out", str(tmp_path / "zoo")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    maps = Path(f"/proc/{process.pid}/maps")
-    limit = time.monotonic() + 60
-    while "torch" not in maps.read_text():
-        assert process.poll() is None and time.monotonic() < limit
-        time.sleep(0.001)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        limit = time.monotonic() + 60
+        while "torch" not in maps.read_text():
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
     assert error == "nfn-graph: Interrupted\n"
-    # By its own exit code, or by the signal, as Python does if it came while text was executed.
-    assert process.returncode in (130, -signal.SIGINT)
+    assert process.returncode == 130
+
+
+def test_an_interruption_that_an_import_swallows_still_ends_the_command(tmp_path: Path) -> None:
+    """Some libraries catch whatever their optional imports raise."""
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+        "def run() -> int:\n    print('went on')\n    return 0\n"
+    )
+    code = (
+        "from nfn_graph import cli\n"
+        "cli.COMMANDS['swallows'] = cli.Command('swallows:run', 'Runs.')\n"
+        "raise SystemExit(cli.main(['swallows']))\n"
+    )
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (130, "")
+    assert found.stderr == "nfn-graph: Interrupted\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from nfn_graph.tasks.registry import TASKS
+from nfn_graph.tasks.train import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

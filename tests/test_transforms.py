@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
 from networks import chain, residual_spec, self_spec
@@ -21,9 +23,10 @@ from nfn_graph import (
     WeightGraph,
     WeightType,
 )
+from nfn_graph.converters import from_module
 from nfn_graph.data import Layout, Placement, Shape
 from nfn_graph.testing import assert_complete, assert_equivariant, assert_invariant, random_graph
-from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
+from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes, ScaleByFanIn
 
 
 def run_cnn(tensors: dict[str, torch.Tensor], x: torch.Tensor, kernels) -> torch.Tensor:
@@ -435,3 +438,61 @@ def test_transforms_take_single_networks():
             use(batch)
     with pytest.raises(TypeError, match=r"such as \(5, 5\) \(got 5\)"):
         GrowKernels(5)
+
+
+def relu_network(*widths: int, convolutional: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths[:-1]):
+        layers += [nn.Conv2d(a, b, 2) if convolutional else nn.Linear(a, b), nn.ReLU()]
+    if convolutional:
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(*widths[-2:])).double()
+
+
+def widened(network: nn.Sequential, times: int) -> nn.Sequential:
+    """The same function with every hidden neuron there several times."""
+    layers = [m for m in network if hasattr(m, "weight")]
+    widths = [layers[0].weight.shape[1], *(m.weight.shape[0] for m in layers)]
+    widths[1:-1] = [n * times for n in widths[1:-1]]
+    wide = relu_network(*widths, convolutional=isinstance(layers[0], nn.Conv2d))
+    for old, new in zip(layers, (m for m in wide if hasattr(m, "weight")), strict=True):
+        is_first, is_last = old is layers[0], old is layers[-1]
+        weight = old.weight if is_first else old.weight.repeat_interleave(times, 1) / times
+        new.weight.data = weight if is_last else weight.repeat_interleave(times, 0)
+        new.bias.data = old.bias if is_last else old.bias.repeat_interleave(times)
+    return wide
+
+
+@pytest.mark.parametrize("convolutional", [False, True])
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+@pytest.mark.parametrize("times", [2, 3])
+def test_widened_networks_look_alike_by_fan_in(convolutional, symmetry, times):
+    torch.manual_seed(0)
+    network = relu_network(2, 4, 5, 3, convolutional=convolutional)
+    x = torch.randn(4, 2, 5, 5).double() if convolutional else torch.randn(4, 2).double()
+    example = [x] if convolutional else []
+    small, wide = (from_module(n, *example) for n in (network, widened(network, times)))
+    assert (small.run(x) - wide.run(x)).abs().max() < 1e-12
+    scale = ScaleByFanIn()
+    model = NFN(small.spec, (8, 8), symmetry, out_features=2, head=(32,)).double()
+    outputs = [model(graph) for graph in (small, wide, scale(small), scale(wide))]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-4
+    assert (outputs[2] - outputs[3]).abs().max() < 1e-12
+    for graph in (small, wide):
+        assert (scale(graph).run(x) - graph.run(x)).abs().max() < 1e-12
+        back = scale.inverse(scale(graph))
+        assert back.layout == graph.layout and back.layout.computation == graph.layout.computation
+        for key, tensor in graph.to_tensors().items():
+            torch.testing.assert_close(back.to_tensors()[key], tensor, rtol=4e-16, atol=0)
+    batch = Batch.from_data_list([scale(small), scale(wide)])
+    assert (batch.run(x)[0] - batch.run(x)[1]).abs().max() < 1e-12
+
+
+def test_fan_in_leaves_weights_from_fixed_neurons_and_refuses_wild_exponents():
+    graph = chain((3, 4, 5))
+    scaled = ScaleByFanIn(0.5)(graph).to_tensors()
+    assert scaled["0.weight"].equal(graph.to_tensors()["0.weight"])
+    torch.testing.assert_close(scaled["1.weight"], graph.to_tensors()["1.weight"] * 2)
+    for bad in (float("nan"), 9, "1", True):
+        with pytest.raises(ValueError, match="exponent"):
+            ScaleByFanIn(bad)

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from nfn_graph.converters.chain.names import ASK_FOR_ARCH
 from nfn_graph.converters.chain.norms import VectorGroup
 from nfn_graph.converters.chain.order import ChainLayer, shown_order
-from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout, Ref

@@ -19,18 +19,17 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.chain.joining import FlattenOrder, joined
-from nfn_graph.converters.chain.norms import VectorGroup, check_groups
-from nfn_graph.converters.chain.order import ChainLayer, NotChained, can_chain, only_order
-from nfn_graph.converters.chain.parts import find_parts, listed
-from nfn_graph.converters.chain.places import Places
-from nfn_graph.converters.chain.topology import (
+from nfn_graph.converters.chain.names import (
     ASK_FOR_ARCH,
     NamedWeight,
     check_chain,
     check_names,
 )
+from nfn_graph.converters.chain.norms import VectorGroup, check_groups
+from nfn_graph.converters.chain.order import ChainLayer, NotChained, can_chain, only_order
+from nfn_graph.converters.chain.parts import Places, find_parts, listed
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.orientation import turned
+from nfn_graph.converters.layout_changes import turned
 from nfn_graph.data import Layout
 
 # Images have at most so many channels.

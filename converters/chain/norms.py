@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nfn_graph.converters.chain.names import Name, spelled
-from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
+from nfn_graph.converters.chain.names import ASK_FOR_ARCH, Name, spelled
 from nfn_graph.converters.errors import ConversionError
 
 # Names of norms whose channels are free, and of the one whose channels may not be.

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from nfn_graph.converters.chain.names import Name
+from nfn_graph.converters.chain.names import ASK_FOR_ARCH, Name
 from nfn_graph.converters.chain.norms import VectorGroup
-from nfn_graph.converters.chain.topology import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
 
 _MOST_STEPS = 10_000

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.conversion.jobs import Engine, Part, run_jobs
 from nfn_graph.converters.conversion.labels import (
     Fractions,
     Labels,
@@ -20,8 +21,10 @@ from nfn_graph.converters.conversion.labels import (
     labels_of,
 )
 from nfn_graph.converters.conversion.reading import Options
-from nfn_graph.converters.conversion.sharding import Conversion, Source, convert_sources
-from nfn_graph.converters.conversion.sources import (
+from nfn_graph.converters.conversion.sharding import (
+    Conversion,
+    Source,
+    convert_sources,
     divide,
     earlier,
     find_sources,
@@ -32,14 +35,16 @@ from nfn_graph.converters.conversion.sources import (
     source_of,
 )
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.jobs import Engine, Part, run_jobs
-from nfn_graph.converters.store.arrow import arrow
-from nfn_graph.converters.store.description import is_store, read_description
-from nfn_graph.converters.store.lock import none_publishing, only_writer
+from nfn_graph.converters.store.description import (
+    is_store,
+    none_publishing,
+    only_writer,
+    read_description,
+)
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.shards import METADATA, SHARDS, WEIGHTS, list_shards, remove_shard
-from nfn_graph.converters.store.splits import COLUMN as SPLIT
-from nfn_graph.converters.store.splits import SPLITS
+from nfn_graph.converters.store.table import COLUMN as SPLIT
+from nfn_graph.converters.store.table import SPLITS, arrow
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
 

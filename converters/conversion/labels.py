@@ -10,12 +10,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from nfn_graph.converters.conversion.sharding import KEPT
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.optional import require
-from nfn_graph.converters.store.arrow import arrow, compute, parquet
 from nfn_graph.converters.store.shards import PLACE
-from nfn_graph.converters.store.splits import COLUMN as SPLIT
-from nfn_graph.converters.store.splits import DEFAULT_SHARES, SPLITS, check_shares
+from nfn_graph.converters.store.table import COLUMN as SPLIT
+from nfn_graph.converters.store.table import (
+    DEFAULT_SHARES,
+    SPLITS,
+    arrow,
+    check_shares,
+    compute,
+    parquet,
+)
 from nfn_graph.messages import UserError, one_line
 
 _SYNONYMS = {

@@ -1,29 +1,113 @@
-"""Checkpoint files: found in folders, and read with the options of a command."""
+"""Checkpoint files: found in folders, and read with the options of a command.
+
+Networks given by name on the command line are code that may do anything.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Sequence
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.chain import FlattenOrder
-from nfn_graph.converters.conversion.named_arch import make_arch, parse_arch, running_arch
 from nfn_graph.converters.errors import ConversionError, in_command_line
 from nfn_graph.converters.formats import SUFFIXES
 from nfn_graph.converters.io import load
-from nfn_graph.converters.orientation import Orientation
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.converters.store.description import FILE, is_store
 from nfn_graph.messages import UserError
 
 
+def parse_arch(name: str) -> tuple[str, str]:
+    """The module and the attribute of `package.module:name`."""
+    module, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(f"Expected arch as package.module:name (got '{name}')")
+    return module, attribute
+
+
+@lru_cache(maxsize=8)
+def make_arch(name: str) -> nn.Module:
+    """The module that `package.module:name` is or returns, on the meta device."""
+    module_name, attribute = parse_arch(name)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with running_arch(name, ModuleNotFoundError):
+        module = importlib.import_module(module_name)
+    if not hasattr(module, attribute):
+        raise UserError(f"Expected '{attribute}' in '{module_name}' (got no such name)")
+    made = getattr(module, attribute)
+    if callable(made) and not isinstance(made, nn.Module):
+        with running_arch(name), torch.device("meta"):
+            made = made()
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"Expected '{name}' to be a torch.nn.Module or to return one "
+            f"(got {type(made).__name__})"
+        )
+    return made
+
+
+@contextmanager
+def running_arch(name: str | None, *expected: type[Exception]) -> Iterator[None]:
+    """Whatever the code of a network raises becomes an error that says where.
+
+    Args:
+        name: The network's name; None if no code of one is run.
+        expected: What may be raised for other reasons.
+    """
+    passed: tuple[type[Exception], ...] = (ConversionError, *expected)
+    try:
+        yield
+    except passed:
+        raise
+    except (Exception, SystemExit) as error:
+        if name is None:
+            raise
+        raise ConversionError(
+            f"Expected '{name}' to be a network that can be followed (got "
+            f"{type(error).__name__} at {_place(error)}: {error})"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """The last line outside of torch that led to an error."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    foreign = ("<frozen", os.path.dirname(torch.__file__))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(foreign)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}"
+
+
 @dataclass(frozen=True)
 class Options:
-    """How files are read: see :func:`nfn_graph.converters.load`; `arch` by name."""
+    """How checkpoint files are read; see :func:`nfn_graph.converters.load`.
+
+    Attributes:
+        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
+        flatten: The order of entries between convolution and dense layer, if the file has none.
+        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
+        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
+        key: The name of the network in a file that holds several.
+        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        activation: The function between linear layers, such as relu or sin:30, if not in the file.
+        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
+        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
+        heads: Attention heads of a transformer, if no config.json beside the file says it.
+    """
 
     arch: str | None = None
     flatten: FlattenOrder | None = None

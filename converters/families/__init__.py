@@ -5,7 +5,13 @@ these names, whose computation is followed like that of any other.
 """
 
 from nfn_graph.converters.families.network import family_network
-from nfn_graph.converters.families.recognition import Heads, find_family, heads_beside, is_named
+from nfn_graph.converters.families.recognition import (
+    Heads,
+    find_family,
+    heads_beside,
+    is_named,
+    may_share,
+)
 from nfn_graph.converters.families.tables import FAMILIES, Family
 
 __all__ = [
@@ -16,4 +22,5 @@ __all__ = [
     "find_family",
     "heads_beside",
     "is_named",
+    "may_share",
 ]

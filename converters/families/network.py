@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -26,8 +27,16 @@ def family_network(
         tensors: The state dict; only shapes and dtypes are read.
         heads: The number of heads.
     """
-    network = _Transformer(found, tensors, heads)
-    return network.to("meta"), network.example()
+    network = _Transformer(found, tensors, heads).to("meta")
+    example = network.example()
+    try:
+        network(*example)
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch's own, of shapes.
+        raise ConversionError(
+            f"Expected tensors of {found.family.name} whose shapes fit together (got "
+            f"{str(error).splitlines()[0]}). Give the network as arch"
+        ) from error
+    return network, example
 
 
 class _Transformer(nn.Module):
@@ -52,13 +61,18 @@ class _Transformer(nn.Module):
         family, first = self._found.family, self._found.prefix
         if family.tables:
             words = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
-            return (words,) * sum(first + name in self._found.names for name in family.tables)
+            return (words,) * len(self._tables)
         if not family.patches:
             return (self._like(1, _TOKENS, self._width),)
         weight = self._weight(first + family.patches)
-        count = self._weight(first + family.added[0]).shape[-2] - bool(family.token)
+        count = self._weight(first + family.added).shape[-2] - bool(family.token)
         if weight.dim() == 2:
             return (self._like(1, count, weight.shape[1]),)
+        if weight.dim() != 4:
+            raise ConversionError(
+                f"Expected patches of images, a weight [width, channels, height, width] (got "
+                f"'{first}{family.patches}' of shape {list(weight.shape)})"
+            )
         _, channels, height, width = weight.shape
         return (self._like(1, channels, count * height, width),)
 
@@ -66,24 +80,28 @@ class _Transformer(nn.Module):
         """The stream, or whatever follows it, of one input or of one for each table."""
         family, first = self._found.family, self._found.prefix
         x = self._stream([x for x in (a, b, c) if x is not None])
-        for name in family.final:
+        for name in family.final.split():
             x = self._norm(first + name, x)
+        *ups, down = family.dense.split()
         for block in self._found.blocks:
-            for name in family.norms:
+            for name in family.norms.split():
                 x = self._norm(f"{block}.{name}", x)
             x = x + self._attention(block, x)
-            h = self._linear(f"{block}.{family.up}", x).relu()
-            if family.gate:
-                h = h * self._linear(f"{block}.{family.gate}", x)
-            x = x + self._linear(f"{block}.{family.down}", h)
+            h = reduce(torch.mul, (self._linear(f"{block}.{name}", x).relu() for name in ups))
+            x = x + self._linear(f"{block}.{down}", h)
         return self._outputs(x)
+
+    @property
+    def _tables(self) -> list[str]:
+        """The tables that the file has."""
+        full = [self._found.prefix + name for name in self._found.family.tables.split()]
+        return [name for name in full if name in self._found.names]
 
     def _stream(self, inputs: Sequence[Tensor]) -> Tensor:
         family, first = self._found.family, self._found.prefix
         if family.tables:
-            tables = [n for n in (first + t for t in family.tables) if n in self._found.names]
-            parts = [F.embedding(x, self._weight(n)) for x, n in zip(inputs, tables, strict=True)]
-            return sum(parts[1:], parts[0])
+            pairs = zip(inputs, self._tables, strict=True)
+            return reduce(torch.add, (F.embedding(x, self._weight(name)) for x, name in pairs))
         if not family.patches:
             return inputs[0]
         name = first + family.patches
@@ -95,26 +113,23 @@ class _Transformer(nn.Module):
             x = x.flatten(2).transpose(1, 2)
         if family.token:
             x = torch.cat([self._weight(first + family.token), x], 1)
-        for added in family.added:
-            x = x + self._weight(first + added)
-        return x
+        return x + self._weight(first + family.added)
 
     def _attention(self, block: str, x: Tensor) -> Tensor:
         family = self._found.family
-        if family.fused:
-            q, k, v = self._linear(f"{block}.{family.query}", x).chunk(3, -1)
-        else:
-            names = (family.query, family.key, family.value)
-            q, k, v = (self._linear(f"{block}.{name}", x) for name in names)
-        q, k, v = (y.unflatten(-1, (-1, self._size)).transpose(1, 2) for y in (q, k, v))
+        *names, out = (f"{block}.{name}" for name in family.attention.split())
+        parts = [self._linear(name, x) for name in names]
+        q, k, v = parts[0].chunk(3, -1) if family.is_fused else parts
+        queries, keys = self._heads.queries, self._key_heads[block]
+        counts = (queries, keys, keys)
+        q, k, v = (
+            y.unflatten(-1, (count, -1)).transpose(1, 2)
+            for y, count in zip((q, k, v), counts, strict=True)
+        )
         if family.rotary:
             q, k = (self._rotated(y) for y in (q, k))
-        if self._key_heads == 1:
-            y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-        else:
-            is_grouped = self._key_heads != self._heads.queries
-            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=is_grouped)
-        return self._linear(f"{block}.{family.out}", y.transpose(1, 2).flatten(2))
+        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=keys != queries)
+        return self._linear(out, y.transpose(1, 2).flatten(2))
 
     def _rotated(self, x: Tensor) -> Tensor:
         """Rotary positions; which dimensions are rotated together does not matter here."""
@@ -126,16 +141,18 @@ class _Transformer(nn.Module):
         """What the network returns."""
         names, prefix = self._found.names, self._found.prefix
         pooler = prefix + self._found.family.pooler
-        pooled = self._linear(pooler, x).tanh() if pooler in names else x
+        pooled = self._linear(pooler, x).tanh() if pooler in names else None
         results = []
         for chain in self._found.family.outputs:
-            full = [n[1:] if n.startswith("^") else prefix + n for n in chain]
+            full = [n[1:] if n.startswith("^") else prefix + n for n in chain.split()]
             if all(name in names for name in full):
-                y = pooled
+                # Names do not say whether it reads the stream or the pooler, so that whatever
+                # holds for both is kept: the neurons of one are those of the other.
+                y = x if pooled is None else x + pooled
                 for name in full:
                     y = self._linear(name, y).tanh()
                 results.append(y)
-        return results or ([x] if pooled is x else [x, pooled])
+        return results or ([x] if pooled is None else [x, pooled])
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         if name not in self._found.names:
@@ -158,11 +175,11 @@ class _Transformer(nn.Module):
 
     @property
     def _width(self) -> int:
-        name = f"{self._found.blocks[0]}.{self._found.family.up}"
+        name = f"{self._found.blocks[0]}.{self._found.family.query}"
         return self._weight(name).shape[0 if self._found.family.in_out else 1]
 
     def _like(self, *shape: int) -> Tensor:
-        dtype = self._weight(f"{self._found.blocks[0]}.{self._found.family.up}").dtype
+        dtype = self._weight(f"{self._found.blocks[0]}.{self._found.family.query}").dtype
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def _register(self, key: str, tensor: Tensor) -> None:
@@ -179,25 +196,32 @@ class _Transformer(nn.Module):
         else:
             parent.register_buffer(name, like)
 
-    def _check_heads(self) -> tuple[int, int]:
-        """The dimensions of a head, and the number of heads of keys and values."""
-        family, (queries, keys) = self._found.family, self._heads
-        axis, size, count = int(family.in_out), 0, queries
+    def _check_heads(self) -> tuple[int, dict[str, int]]:
+        """The dimensions of a head of queries, and for every block the number of heads of keys."""
+        family, queries, size = self._found.family, self._heads.queries, 0
+        counts: dict[str, int] = {}
         for block in self._found.blocks:
-            total = self._weight(f"{block}.{family.query}").shape[axis]
-            width, rest = divmod(total, 3) if family.fused else (total, 0)
+            query, *others, _ = family.attention.split()
+            total = self._outputs_of(f"{block}.{query}")
+            width, rest = divmod(total, 3) if family.is_fused else (total, 0)
             if rest or width % queries or size not in (0, width // queries):
                 raise ConversionError(
                     f"Expected {queries} heads of equally many dimensions (got {total} outputs of "
-                    f"'{block}.{family.query}')"
+                    f"'{block}.{query}')"
                 )
             size = width // queries
-            if family.key:
-                other = self._weight(f"{block}.{family.key}").shape[axis]
-                count = max(other // size, 1)
-                if other % size or queries % count or keys not in (None, count):
+            counts[block] = queries
+            for name in others:
+                found = self._outputs_of(f"{block}.{name}")
+                if name == others[0]:
+                    counts[block] = max(found // size, 1)
+                keys = self._heads.keys or counts[block]
+                if found % keys or queries % keys or keys != counts[block]:
                     raise ConversionError(
-                        f"Expected {keys or queries} heads of {size} dimensions each (got {other} "
-                        f"outputs of '{block}.{family.key}')"
+                        f"Expected {self._heads.keys or queries} heads of {size} dimensions each "
+                        f"(got {found} outputs of '{block}.{name}')"
                     )
-        return size, count
+        return size, counts
+
+    def _outputs_of(self, name: str) -> int:
+        return self._weight(name).shape[int(self._found.family.in_out)]

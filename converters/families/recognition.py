@@ -20,18 +20,21 @@ _MOST_BYTES = 2**20
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads")
 _SHOWN = 6
+_ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
 
 
 class Heads(NamedTuple):
     """How many heads an attention has.
 
     Attributes:
-        queries: Of queries.
-        keys: Of keys and values; None if there are as many.
+        queries: The number of heads of queries.
+        keys: The number of heads of keys and values; None if there are as many.
+        model: The type of network that a configuration names, if there is one.
     """
 
     queries: int
     keys: int | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,33 @@ class Found:
     names: Mapping[str, Mapping[str, str]]
 
 
-def heads_beside(path: Path) -> Heads | None:
-    """The number of heads that a `config.json` beside a file says; None if there is none."""
-    file = path.parent / "config.json"
-    if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+def heads_beside(path: Path, heads: int | None = None) -> Heads | None:
+    """The number of heads, given or as a `config.json` beside a file says; None if nothing does.
+
+    Args:
+        path: The file.
+        heads: The number of heads of queries, if it is known.
+    """
+    config = _read_config(path.parent / "config.json")
+    queries = _number(config, _HEADS) if heads is None else heads
+    if queries is None:
         return None
+    model = config.get("model_type")
+    positions = config.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        model = f"{model} with positions '{positions}'"
+    keys = _number(config, _KEY_HEADS) if heads is None else None
+    return Heads(queries, keys, None if model is None else str(model))
+
+
+def _read_config(file: Path) -> Mapping[str, Any]:
+    if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        return {}
     try:
         config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
-        return None
-    found = [_number(config, names) for names in (_HEADS, _KEY_HEADS)]
-    return None if found[0] is None else Heads(found[0], found[1])
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _number(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
@@ -92,15 +109,35 @@ def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | N
         first = candidates[0]
         raise ConversionError(
             f"Expected the tensors of {first.family.name}, whose names these are (got a state dict "
-            f"with {'; '.join(_problems(first, tensors))}). Give the network as arch, on the meta "
-            f"device if it is large"
+            f"with {'; '.join(_problems(first, tensors))}). {_ASK_FOR_ARCH}"
         )
     if heads is None:
         raise ConversionError(
             f"Expected heads=..., the number of attention heads (got none). The names are those of "
             f"{complete[0].family.name}; neither they nor a config.json beside the file say it"
         )
+    models = complete[0].family.models.split()
+    if models and heads.model is not None and heads.model not in models:
+        raise ConversionError(
+            f"Expected a network of one of the types {_listed(models, len(models))}, which have "
+            f"the names of {complete[0].family.name} (got {heads.model} in config.json). Others "
+            f"may compute more than their names show. {_ASK_FOR_ARCH}"
+        )
     return complete[0]
+
+
+def may_share(first: str, second: str) -> bool:
+    """Whether two names are those of a table of words and of the layer that reads it backwards."""
+
+    def is_one_of(key: str, names: set[str]) -> bool:
+        return any(key == f"{name}.weight" or key.endswith(f".{name}.weight") for name in names)
+
+    tables = {name for family in FAMILIES for name in family.tables.split()[:1]}
+    outputs = {chain.lstrip("^") for family in FAMILIES for chain in family.outputs}
+    return any(
+        is_one_of(one, tables) and is_one_of(other, outputs)
+        for one, other in ((first, second), (second, first))
+    )
 
 
 def _candidates(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[Found]:
@@ -109,7 +146,9 @@ def _candidates(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[Found
         numbers = _numbers(family, prefix, tensors)
         if not numbers:
             continue
-        blocks = tuple(prefix + family.block.format(i) for i in range(max(numbers) + 1))
+        # A number far above all others is not a reason to look for as many blocks.
+        count = min(max(numbers), len(numbers)) + 1
+        blocks = tuple(prefix + family.block.format(i) for i in range(count))
         wanted = [prefix + name for name in _outside(family) if not name.startswith("^")]
         wanted += [name[1:] for name in _outside(family) if name.startswith("^")]
         wanted += [f"{block}.{name}" for block in blocks for name in _inside(family)]
@@ -119,21 +158,18 @@ def _candidates(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[Found
 
 def _numbers(family: Family, prefix: str, keys: Iterable[str]) -> list[int]:
     """The numbers of the blocks, by the weights of their queries."""
-    start = re.escape(prefix + family.block).replace(r"\{\}", r"(\d+)")
+    start = re.escape(prefix + family.block).replace(r"\{\}", r"(\d{1,6})")
     pattern = re.compile(rf"{start}\.{re.escape(family.query)}[._]weight")
     return [int(m[1]) for key in keys if (m := pattern.fullmatch(key))]
 
 
 def _inside(family: Family) -> list[str]:
-    parts = (family.query, family.key, family.value, family.out, family.up, family.gate)
-    return [name for name in (*family.norms, *parts, family.down) if name]
+    return f"{family.norms} {family.attention} {family.dense}".split()
 
 
 def _outside(family: Family) -> list[str]:
-    outputs = [name for chain in family.outputs for name in chain]
-    tables = (*family.tables, *family.added, family.token, family.patches, *family.final)
-    outputs.append(family.pooler)
-    return [name for name in (*tables, *outputs) if name]
+    tables = (family.tables, family.added, family.token, family.patches, family.final)
+    return " ".join([*tables, *family.outputs, family.pooler]).split()
 
 
 def _tensors_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -147,11 +183,11 @@ def _tensors_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _problems(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, and what is left over."""
+    """What is missing, what is left over, and what cannot be what its name says."""
     family = found.family
     needed = [f"{block}.{name}" for block in found.blocks for name in _inside(family)]
-    outside = (*family.tables[:1], *family.added, family.token, family.patches)
-    needed += [found.prefix + name for name in outside if name]
+    outside = " ".join([family.tables, family.added, family.token, family.patches]).split()
+    needed += [found.prefix + name for name in outside if name not in family.optional.split()]
     missing = [name for name in needed if "weight" not in found.names.get(name, {})]
     used = {key for own in found.names.values() for key in own.values()}
     left = [
@@ -159,16 +195,43 @@ def _problems(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
         for key, tensor in tensors.items()
         if key not in used
         and tensor.is_floating_point()
-        and not any(key.endswith(word) for word in family.masks)
+        and not any(key == word or key.endswith(f".{word}") for word in family.masks)
     ]
     problems = []
     if missing:
         problems.append(f"no {_listed(missing)}")
     if left:
         problems.append(f"{_listed(left)}, which it does not have")
-    return problems
+    return problems or _misshapen(found, tensors)
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + (f" and {more} more" * (more > 0))
+def _misshapen(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Tensors of a type or of shapes that no weight with their names has."""
+    family = found.family
+    for own in found.names.values():
+        for key in own.values():
+            if not tensors[key].is_floating_point():
+                return [f"'{key}' of {tensors[key].dtype}, where it has floating-point numbers"]
+    width = None
+    for block in found.blocks:
+        for name in family.norms.split():
+            shape = tensors[found.names[f"{block}.{name}"]["weight"]].shape
+            width = shape[0] if width is None and len(shape) == 1 else width
+            if tuple(shape) != (width,):
+                return [f"'{block}.{name}' of shape {list(shape)}, where it has a norm of {width}"]
+        for name in f"{family.attention} {family.dense}".split():
+            shape = tensors[found.names[f"{block}.{name}"]["weight"]].shape
+            last = name in (family.attention.split()[-1], family.dense.split()[-1])
+            stream = int(last) if family.in_out else int(not last)
+            if len(shape) != 2 or shape[stream] != width:
+                order = "in, out" if family.in_out else "out, in"
+                return [
+                    f"'{block}.{name}' of shape {list(shape)}, where it has a weight [{order}] "
+                    f"{'to' if last else 'from'} {width} neurons"
+                ]
+    return []
+
+
+def _listed(names: Sequence[str], most: int = _SHOWN) -> str:
+    more = len(names) - most
+    return ", ".join(f"'{name}'" for name in names[:most]) + (f" and {more} more" * (more > 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,20 +10,20 @@ class Family:
     """The names of the tensors of a transformer, without `.weight` and `.bias`.
 
     Every block adds attention and dense layers to one residual stream. Whether norms come before
-    or after changes nothing about what may be permuted, so it is not said.
+    or after changes nothing about what may be permuted, so it is not said. Several names are
+    separated by spaces.
 
     Args:
         name: What the family is called.
         block: The name of block `{}`.
         norms: Norms of the stream in a block.
-        query: The weight of queries in a block; with `fused`, that of queries, keys and values.
-        key: The weight of keys.
-        value: The weight of values.
-        out: The weight after attention.
-        up: The first dense layer of a block.
-        gate: The dense layer that `up` is multiplied with, if the family has one.
-        down: The second dense layer.
-        tables: Rows that are added to the stream: words, types of words, positions.
+        attention: The weights of queries, keys, values and the output of attention in a block; or
+            two names, if one tensor holds queries, keys and values one after another.
+        dense: The first and the second dense layer of a block; between them, the layer that the
+            first is multiplied with, if the family has one.
+        tables: Rows that are added to the stream: words, positions, types of words.
+        optional: Those of the tables that a file may lack. Positions are not among them: without
+            a table, they come from somewhere else and may fix the order of heads.
         added: Tensors that are added to the stream as they are: positions `[1, tokens, width]`.
         token: A tensor that stands before all others in the sequence.
         patches: The convolution or linear layer that makes the stream out of an input.
@@ -32,148 +32,148 @@ class Family:
         outputs: Layers, one after another, that read the pooler or the stream. If a file has them,
             the network returns their results alone; otherwise the stream is an output and keeps
             its order. A `^` stands before names that never have the prefix.
-        fused: Whether one tensor holds queries, keys and values, one after another.
         in_out: Whether weights are stored as `[in, out]`.
         rotary: Whether positions rotate queries and keys, whose dimensions then keep their order.
         prefixes: What all names may begin with.
-        masks: Words in the names of tensors that are constants, such as masks.
+        masks: Ends of the names of tensors that are constants, such as masks.
+        models: The types of networks that have these names and compute nothing else, as
+            `config.json` calls them; any, if none is listed.
     """
 
     name: str
     block: str
-    norms: tuple[str, ...]
-    query: str
-    out: str
-    up: str
-    down: str
-    key: str = ""
-    value: str = ""
-    gate: str = ""
-    tables: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
+    norms: str
+    attention: str
+    dense: str
+    tables: str = ""
+    optional: str = ""
+    added: str = ""
     token: str = ""
     patches: str = ""
-    final: tuple[str, ...] = ()
+    final: str = ""
     pooler: str = ""
-    outputs: tuple[tuple[str, ...], ...] = ()
-    fused: bool = False
+    outputs: tuple[str, ...] = ()
     in_out: bool = False
     rotary: bool = False
     prefixes: tuple[str, ...] = ("",)
     masks: tuple[str, ...] = ()
+    models: str = ""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one tensor holds queries, keys and values."""
+        return len(self.attention.split()) == 2
+
+    @property
+    def query(self) -> str:
+        """The weight of queries, and with `is_fused` of keys and values."""
+        return self.attention.split()[0]
 
 
+_BERT_DENSE = "intermediate.dense output.dense"
+_TIMM_DENSE = "mlp.fc1 mlp.fc2"
+_VIT = Family(
+    "ViT",
+    block="encoder.layer.{}",
+    norms="layernorm_before layernorm_after",
+    attention="attention.attention.query attention.attention.key attention.attention.value "
+    "attention.output.dense",
+    dense=_BERT_DENSE,
+    added="embeddings.position_embeddings",
+    token="embeddings.cls_token",
+    patches="embeddings.patch_embeddings.projection",
+    final="layernorm",
+    pooler="pooler.dense",
+    outputs=("^classifier",),
+    prefixes=("", "vit."),
+    models="vit vit_msn dpt",
+)
+_GPT_2 = Family(
+    "GPT-2",
+    block="h.{}",
+    norms="ln_1 ln_2",
+    attention="attn.c_attn attn.c_proj",
+    dense="mlp.c_fc mlp.c_proj",
+    tables="wte wpe",
+    final="ln_f",
+    outputs=("^lm_head",),
+    in_out=True,
+    prefixes=("", "transformer."),
+    masks=("attn.bias", "attn.masked_bias"),
+    models="gpt2 imagegpt",
+)
 FAMILIES = (
     Family(
         "BERT",
         block="encoder.layer.{}",
-        norms=("attention.output.LayerNorm", "output.LayerNorm"),
-        query="attention.self.query",
-        key="attention.self.key",
-        value="attention.self.value",
-        out="attention.output.dense",
-        up="intermediate.dense",
-        down="output.dense",
-        tables=(
-            "embeddings.word_embeddings",
-            "embeddings.position_embeddings",
-            "embeddings.token_type_embeddings",
-        ),
-        final=("embeddings.LayerNorm",),
+        norms="attention.output.LayerNorm output.LayerNorm",
+        attention="attention.self.query attention.self.key attention.self.value "
+        "attention.output.dense",
+        dense=_BERT_DENSE,
+        tables="embeddings.word_embeddings embeddings.position_embeddings "
+        "embeddings.token_type_embeddings",
+        optional="embeddings.token_type_embeddings",
+        final="embeddings.LayerNorm",
         pooler="pooler.dense",
-        outputs=(("^classifier",), ("^qa_outputs",)),
+        outputs=("^classifier", "^qa_outputs"),
         prefixes=("", "bert.", "roberta.", "0.auto_model."),
+        models="bert roberta xlm-roberta camembert electra ernie splinter bert-generation "
+        "data2vec-text",
     ),
-    Family(
-        "GPT-2",
-        block="h.{}",
-        norms=("ln_1", "ln_2"),
-        query="attn.c_attn",
-        out="attn.c_proj",
-        up="mlp.c_fc",
-        down="mlp.c_proj",
-        tables=("wte", "wpe"),
-        final=("ln_f",),
-        outputs=(("^lm_head",),),
-        fused=True,
-        in_out=True,
-        prefixes=("", "transformer."),
-        masks=("attn.bias", "attn.masked_bias"),
-    ),
+    _GPT_2,
+    replace(_GPT_2, name="GPT-2 with weights [out, in]", in_out=False),
     Family(
         "Llama",
         block="layers.{}",
-        norms=("input_layernorm", "post_attention_layernorm"),
-        query="self_attn.q_proj",
-        key="self_attn.k_proj",
-        value="self_attn.v_proj",
-        out="self_attn.o_proj",
-        up="mlp.up_proj",
-        gate="mlp.gate_proj",
-        down="mlp.down_proj",
-        tables=("embed_tokens",),
-        final=("norm",),
-        outputs=(("^lm_head",),),
+        norms="input_layernorm post_attention_layernorm",
+        attention="self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj",
+        dense="mlp.up_proj mlp.gate_proj mlp.down_proj",
+        tables="embed_tokens",
+        final="norm",
+        outputs=("^lm_head",),
         rotary=True,
         prefixes=("", "model."),
         masks=("rotary_emb.inv_freq",),
+        models="llama mistral ministral ministral3 qwen2 gemma stablelm granite seed_oss ernie4_5 "
+        "cwm",
     ),
-    Family(
-        "ViT",
-        block="encoder.layer.{}",
-        norms=("layernorm_before", "layernorm_after"),
-        query="attention.attention.query",
-        key="attention.attention.key",
-        value="attention.attention.value",
-        out="attention.output.dense",
-        up="intermediate.dense",
-        down="output.dense",
-        added=("embeddings.position_embeddings",),
-        token="embeddings.cls_token",
-        patches="embeddings.patch_embeddings.projection",
-        final=("layernorm",),
-        pooler="pooler.dense",
-        outputs=(("^classifier",),),
-        prefixes=("", "vit."),
+    _VIT,
+    replace(
+        _VIT,
+        name="ViT of transformers 5",
+        block="layers.{}",
+        attention="attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
+        dense=_TIMM_DENSE,
     ),
     Family(
         "ViT of timm",
         block="blocks.{}",
-        norms=("norm1", "norm2"),
-        query="attn.qkv",
-        out="attn.proj",
-        up="mlp.fc1",
-        down="mlp.fc2",
-        added=("pos_embed",),
+        norms="norm1 norm2",
+        attention="attn.qkv attn.proj",
+        dense=_TIMM_DENSE,
+        added="pos_embed",
         token="cls_token",
         patches="patch_embed.proj",
-        final=("norm",),
-        outputs=(("head",),),
-        fused=True,
+        final="norm",
+        outputs=("head",),
     ),
     Family(
         "ViT of vit-pytorch",
         block="transformer.layers.{}",
-        norms=("0.fn.norm", "1.fn.norm"),
-        query="0.fn.fn.to_qkv",
-        out="0.fn.fn.to_out",
-        up="1.fn.fn.net.0",
-        down="1.fn.fn.net.2",
-        added=("pos_embedding",),
+        norms="0.fn.norm 1.fn.norm",
+        attention="0.fn.fn.to_qkv 0.fn.fn.to_out",
+        dense="1.fn.fn.net.0 1.fn.fn.net.2",
+        added="pos_embedding",
         token="cls_token",
         patches="patch_to_embedding",
-        outputs=(("mlp_head.0", "mlp_head.2"),),
-        fused=True,
+        outputs=("mlp_head.0 mlp_head.2",),
     ),
     Family(
         "nn.TransformerEncoder",
         block="layers.{}",
-        norms=("norm1", "norm2"),
-        query="self_attn.in_proj",
-        out="self_attn.out_proj",
-        up="linear1",
-        down="linear2",
-        final=("norm",),
-        fused=True,
+        norms="norm1 norm2",
+        attention="self_attn.in_proj self_attn.out_proj",
+        dense="linear1 linear2",
+        final="norm",
     ),
 )

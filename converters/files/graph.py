@@ -1,4 +1,4 @@
-"""One graph in one safetensors file: its stores, and its layout as JSON metadata."""
+"""One graph in one safetensors file: its stores, with its layout and computation as metadata."""
 
 from __future__ import annotations
 
@@ -14,10 +14,65 @@ from torch import Tensor
 from nfn_graph import NetworkSpec, NeuronType, WeightGraph, WeightType
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import safetensors
-from nfn_graph.converters.files.computation import computation_from_json, computation_to_json
 from nfn_graph.converters.files.graph_checks import check_graph
-from nfn_graph.converters.one_network import layout_of
-from nfn_graph.data import Layout, Placement, Shape
+from nfn_graph.converters.layouts import layout_of
+from nfn_graph.data import Computation, Layout, Neurons, Placement, Range, Ref, Shape, Step
+
+
+def computation_to_json(computation: Computation) -> dict[str, Any]:
+    """A computation as plain values."""
+    if computation.reason is not None:
+        return {"reason": computation.reason}
+    return {
+        "steps": [
+            [step.operation, _pack(step.args), {name: _pack(arg) for name, arg in step.kwargs}]
+            for step in computation.steps
+        ],
+        "outputs": [ref.step for ref in computation.outputs],
+        "activations": [[n.name, n.value.step, n.axis] for n in computation.activations],
+    }
+
+
+def computation_from_json(document: dict[str, Any]) -> Computation:
+    """The computation that :func:`computation_to_json` wrote down."""
+    if "reason" in document:
+        return Computation.unknown(str(document["reason"]))
+    return Computation(
+        tuple(
+            Step(
+                str(operation),
+                tuple(map(_unpack, args)),
+                tuple((name, _unpack(arg)) for name, arg in kwargs.items()),
+            )
+            for operation, args, kwargs in document["steps"]
+        ),
+        tuple(Ref(int(step)) for step in document["outputs"]),
+        tuple(
+            Neurons(str(name), Ref(int(step)), int(axis))
+            for name, step, axis in document["activations"]
+        ),
+    )
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return {"ref": value.step}
+    if isinstance(value, Range):
+        return {"range": [_pack(bound) for bound in (value.start, value.stop, value.step)]}
+    if value is ...:
+        return {"ellipsis": True}
+    return [_pack(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_unpack, value))
+    if isinstance(value, dict):
+        if "ref" in value:
+            return Ref(int(value["ref"]))
+        return Range(*map(_unpack, value["range"])) if "range" in value else ...
+    return value
+
 
 # The metadata entry that tells a graph from other safetensors files.
 MARK = "nfn_graph.layout"

@@ -19,8 +19,8 @@ import numpy as np
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import hdf5_process
-from nfn_graph.converters.files.arrays import Array
 from nfn_graph.converters.files.checks import MAX_COMPRESSION, check_declared
+from nfn_graph.converters.files.npz import Array
 
 #: After so many seconds a file that is still not read is given up, and later if it is large.
 SECONDS = 30.0

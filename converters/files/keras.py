@@ -21,8 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_arrays, to_array
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
     OpenedFile,
@@ -31,7 +30,7 @@ from nfn_graph.converters.files.checks import (
     check_unique,
 )
 from nfn_graph.converters.files.hdf5 import check_heaps, read_hdf5
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.files.npz import from_arrays, to_array
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 # Keras does not compress. Who does gains little, so that more than this is no file of weights.

@@ -1,4 +1,7 @@
-"""NumPy `.npz` archives, without pickles."""
+"""NumPy: arrays as tensors and back, and `.npz` archives, without pickles.
+
+bfloat16, which NumPy does not know, is kept as two bytes without a type.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array, to_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
     MAX_COMPRESSION,
@@ -21,6 +24,50 @@ from nfn_graph.converters.files.checks import (
     check_tensors,
     check_unique,
 )
+
+Array = np.ndarray[Any, Any]
+
+
+def from_array(what: str, array: Array) -> Tensor:
+    """A tensor over the memory of an array, if that is possible.
+
+    Two bytes without a type are a bfloat16: so the package ml_dtypes, and with it JAX and
+    Keras, writes them.
+
+    Args:
+        what: What the array is, for errors.
+        array: Numbers in any order of bytes and axes.
+    """
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
+        return from_array(what, array.view(np.int16)).view(torch.bfloat16)
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not native.flags.writeable or min(native.strides, default=1) < 0:
+        native = native.copy()
+    try:
+        return torch.from_numpy(native)
+    except TypeError as error:
+        raise ConversionError(f"Expected numbers in {what} (got the type {array.dtype})") from error
+
+
+def from_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    """The tensors of a file's arrays."""
+    return {key: from_array(f"array '{key}' of '{path}'", array) for key, array in arrays.items()}
+
+
+def to_array(key: str, tensor: Tensor) -> Array:
+    """The array of a tensor, bit for bit."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        array: Array = tensor.view(torch.int16).numpy()
+        return array.view(np.dtype("V2"))
+    try:
+        return tensor.numpy()
+    except TypeError as error:
+        raise ConversionError(
+            f"Expected tensor '{key}' of a type that NumPy has (got {tensor.dtype}). Save to "
+            f".safetensors or .pt."
+        ) from error
+
 
 # Entries get a fixed date, so that equal tensors give equal files.
 _DATE = (1980, 1, 1, 0, 0, 0)

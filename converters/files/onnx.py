@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_array
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import (
     OpenedFile,
@@ -20,7 +19,7 @@ from nfn_graph.converters.files.checks import (
     check_tensors,
     check_unique,
 )
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.files.npz import from_array
 
 
 def recognise(opened: OpenedFile) -> bool:

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.keras.config import KerasLayer
-from nfn_graph.converters.keras.roles import keys_by_role
+from nfn_graph.converters.keras.config import KerasLayer, keys_by_role
 from nfn_graph.converters.wiring import Opaque, Part, Positions, Signal, Value, Weight, Wiring
 
 Sizes = Sequence[int | None]

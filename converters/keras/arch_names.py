@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.keras.config import ROLES
 from nfn_graph.converters.keras.keys import (
     DEPTHWISE_ORDER,
     KERNEL_ORDER,
@@ -19,7 +20,6 @@ from nfn_graph.converters.keras.keys import (
     shown_layer,
     split_key,
 )
-from nfn_graph.converters.keras.roles import ROLES
 from nfn_graph.data import Layout
 
 # PyTorch's names for what is no kernel.

@@ -16,8 +16,8 @@ from nfn_graph.converters.keras.config import (
     Source,
     input_shape,
 )
-from nfn_graph.converters.keras.layers import LAYERS, refusal
-from nfn_graph.converters.keras.recording import KerasRecorder
+from nfn_graph.converters.keras.handlers import LAYERS, refusal
+from nfn_graph.converters.keras.layer_recorder import KerasRecorder
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
 

@@ -10,14 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.errors import ConversionError
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files import onnx as files
-from nfn_graph.converters.onnx.node import Node, is_number
+from nfn_graph.converters.onnx.node import Node, find_cause, is_number, place_of, why_refused
+from nfn_graph.converters.onnx.node_recorder import OnnxRecorder
 from nfn_graph.converters.onnx.operators import OPERATORS
-from nfn_graph.converters.onnx.recording import OnnxRecorder
-from nfn_graph.converters.onnx.refused import find_cause, place_of, why_refused
 from nfn_graph.converters.onnx.sizes import Sizes, computed_sizes, stored_sizes
-from nfn_graph.converters.optional import require
 from nfn_graph.converters.pytorch import as_inputs
 from nfn_graph.converters.state_dict import build_graph
 from nfn_graph.converters.wiring import Value, Wiring
@@ -147,6 +145,12 @@ def _add_constant(
                 sizes[name] = Sizes((int(attribute.i),), False)
             if attribute.name == "value_ints":
                 sizes[name] = Sizes(tuple(map(int, attribute.ints)))
+            # Neurons that meet different numbers keep their order.
+            listed = len(attribute.floats) or len(attribute.ints)
+            if listed > 1:
+                values[name] = wiring.constant((listed,))
+            if attribute.name == "sparse_value":
+                values[name] = wiring.constant(tuple(attribute.sparse_tensor.dims))
 
 
 def _inputs(proto: Any, values: Mapping[str, Value]) -> list[Value]:

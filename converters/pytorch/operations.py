@@ -13,18 +13,16 @@ from functools import reduce
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch import axes, positions, products, recurrence, weights
-from nfn_graph.converters.pytorch.names import (
+from nfn_graph.converters.pytorch import products, reshapes, weights
+from nfn_graph.converters.pytorch.along_axes import reduction
+from nfn_graph.converters.pytorch.handling import (
     CASTS,
     ENTRYWISE,
+    HANDLERS,
+    QUERIES,
     REDUCTIONS,
     REFUSED,
     WITH_WEIGHT,
-)
-from nfn_graph.converters.pytorch.reductions import reduction
-from nfn_graph.converters.pytorch.registry import (
-    HANDLERS,
-    QUERIES,
     Handler,
     Unknown,
     UnknownShape,
@@ -34,7 +32,7 @@ from nfn_graph.converters.wiring import Opaque, Value, Wiring
 from nfn_graph.converters.wiring.assembly import Use
 from nfn_graph.run import leaves
 
-__all__ = ["apply", "axes", "positions", "products", "recurrence", "weights"]
+__all__ = ["apply", "products", "reshapes", "weights"]
 
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

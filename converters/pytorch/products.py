@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nfn_graph.converters.pytorch.registry import flat, handles
+from nfn_graph.converters.pytorch.handling import flat, handles
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring
 
 
@@ -46,7 +46,8 @@ def attention(
         heads, shared = query.shape[-3], key.shape[-3]
         if heads is None or shared is None or heads % shared:
             w.refuse("Expected query heads that share keys evenly (got other numbers of heads)")
-        if heads != shared:
+        # One head for all is broadcast.
+        if shared not in (1, heads):
             key, value = w.repeat(key, -3, heads // shared), w.repeat(value, -3, heads // shared)
     scores = w.matmul(query, w.move(key, [-2, -1], [-1, -2]))
     if isinstance(attn_mask, Signal | Opaque | Weight):

@@ -11,7 +11,7 @@ from typing import Any
 from torch._ops import OpOverload, OpOverloadPacket
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch.registry import HANDLERS
+from nfn_graph.converters.pytorch.handling import HANDLERS
 
 _PACKAGES = frozenset({"torch", "operator", "_operator", "math", "builtins"})
 _NAMESPACES = frozenset({"aten", "prim", "prims"})

@@ -1,4 +1,4 @@
-"""The tensors of a module as the values of its computation, and the module left as it was."""
+"""The tensors of a module as the values of its computation, and modules that wrap another one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,69 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.optim.swa_utils import AveragedModel
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.pytorch.names import CASTS
+from nfn_graph.converters.pytorch.handling import CASTS
 from nfn_graph.converters.pytorch.targets import operator_name
 from nfn_graph.converters.wiring import Value, Wiring
+
+_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+
+
+def check_module(module: Any, what: str) -> None:
+    """Raises unless the user gave a module."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"Expected a torch.nn.Module as {what} (got {type(module).__name__})")
+
+
+def unwrapped_module(module: nn.Module) -> nn.Module:
+    """The network inside `torch.compile`, data parallelism or an average; else the module.
+
+    What it computes is what the wrapper computes; the wrapper's state dict has the same tensors
+    under longer keys.
+    """
+    *_, inner = _layers(module)
+    return inner
+
+
+def unwrap_parts(module: nn.Module) -> None:
+    """Puts networks in the place of their wrappers, anywhere inside a module."""
+    for part in list(module.modules()):
+        for name, child in part._modules.items():
+            if child is not None:
+                part._modules[name] = unwrapped_module(child)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and what it wraps, from the outside in."""
+    yield module
+    inside = _inside(module)
+    while inside is not None:
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ConversionError(
+                f"Expected {type(module).__name__} without forward hooks (got some, whose effect "
+                f"is not followed). Remove them first"
+            )
+        yield inside
+        module, inside = inside, _inside(inside)
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    if _is_compiled(module):
+        return module._modules["_orig_mod"]
+    for kind in _AROUND:
+        # A class derived from it may compute something else.
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return module._modules["module"]
+    return None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # By its name, since the import of torch._dynamo takes seconds.
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("torch._dynamo.eval_frame", "OptimizedModule")
+
 
 #: What makes tensors of equal numbers, and what reads them without ever writing into them.
 _FILLS = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"})
@@ -198,12 +256,13 @@ def check_as_written(module: nn.Module) -> None:
         )
 
 
-def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
-    """The direction and length of each weight that `nn.utils.weight_norm` computes, by its id."""
+def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor, int]]:
+    """The direction, length and axis of each weight of `nn.utils.weight_norm`, by its id."""
     return {
         id(vars(module)[hook.name]): (
             getattr(module, f"{hook.name}_v"),
             getattr(module, f"{hook.name}_g"),
+            hook.dim,
         )
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, WeightNorm)

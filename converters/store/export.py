@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.io import save
-from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.dataset import WeightDataset
+from nfn_graph.converters.store.table import arrow, parquet
 from nfn_graph.messages import UserError
 
 ExportFormat = Literal["pt", "safetensors", "npz", "graph"]

@@ -15,7 +15,7 @@ import numpy as np
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.store.arrow import arrow, parquet
+from nfn_graph.converters.store.table import arrow, parquet
 from nfn_graph.messages import UserError, one_line
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"

@@ -18,7 +18,6 @@ from nfn_graph.converters.store.architecture import (
     architecture_file,
     describe,
 )
-from nfn_graph.converters.store.arrow import arrow, parquet
 from nfn_graph.converters.store.description import create, is_store
 from nfn_graph.converters.store.shards import (
     METADATA,
@@ -29,6 +28,7 @@ from nfn_graph.converters.store.shards import (
     file_of,
     publish,
 )
+from nfn_graph.converters.store.table import arrow, parquet
 from nfn_graph.messages import UserError
 
 Row = dict[str, Any]

@@ -38,7 +38,6 @@ of an input (`guessed`); `annotate` fills them in where the front-end knows the 
 result.
 """
 
-from nfn_graph.converters.wiring.network import Wiring
 from nfn_graph.converters.wiring.values import (
     Neurons,
     Opaque,
@@ -49,6 +48,7 @@ from nfn_graph.converters.wiring.values import (
     Weight,
     position_of,
 )
+from nfn_graph.converters.wiring.vocabulary import Wiring
 
 __all__ = [
     "Neurons",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nfn_graph.converters.wiring.axes import Layer, plain, product
-from nfn_graph.converters.wiring.network import Wiring
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Neurons,
@@ -19,6 +18,7 @@ from nfn_graph.converters.wiring.values import (
     Weight,
     with_axis,
 )
+from nfn_graph.converters.wiring.vocabulary import Wiring
 
 
 def recur(

@@ -1,22 +1,182 @@
-"""Reading the files of a zoo, with errors that name the file and the record."""
+"""Reading the files of a zoo, with errors that name the file and the record.
+
+Checkpoints may hold objects of foreign classes, which are read without these classes.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import os
 import re
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
 from nfn_graph.converters.files.checks import check_regular, repeated
 from nfn_graph.converters.formats import PYTORCH, detect
+from nfn_graph.converters.zoos.zoo import Row
 from nfn_graph.messages import UserError
+
+# Objects of OmegaConf keep their members or their value under these names.
+_MEMBERS, _VALUE = "_content", "_val"
+_DEEPEST = 8
+
+
+class StandIn:
+    """An object of a class that is not loaded: what it was made with, and its state."""
+
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.state = {**(self.state or {}), key: value}
+
+
+class CheckpointReader:
+    """Reads files of torch.save, and remembers the names that they needed stand-ins for."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def read(self, path: Path) -> Mapping[str, Any]:
+        """What was saved, with stand-ins for objects of unknown classes."""
+        try:
+            return self._read(path)
+        except ConversionError:
+            if not self._add_names(path):
+                raise
+        return self._read(path)
+
+    def _read(self, path: Path) -> Mapping[str, Any]:
+        # Classes for this block only, one for each name.
+        named: list[Any] = [(type(name, (StandIn,), {}), name) for name in sorted(self._names)]
+        with torch.serialization.safe_globals(named):
+            return read_checkpoint(path)
+
+    def _add_names(self, path: Path) -> bool:
+        """Whether a file names classes that were not known before."""
+        before = len(self._names)
+        # A damaged file raises whatever it likes here, and has raised what it is in `_read`.
+        with suppress(Exception):
+            self._names.update(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+        return len(self._names) > before
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A configuration as dicts, lists and values, if it is one of OmegaConf or plain already."""
+    if isinstance(value, StandIn) and isinstance(value.state, Mapping):
+        for name in (_MEMBERS, _VALUE):
+            if name in value.state and depth < _DEEPEST:
+                return plain(value.state[name], depth + 1)
+    if isinstance(value, Mapping):
+        return {key: plain(member, depth + 1) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(member, depth + 1) for member in value]
+    return value
+
+
+# Rows that are turned into columns at once.
+_TOGETHER = 4096
+
+
+class Table(Sequence[Row]):
+    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit.
+
+    Args:
+        columns: The values of each column.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Table({name: values[index] for name, values in self.columns.items()})
+        return {name: values[index] for name, values in self.columns.items()}
+
+
+def read_table(path: Path, required: Sequence[str]) -> Table:
+    """A table with a head line; a file that ends in `.gz` is unpacked on the way.
+
+    Args:
+        path: The file.
+        required: Names of columns that must be there.
+    """
+    lines = _lines(path)
+    names = next(lines, [])
+    missing = [name for name in required if name not in names]
+    if missing or len(set(names)) != len(names):
+        raise ConversionError(
+            f"Expected a head line with the columns {', '.join(required)}, each once, in '{path}' "
+            f"(got {', '.join(names) or 'nothing'})"
+        )
+    columns: list[list[str]] = [[] for _ in names]
+    number = 0
+    while rows := list(islice(lines, _TOGETHER)):
+        for cells in rows:
+            number += 1
+            if len(cells) != len(names):
+                raise ConversionError(
+                    f"Expected {len(names)} values in record {number} of '{path}' (got "
+                    f"{len(cells)})"
+                )
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+            # Most values occur thousands of times.
+            column.extend(map(sys.intern, values))
+    return Table({name: _typed(cells) for name, cells in zip(names, columns, strict=True)})
+
+
+def _lines(path: Path) -> Iterator[list[str]]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    check_regular(path)
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            for cells in csv.reader(file, strict=True):
+                number += 1
+                yield cells
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ConversionError(
+            f"Expected a complete table in '{path}' (got one that cannot be read after record "
+            f"{max(number - 1, 0)}: {type(error).__name__}: {error}). It is truncated or damaged."
+        ) from error
+
+
+def _typed(cells: list[str]) -> Sequence[Any]:
+    """Whole numbers, numbers or text: whatever all cells are; an empty cell is no number."""
+    for kind in (int, float):
+        try:
+            return list(map(kind, cells))
+        except ValueError:
+            continue
+    try:
+        return [float(cell) if cell else None for cell in cells]
+    except ValueError:
+        return cells
+
 
 #: The folders in which runs of Ray Tune keep their checkpoints, by their number.
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")

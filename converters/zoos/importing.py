@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.store.description import is_store, read_description
-from nfn_graph.converters.store.lock import none_publishing
+from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.shards import PLACE
-from nfn_graph.converters.store.splits import COLUMN, SPLITS
+from nfn_graph.converters.store.table import COLUMN, SPLITS
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.converters.zoos.zoo import Row, Zoo
 from nfn_graph.messages import UserError

@@ -16,11 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.arrays import from_arrays
+from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.checks import check_path
 from nfn_graph.converters.files.hdf5 import read_hdf5
-from nfn_graph.converters.optional import require
+from nfn_graph.converters.files.npz import from_arrays
 from nfn_graph.converters.zoos.files import files_in, folders_in
 from nfn_graph.converters.zoos.networks import make_siren, siren_layers
 from nfn_graph.converters.zoos.splits import SPLIT_NAMES, refuse_split_file

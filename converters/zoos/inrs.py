@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.store.splits import SPLITS
+from nfn_graph.converters.store.table import SPLITS
 from nfn_graph.converters.zoos.files import (
     files_in,
     folders_in,

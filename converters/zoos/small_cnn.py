@@ -24,8 +24,8 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.checks import check_regular
 from nfn_graph.converters.keras.keys import KERNEL_ORDER
+from nfn_graph.converters.zoos.files import read_table
 from nfn_graph.converters.zoos.networks import make_plain_cnn, weight_layers
-from nfn_graph.converters.zoos.tables import read_table
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 FILES = ("weights.npy", "layout.csv", "metrics.csv.gz")

@@ -20,10 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.zoos.files import checkpoints_in, has_checkpoints, state_dict_in
+from nfn_graph.converters.zoos.files import (
+    CheckpointReader,
+    checkpoints_in,
+    has_checkpoints,
+    plain,
+    state_dict_in,
+)
 from nfn_graph.converters.zoos.networks import ACTIVATIONS, activation_of
 from nfn_graph.converters.zoos.splits import find_split_file, read_splits
-from nfn_graph.converters.zoos.stand_ins import CheckpointReader, plain
 from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescription, ZooSource
 
 _FILE = "checkpoint.pt"

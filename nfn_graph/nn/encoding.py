@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.features import Incidence, WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._checks import check_choice, check_features
+from nfn_graph.nn._layer_checks import check_choice, check_features
 from nfn_graph.ops._precision import without_autocast
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 from nfn_graph.spec._checks import check_count

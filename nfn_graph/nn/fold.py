@@ -6,7 +6,7 @@ from torch import nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
-from nfn_graph.nn._checks import check_choice
+from nfn_graph.nn._layer_checks import check_choice
 from nfn_graph.spec import Symmetry
 
 

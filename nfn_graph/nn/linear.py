@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._checks import check_choice, check_features, check_folded, check_parameters
 from nfn_graph.nn._fused import fused_message_passing
+from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded, check_parameters
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
 from nfn_graph.ops._precision import autocast_dtype, without_autocast

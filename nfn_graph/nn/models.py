@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._checks import check_features
 from nfn_graph.nn._chunked import ChunkedFeatures
+from nfn_graph.nn._layer_checks import check_features
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear

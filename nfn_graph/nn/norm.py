@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._checks import check_features
+from nfn_graph.nn._layer_checks import check_features
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, module_name
 from nfn_graph.spec._checks import check_count
 

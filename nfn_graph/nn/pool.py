@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import Segments, WeightFeatures
-from nfn_graph.nn._checks import check_choice, check_features, check_folded
+from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded
 from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
 from nfn_graph.ops._precision import sum_dtype

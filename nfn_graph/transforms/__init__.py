@@ -1,16 +1,28 @@
 """PyG-style transforms that bring different networks together.
 
-Each turns a network into an equivalent one, and has an exact inverse. Batches never pad by
-themselves: they refuse, and name the transform.
+Each turns a network into an equivalent one and can be undone. Batches never pad by themselves: they
+refuse, and name the transform. Canonical forms bring networks together that differ in their weights
+and compute the same.
 
     grow = GrowKernels.to_largest(graphs)
     batch = Batch.from_data_list([grow(g) for g in graphs])
     edited = grow.inverse(model(batch).to_graph()[0])
 """
 
+from nfn_graph.transforms._canonical import CanonicalForm, CanonicalPhases, Moved
+from nfn_graph.transforms._fan_in import ScaleByFanIn
 from nfn_graph.transforms._fill_biases import FillBiases
 from nfn_graph.transforms._grow_kernels import GrowKernels
 from nfn_graph.transforms._reversible import ReversibleTransform
 from nfn_graph.transforms._role_types import RoleTypes
 
-__all__ = ["FillBiases", "GrowKernels", "ReversibleTransform", "RoleTypes"]
+__all__ = [
+    "CanonicalForm",
+    "CanonicalPhases",
+    "FillBiases",
+    "GrowKernels",
+    "Moved",
+    "ReversibleTransform",
+    "RoleTypes",
+    "ScaleByFanIn",
+]

@@ -3,7 +3,13 @@
 Each takes a batch of weight graphs and returns `[networks, out_features]`.
 """
 
-from nfn_graph.tasks.models.build import build_model, fit_inputs, sizes_of
-from nfn_graph.tasks.models.settings import READ_BY, ModelName, ModelSettings
+from nfn_graph.tasks.models.build import (
+    READ_BY,
+    ModelName,
+    ModelSettings,
+    build_model,
+    fit_inputs,
+    sizes_of,
+)
 
 __all__ = ["READ_BY", "ModelName", "ModelSettings", "build_model", "fit_inputs", "sizes_of"]

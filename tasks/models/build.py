@@ -1,15 +1,17 @@
-"""Making a model by its name."""
+"""Making a model by its name: what it is made of, and at which rates its parts learn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from nfn_graph import (
     NFN,
     NetworkSpec,
+    NFLinear,
     Probe,
     ProbeEncoding,
     ProbeNet,
@@ -17,13 +19,87 @@ from nfn_graph import (
     WeightGraph,
 )
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.models.flat import FlatMLP
-from nfn_graph.tasks.models.pyg import PlainGraphModel
-from nfn_graph.tasks.models.settings import ModelName, ModelSettings
-from nfn_graph.tasks.models.statistics import ProbeStatNN, Statistics, StatNN
+from nfn_graph.tasks.models.baselines import (
+    FlatMLP,
+    PlainGraphModel,
+    ProbeStatNN,
+    Statistics,
+    StatNN,
+)
 
+ModelName = Literal[
+    "nfn-np",
+    "nfn-hnp",
+    "nfn-pointwise",
+    "statnn",
+    "mlp",
+    "mlp-aug",
+    "gine",
+    "pna",
+    "transformer",
+    "probe",
+    "probe-grid",
+]
+
+
+# Which of the settings that can be chosen a model reads.
+_NFN = ("channels", "head", "head_dropout", "fourier_features")
+_PYG = ("channels", "head", "head_dropout")
+_MLP = ("head", "head_dropout")
+_PROBE = (*_MLP, "probes")
+READ_BY: Mapping[ModelName, tuple[str, ...]] = {
+    "nfn-np": _NFN,
+    "nfn-hnp": _NFN,
+    "nfn-pointwise": _NFN,
+    "statnn": _MLP,
+    "mlp": _MLP,
+    "mlp-aug": _MLP,
+    "gine": _PYG,
+    "pna": _PYG,
+    "transformer": _PYG,
+    "probe": _PROBE,
+    "probe-grid": _PROBE,
+}
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
+# How much faster than the rest of a model probes learn, by what was best on validation networks.
+# Random images must become something else; random points may stay near where they are.
+_IMAGES, _COORDINATES = 10.0, 0.3
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The sizes and parts of a model; each model takes those that it has.
+
+    Attributes:
+        channels: Of the NF-Layers, or of the layers of a PyG model.
+        head: Hidden sizes of the MLP behind them; of `statnn` and `mlp`, of the whole model.
+        head_dropout: In that MLP.
+        io_encoding: Whether position encodings tell input and output neurons apart.
+        fourier_features: Number of Fourier features of the weights; 0 for none.
+        fourier_scale: Their scale.
+        norm: Whether channels are normalised between NF-Layers.
+        residual: Whether NF-Layers that keep the number of channels add their input.
+        activation: Between NF-Layers, by its name in `torch.nn`.
+        probes: How many inputs the networks are run on, by models that do so; 0 for an editor
+            that reads weights alone.
+        probe_channels: The channels of an editor that say what every neuron does there.
+        statistics: Whether models that run the networks also read the entropies of their
+            outputs and the statistics of their weights, as for the accuracy of classifiers.
+    """
+
+    channels: tuple[int, ...]
+    head: tuple[int, ...]
+    head_dropout: float = 0.0
+    io_encoding: bool = False
+    fourier_features: int = 0
+    fourier_scale: float = 1.0
+    norm: bool = False
+    residual: bool = False
+    activation: str = "ReLU"
+    probes: int = 256
+    probe_channels: int = 16
+    statistics: bool = False
 
 
 def build_model(
@@ -118,3 +194,57 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
 def count_parameters(model: nn.Module) -> int:
     """The number of trained numbers."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def fast_probes(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """The parameters of a model, with a learning rate of their own for its probes.
+
+    Args:
+        model: Any module; only the inputs of the probes in it are treated differently, and do
+            not decay.
+        lr: The learning rate of all other parameters.
+
+    Returns:
+        Groups with `params` and `lr`, for an optimiser. Every parameter is in one of them.
+    """
+    probes = [part for part in model.modules() if isinstance(part, Probe)]
+    inputs = {id(probe.inputs) for probe in probes}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in inputs]
+    return [{"params": rest, "lr": lr}] + [
+        {
+            "params": [probe.inputs],
+            "lr": lr * (_IMAGES if len(probe.input_shape) > 1 else _COORDINATES),
+            "weight_decay": 0.0,
+        }
+        for probe in probes
+    ]
+
+
+def slow_aggregates(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """The parameters of a model that returns weights, with a learning rate for each group.
+
+    The maps of an :class:`NFLinear` from neurons and from the network read aggregates, and the
+    mean of many weights is nearly a constant. Adam moves every entry of a map by about the
+    learning rate, so the sum over all constants moves by the rate times the number of taps that
+    are read: some thirty where kernels have nine, and each step throws the level of all features
+    about. Here such a map learns at the rate divided by its number of taps. Where the outputs
+    are the networks' own statistics, which the aggregates are, that would only be slower.
+
+    Args:
+        model: Any module; only the NF-Layers in it are treated differently.
+        lr: The learning rate of all other parameters.
+
+    Returns:
+        Groups with `params` and `lr`, for an optimiser. Every parameter is in one of them.
+    """
+    taps = {
+        id(matrix): matrix.shape[1] // layer.in_channels
+        for layer in model.modules()
+        if isinstance(layer, NFLinear)
+        for site, matrix in zip(layer.spec.sites, layer.site_maps(), strict=True)
+        if matrix is not None and isinstance(site.key, str)
+    }
+    by_taps: dict[int, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        by_taps.setdefault(max(1, taps.get(id(parameter), 1)), []).append(parameter)
+    return [{"params": group, "lr": lr / count} for count, group in sorted(by_taps.items())]

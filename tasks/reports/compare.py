@@ -15,7 +15,7 @@ from typing import Any
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.messages import UserError, one_line
 from nfn_graph.tasks.reports.figures import bars
-from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
+from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import (
     BACKGROUND,
     Run,
@@ -25,7 +25,6 @@ from nfn_graph.tasks.reports.runs import (
     reads,
     scalar_metrics,
 )
-from nfn_graph.tasks.reports.tables import print_rows
 from nfn_graph.tasks.training.options import NEUTRAL
 
 _ALWAYS = ("zoo", "model", "preset")

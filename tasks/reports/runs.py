@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.json_files import read_json
+from nfn_graph.tasks.training.run_folder import read_json
 
 # Facts about the data, which no model changes.
 BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")

@@ -4,11 +4,9 @@ Nothing is downloaded, and nothing in a file is run. :func:`open_images` and
 :func:`open_clouds` recognise the format by what is there.
 """
 
-from nfn_graph.tasks.sources.clouds import Clouds, open_clouds
-from nfn_graph.tasks.sources.distance import DistanceSamples, sample_distances
-from nfn_graph.tasks.sources.images import Images
-from nfn_graph.tasks.sources.labelled import SourceError
-from nfn_graph.tasks.sources.open import open_images
+from nfn_graph.tasks.sources.clouds import Clouds, DistanceSamples, open_clouds, sample_distances
+from nfn_graph.tasks.sources.image_files import open_images
+from nfn_graph.tasks.sources.images import Images, SourceError
 
 __all__ = [
     "Clouds",

@@ -1,4 +1,4 @@
-"""Point clouds of labelled shapes, centred and scaled into the unit ball.
+"""Point clouds of labelled shapes, centred and scaled into the unit ball; and distances to them.
 
 Sources: an `.npz` file with the arrays `points` `[shapes, points, 3]` and `label` or `labels`
 (and, for the split, a bool array `train` or `is_test`), or a folder of `.off` or `.ply` files:
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nfn_graph.tasks.sources.labelled import Labelled, SourceError, every_fifth, numbered_classes
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.sources.image_files import read_arrays, read_labels
+from nfn_graph.tasks.sources.images import Labelled, SourceError, every_fifth, numbered_classes
 from nfn_graph.tasks.sources.meshes import Mesh, read_off, read_ply
-from nfn_graph.tasks.sources.npz import read_arrays, read_labels
 
 _READERS = {".off": read_off, ".ply": read_ply}
+# Where the points lie: shares of the near, middle and far ones, and their noise. The rest is
+# uniform over the cube.
+_NEAR = ((0.5, 0.02), (0.25, 0.1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,3 +152,40 @@ def _read_folder(folder: Path, num_points: int) -> Clouds:
             is_test[number] = parts[1] == "test"
     cloud = torch.from_numpy(np.stack(points).astype(np.float32))
     return Clouds(str(folder), normalise(cloud), torch.tensor(labels), is_test, tuple(classes))
+
+
+class DistanceSamples(NamedTuple):
+    """Points `[shapes, points, 3]` within [-1, 1] and their distances `[shapes, points, 1]`."""
+
+    points: Tensor
+    distances: Tensor
+
+
+def sample_distances(clouds: Tensor, num_points: int, seeds: list[int]) -> DistanceSamples:
+    """Draws points around shapes, half of them close to the surface.
+
+    Args:
+        clouds: Points of the shapes, `[shapes, points, 3]`.
+        num_points: How many to draw for each.
+        seeds: One for each shape, so that its points do not depend on the others.
+    """
+    if len(seeds) != len(clouds):
+        raise UserError(f"Expected a seed for each of {len(clouds)} shapes (got {len(seeds)})")
+    points, distances = [], []
+    for cloud, seed in zip(clouds, seeds, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = _draw(cloud, num_points, generator)
+        points.append(drawn)
+        distances.append(torch.cdist(drawn, cloud).amin(1, keepdim=True))
+    return DistanceSamples(torch.stack(points), torch.stack(distances))
+
+
+def _draw(cloud: Tensor, num_points: int, generator: torch.Generator) -> Tensor:
+    parts = []
+    for share, noise in _NEAR:
+        count = int(num_points * share)
+        chosen = cloud[torch.randint(len(cloud), (count,), generator=generator)]
+        parts.append(chosen + noise * torch.randn(count, 3, generator=generator))
+    rest = num_points - sum(len(p) for p in parts)
+    parts.append(torch.rand(rest, 3, generator=generator) * 2 - 1)
+    return torch.cat(parts).clamp(-1, 1).to(cloud.dtype)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.tasks.sources.labelled import SourceError
+from nfn_graph.tasks.sources.images import SourceError
 
 _PLY_TYPES = {
     "char": "i1",

@@ -17,10 +17,10 @@ from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, DataLoader, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset, open_zoo
-from nfn_graph.converters.jobs import counting
+from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.converters.store.description import is_store
-from nfn_graph.converters.store.splits import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
+from nfn_graph.converters.store.table import COLUMN, DEFAULT_SHARES, SPLITS, random_splits
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import fit_inputs, sizes_of
@@ -33,6 +33,10 @@ _FIT_BATCH = 256
 # So many networks, and entries of them, are kept in memory where nobody says otherwise.
 _MOST_NETWORKS = 5_000
 _MOST_ENTRIES = 50_000_000
+
+
+# How often an epoch shows every network in a check with --overfit.
+OVERFIT_TIMES = 64
 
 
 class PreparedGraphs(Sequence[WeightGraph]):
@@ -163,6 +167,10 @@ def load_data(task: Task[Options]) -> TaskData:
     zoos = {split: task.usable(part) for split, part in zoos.items()}
     if options.train_networks:
         zoos["train"] = zoos["train"][: options.train_networks]
+    if options.overfit:
+        few = zoos["train"][: options.overfit]
+        repeated = few[list(range(len(few))) * OVERFIT_TIMES] if len(few) else few
+        zoos = {"train": repeated, "validation": few, "test": few}
     for split, part in zoos.items():
         if not len(part):
             raise UserError(

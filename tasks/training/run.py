@@ -27,9 +27,13 @@ from nfn_graph.converters.files.graph import spec_to_json
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.build import count_parameters
-from nfn_graph.tasks.training.batches import RunBatches, eval_loader
-from nfn_graph.tasks.training.checkpoint import load_model as load_model
-from nfn_graph.tasks.training.checkpoint import model_state, read_run_checkpoint
+from nfn_graph.tasks.training.callbacks import History, Patience, Stopwatch
+from nfn_graph.tasks.training.checkpoints import (
+    AtomicCheckpointIO,
+    model_state,
+    read_run_checkpoint,
+)
+from nfn_graph.tasks.training.checkpoints import load_model as load_model
 from nfn_graph.tasks.training.data import (
     PreparedGraphs,
     TaskData,
@@ -38,14 +42,12 @@ from nfn_graph.tasks.training.data import (
     open_for,
     split_zoo,
 )
-from nfn_graph.tasks.training.folder import RunFolder
-from nfn_graph.tasks.training.history import History, Stopwatch
-from nfn_graph.tasks.training.module import TaskModule
 from nfn_graph.tasks.training.options import to_plain
-from nfn_graph.tasks.training.saving import AtomicCheckpointIO
-from nfn_graph.tasks.training.stopping import Patience
+from nfn_graph.tasks.training.run_batches import RunBatches, eval_loader
+from nfn_graph.tasks.training.run_folder import RunFolder
 from nfn_graph.tasks.training.task import Metrics, Options, Predictions, Task
-from nfn_graph.tasks.zoo.options import Split
+from nfn_graph.tasks.training.task_module import TaskModule
+from nfn_graph.tasks.zoo.builder import Split
 from nfn_graph.tasks.zoo.seeds import seed_of
 
 
@@ -98,6 +100,12 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         "seconds": round(watch.seconds, 1),
         "parameters": count_parameters(model),
     }
+    if options.overfit:
+        measured["overfit"] = {
+            "networks": measured["test"]["networks"],
+            "steps": trainer.global_step,
+            "has_learnt": task.has_learnt(measured["test"]),
+        }
     _draw_curves(task, folder)
     folder.write("metrics.json", measured)
     _report(folder)

@@ -8,13 +8,11 @@
     zoo[0]               # a WeightGraph
 """
 
-from nfn_graph.tasks.zoo.cnn import build_cnn_zoo
+from nfn_graph.tasks.zoo.cnn import CnnZooOptions, build_cnn_zoo
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
-from nfn_graph.tasks.zoo.inr import build_inr_zoo
-from nfn_graph.tasks.zoo.options import CnnZooOptions, InrZooOptions
+from nfn_graph.tasks.zoo.inr import InrZooOptions, build_inr_zoo
 from nfn_graph.tasks.zoo.render import render_networks, render_zoo
-from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
-from nfn_graph.tasks.zoo.tickets import build_ticket_zoo
+from nfn_graph.tasks.zoo.tickets import TicketZooOptions, build_ticket_zoo
 from nfn_graph.tasks.zoo.transformer import TransformerZooOptions, build_transformer_zoo
 
 __all__ = [

@@ -2,30 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
-from functools import partial
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.build import (
-    BuiltNetwork,
-    OnSteps,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.option_checks import (
+    Interval,
+    Share,
+    Shares,
+    check_interval,
+    check_part,
+    check_several,
+    check_share,
 )
-from nfn_graph.tasks.zoo.metrics import TrainingData
-from nfn_graph.tasks.zoo.options import CnnZooOptions
-from nfn_graph.tasks.zoo.runs import ClassifierRun, draw_run, largest_activation
-from nfn_graph.tasks.zoo.store import Row, ZooWriter
-from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
+from nfn_graph.tasks.sources import Images
+from nfn_graph.tasks.zoo.builder import (
+    Built,
+    OnSteps,
+    Row,
+    SampledZooOptions,
+    split_of,
+)
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
+from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR
+from nfn_graph.tasks.zoo.seeds import Draws, seed_of
+from nfn_graph.tasks.zoo.training import (
+    KEPT_OF,
+    ClassifierRun,
+    ClassifierZooBuilder,
+    TrainedCheckpoint,
+    train_classifiers,
+)
 
-_NOT_IN_ROWS = ("architecture", "checkpoints")
+
+@dataclass(frozen=True)
+class CnnZooOptions(SampledZooOptions):
+    """Train a zoo of small classifiers with random hyperparameters.
+
+    The CNNs follow the recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean
+    over all positions, and a dense layer. The hyperparameters of every network are sampled
+    independently.
+
+    Attributes:
+        arch: The architecture: CNNs or MLPs.
+        widths: Channels or neurons of every hidden layer; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
+        padding: The padding of the convolutions; auto is 0, or 1 if the images are too small for
+            that.
+        activations: Activation functions of the hidden layers; one is sampled for every network.
+        inits: Initialisations of the weights; one is sampled for every network.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
+            and truncated_normal, a tenth of it is the standard deviation.
+        dropout: The range of the dropout probability, sampled uniformly, for networks with
+            dropout.
+        dropout_share: The share of networks with dropout.
+        checkpoints: When to store a network, as shares of its training; each one adds a row.
+    """
+
+    networks: int = 1000
+    arch: Literal["cnn", "mlp"] = "cnn"
+    widths: tuple[int, ...] = (16,)
+    depths: tuple[int, ...] = (3,)
+    padding: Literal["auto", 0, 1] = "auto"
+    activations: tuple[Activation, ...] = ("relu", "tanh")
+    inits: tuple[InitKind, ...] = (
+        "glorot_normal",
+        "he_normal",
+        "orthogonal",
+        "normal",
+        "truncated_normal",
+    )
+    dropout: Interval = (0.0, 0.5)
+    dropout_share: Share = 0.5
+    checkpoints: Shares = (1.0,)
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        self.check_choices("activations", "inits", "checkpoints")
+        check_several("widths", self.widths, 1)
+        check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
+        if self.arch == "mlp" and self.padding != "auto":
+            raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        check_interval("dropout", self.dropout)
+        for value in self.dropout:
+            check_part("dropout", value)
+        check_share("dropout_share", self.dropout_share)
+        for value in self.checkpoints:
+            check_share("checkpoints", value)
 
 
 def build_cnn_zoo(
@@ -41,51 +108,33 @@ def build_cnn_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    images = open_images(options.data) if images is None else images
-    images.check_both_splits()
-    runs = [draw_run(options, images, network) for network in range(options.networks)]
-    writer = ZooWriter(
-        Path(options.out),
-        "cnn",
-        plain_options(options),
-        TrainingData.facts(images),
-    )
-    data: list[TrainingData] = []
+    return CnnZooBuilder(options, images).build(progress=progress)
 
-    def train(chosen: Sequence[ClassifierRun], on_steps: OnSteps) -> list[BuiltNetwork]:
-        if not data:
-            data.append(TrainingData.of(images, device, dtype))
-        found: list[TrainedCheckpoint] = []
-        for group in grouped(
-            chosen,
-            key=lambda run: (run.architecture, run.activation, run.dropout > 0),
-            # Networks that are trained for about as long finish together.
-            order=lambda run: run.num_steps,
-            together=lambda run: networks_together(
-                options, largest_activation(run, options.batch_size)
-            ),
-        ):
-            group.sort(key=lambda run: run.optimiser)
-            found += train_classifiers(group, data[0], options.batch_size, on_steps=on_steps)
-        found.sort(key=lambda c: (c.run.network, c.step))
-        return [(_row(c, options), c.run.architecture.name, c.parameters) for c in found]
 
-    build = partial(build_cnn_zoo, images=images)
-    return build_shards(
-        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
-    )
+class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
+    """Builds a zoo of classifiers."""
+
+    kind = "cnn"
+
+    def draw(self, network: int) -> ClassifierRun:
+        """The run of one network."""
+        return draw_run(self.options, self.source, network)
+
+    def train(
+        self, group: list[ClassifierRun], on_steps: OnSteps
+    ) -> Iterator[Built[ClassifierRun]]:
+        """All checkpoints of the networks."""
+        group.sort(key=lambda run: run.optimiser)
+        size = self.options.batch_size
+        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
+            yield Built(c.run, _row(c, self.options), c.parameters)
 
 
 def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
     run = checkpoint.run
-    values: dict[str, Any] = {
-        f.name: getattr(run, f.name) for f in fields(run) if f.name not in _NOT_IN_ROWS
-    }
     hidden = run.architecture.convolutions or run.architecture.hidden
     return {
-        **values,
+        **run.values(),
         "arch": options.arch,
         "width": hidden[0] if hidden else 0,
         "depth": len(hidden),
@@ -94,6 +143,71 @@ def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
         "step": checkpoint.step,
         "epoch": checkpoint.step * options.batch_size / run.num_images,
         "is_last": checkpoint.step == run.num_steps,
-        "is_finite": all(bool(x.isfinite().all()) for x in checkpoint.parameters.values()),
+        "is_finite": checkpoint.is_finite,
         **checkpoint.metrics._asdict(),
     }
+
+
+def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:
+    """The run of one network: it depends on the options, the data and its number only."""
+    draws = Draws(options.seed, network, "hyperparameters")
+    # Every value is drawn, needed or not, so that the draws of one do not shift the others.
+    activation = draws.choice(options.activations)
+    init = draws.choice(options.inits)
+    init_scale = draws.log_uniform(*options.init_scale)
+    optimiser = draws.choice(options.optimisers)
+    learning_rate = draws.log_uniform(*options.learning_rate)
+    l2 = draws.log_uniform(*options.l2)
+    dropped, dropout = draws.uniform(0, 1), draws.uniform(*options.dropout)
+    train_fraction = draws.choice(options.train_fractions)
+    epochs = draws.integer(*options.epochs)
+    width, depth = draws.choice(options.widths), draws.choice(options.depths)
+    split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
+    num_images = max(1, round(train_fraction * len(images.train_index)))
+    num_steps = max(1, math.ceil(epochs * num_images / options.batch_size))
+    return ClassifierRun(
+        network=network,
+        seed=seed_of(options.seed, network),
+        architecture=architecture_of(options, images, width, depth),
+        activation=activation,
+        init=init,
+        init_scale=init_scale,
+        optimiser=optimiser,
+        learning_rate=learning_rate * (SGD_FACTOR if optimiser == "sgd" else 1),
+        l2=l2,
+        # Whatever is drawn, some activations stay.
+        dropout=min(round(dropout * KEPT_OF), KEPT_OF - 1) / KEPT_OF
+        if dropped < options.dropout_share
+        else 0.0,
+        train_fraction=train_fraction,
+        epochs=epochs,
+        num_images=num_images,
+        num_steps=num_steps,
+        checkpoints=tuple(sorted({round(c * num_steps) for c in options.checkpoints})),
+        split=split,
+    )
+
+
+def architecture_of(options: CnnZooOptions, images: Images, width: int, depth: int) -> Architecture:
+    """The network of `depth` hidden layers of `width`."""
+    classes = len(images.classes)
+    hidden = (width,) * depth
+    if options.arch == "mlp":
+        return Architecture(images.shape, (), hidden, classes)
+    return Architecture(images.shape, hidden, (), classes, padding_of(options, images))
+
+
+def padding_of(options: CnnZooOptions, images: Images) -> int:
+    """No padding, as in the Small CNN Zoo, unless the deepest network would run out of pixels.
+
+    Then all networks of the zoo get a padding of 1, with which a 3 x 3 convolution of stride 2
+    works on any size: three of them lead from 8 x 8 to 4 x 4, 2 x 2, 1 x 1.
+    """
+    if options.padding != "auto":
+        return options.padding
+    smallest = min(images.shape[1:])
+    for _ in range(max(options.depths)):
+        smallest = (smallest - 3) // 2 + 1
+        if smallest < 1:
+            return 1
+    return 0

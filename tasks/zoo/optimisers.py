@@ -14,8 +14,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# Plain gradient descent needs larger steps than the optimisers that normalise them.
+SGD_FACTOR = 10.0
+
+Parameters = dict[str, Tensor]
 Optimiser = Literal["sgd", "adam", "rmsprop"]
 _BETA1, _BETA2, _ALPHA, _EPSILON = 0.9, 0.999, 0.99, 1e-8
+
+
+def stack(networks: Sequence[Mapping[str, Tensor]]) -> Parameters:
+    """The parameters of networks of one shape along a first axis."""
+    return {key: torch.stack([n[key] for n in networks]) for key in networks[0]}
 
 
 class BatchedOptimiser:

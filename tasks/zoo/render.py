@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters import WeightDataset
+from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.optional import require
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.zoo.parameters import stack
+from nfn_graph.tasks.zoo.optimisers import stack
 from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
 
 _VOXELS = 48

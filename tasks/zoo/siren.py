@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nfn_graph.tasks.zoo.parameters import Parameters
+from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
+from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
+from nfn_graph.tasks.zoo.seeds import generator_of
+
+_REPORT_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,29 @@ def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -
     return parameters
 
 
+class Siren(nn.Module):
+    """One such network as an ordinary module, with the keys of a zoo's checkpoints.
+
+    Args:
+        shape: Its widths.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+
+    def __init__(self, shape: SirenShape, w0: float, offset: float = 0.0) -> None:
+        super().__init__()
+        widths = (shape.inputs, *shape.hidden, shape.outputs)
+        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(widths))
+        self.w0, self.offset = w0, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs `[points, outputs]` at coordinates `[points, inputs]`."""
+        for layer in self.layers[:-1]:
+            x = torch.sin(layer(x) * self.w0)
+        x = self.layers[-1](x) + self.offset
+        return x
+
+
 def siren_forward(
     parameters: Mapping[str, Tensor], coordinates: Tensor, w0: float, offset: float = 0.0
 ) -> Tensor:
@@ -85,6 +113,38 @@ def siren_forward(
     return x
 
 
+def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
+    """What a SIREN computes, so that the graph of a file that does not say it can be run.
+
+    Args:
+        layout: The layout of a chain of dense layers with biases.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+    # Every tensor of a chain is the weights of one type or the biases of one layer.
+    numbers = {parts[0].store: i for i, parts in enumerate(layout.sources)}
+    steps, activations = [Step("input", (0,))], []
+
+    def step(operation: str, *args: Argument) -> Ref:
+        steps.append(Step(operation, args))
+        return Ref(len(steps) - 1)
+
+    x = Ref(0)
+    for i, weight in enumerate(layout.spec.weights):
+        parameters = [step("parameter", numbers[key]) for key in (weight.key, weight.target)]
+        x = step("linear", x, *parameters)
+        is_last = i == len(layout.spec.weights) - 1
+        x = step("add", x, offset) if is_last else step("sin", step("mul", x, w0))
+        activations.append(Neurons(weight.target, x, -1))
+    # Some checkpoints hold weights [in, out].
+    turned = {
+        number: [("permute", ((1, 0),))]
+        for number, parts in enumerate(layout.sources)
+        if parts[0].axes == ("source", "target")
+    }
+    return Computation(tuple(steps), (x,), tuple(activations)).reading(turned)
+
+
 def pixel_grid(height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The coordinates of an image's pixels, row by row: `[2, height * width]`."""
     rows = torch.linspace(-1, 1, height, dtype=dtype)
@@ -96,3 +156,92 @@ def voxel_grid(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """The coordinates of a cube of `size` points along each axis: `[3, size ** 3]`."""
     axis = torch.linspace(-1, 1, size, dtype=dtype)
     return torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")).flatten(1)
+
+
+class FitTargets(NamedTuple):
+    """What networks are fitted to.
+
+    Attributes:
+        coordinates: `[inputs, points]` for all networks, or `[N, inputs, points]`.
+        values: `[N, outputs, points]`.
+    """
+
+    coordinates: Tensor
+    values: Tensor
+
+
+class FitSettings(NamedTuple):
+    """How networks are fitted.
+
+    Attributes:
+        w0: The frequency factor.
+        offset: What is added to the outputs.
+        steps: Steps of Adam.
+        learning_rate: Of Adam.
+        points: Points per step, the same for all networks; 0 for all of them.
+        seed: What those points are drawn from.
+    """
+
+    w0: float
+    offset: float
+    steps: int
+    learning_rate: float
+    points: int
+    seed: int
+
+
+class Fits(NamedTuple):
+    """Stacked parameters, and the mean squared error of every network over all points."""
+
+    parameters: Parameters
+    errors: Tensor
+
+
+def fit_sirens(
+    shape: SirenShape,
+    seeds: Sequence[int],
+    targets: FitTargets,
+    settings: FitSettings,
+    on_steps: Callable[[int], None] = lambda steps: None,
+) -> Fits:
+    """Fits one network per seed to its target by the mean squared error.
+
+    Args:
+        shape: Of all networks.
+        seeds: What the initial weights of each are drawn from.
+        targets: What they are fitted to.
+        settings: How.
+        on_steps: Called with the number of steps made, summed over networks.
+    """
+    like = targets.values
+    fresh = [initialise_siren(shape, settings.w0, generator_of(s, "initial")) for s in seeds]
+    stacked = {key: x.to(like.device, like.dtype) for key, x in stack(fresh).items()}
+    rates = like.new_full((len(seeds),), settings.learning_rate)
+    optimiser = BatchedOptimiser(stacked, ["adam"] * len(seeds), rates)
+    parameters = optimiser.parameters
+    draws = generator_of(settings.seed, "points")
+    outputs, points = like.shape[1:]
+    for step in range(settings.steps):
+        coordinates, values = targets
+        if 0 < settings.points < points:
+            chosen = torch.randint(points, (settings.points,), generator=draws).to(like.device)
+            coordinates = coordinates.index_select(-1, chosen)
+            values = values.index_select(-1, chosen)
+        found = siren_forward(parameters, coordinates, settings.w0, settings.offset)
+        loss = (found - values).square_().sum() / (outputs * values.shape[-1])
+        optimiser.step(torch.autograd.grad(loss, list(parameters.values())))
+        if (step + 1) % _REPORT_EVERY == 0:
+            on_steps(_REPORT_EVERY * len(seeds))
+    on_steps(settings.steps % _REPORT_EVERY * len(seeds))
+    done = {key: x.detach() for key, x in parameters.items()}
+    return Fits(done, _errors(done, targets, settings))
+
+
+@torch.no_grad()
+def _errors(parameters: Parameters, targets: FitTargets, settings: FitSettings) -> Tensor:
+    total = targets.values.new_zeros(len(targets.values))
+    pieces = zip(targets.coordinates.split(4096, -1), targets.values.split(4096, -1), strict=True)
+    for coordinates, values in pieces:
+        found = siren_forward(parameters, coordinates, settings.w0, settings.offset)
+        total += (found - values).square().sum((1, 2))
+    return total / targets.values[0].numel()

@@ -3,37 +3,79 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.masks import masks_from_scores
-from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.architecture import Architecture
-from nfn_graph.tasks.zoo.build import (
-    BuiltNetwork,
-    OnSteps,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
+from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
+from nfn_graph.tasks.option_checks import (
+    Share,
+    check_above,
+    check_at_least,
+    check_several,
 )
-from nfn_graph.tasks.zoo.metrics import TrainingData
-from nfn_graph.tasks.zoo.runs import ClassifierRun, largest_activation, split_of
+from nfn_graph.tasks.sources import Images
+from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, OnSteps, Row, split_of
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
+from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.store import MASK, Row, ZooWriter
-from nfn_graph.tasks.zoo.ticket_options import TicketZooOptions
-from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_classifiers
+from nfn_graph.tasks.zoo.training import (
+    ClassifierRun,
+    ClassifierZooBuilder,
+    TrainedCheckpoint,
+    train_classifiers,
+)
 
 MOST_POSITIONS = 16
-_NOT_IN_ROWS = ("architecture", "checkpoints")
+
+
+@dataclass(frozen=True)
+class TicketZooOptions(ImageZooOptions):
+    """Find winning tickets: initialisations, each with a mask under which it trains well.
+
+    The masks come from one step of iterative magnitude pruning: a network is trained, and the mask
+    keeps the weights that are largest after training. All networks are trained in the same way,
+    each from a seed of its own.
+
+    Attributes:
+        arch: The architecture: MLPs with two hidden layers, or CNNs with three 3 x 3 convolutions
+            of stride 2, one hidden layer that reads all positions, and an output layer.
+        widths: Neurons or channels of every hidden layer; one width is sampled for every network.
+        sparsity: The share of the weights to prune. Biases are kept.
+        scope: Whether weights compete within their network or within their layer.
+        activation: The activation function of the hidden layers.
+        init: The initialisation of the weights.
+        optimiser: The optimiser of all networks.
+        learning_rate: The learning rate of the optimiser.
+        l2: The penalty on the sum of squared weights.
+        epochs: The number of epochs.
+    """
+
+    arch: Literal["mlp", "cnn"] = "mlp"
+    widths: tuple[int, ...] = (64,)
+    sparsity: Share = 0.95
+    scope: Scope = "global"
+    activation: Activation = "relu"
+    init: InitKind = "he_normal"
+    optimiser: Optimiser = "adam"
+    learning_rate: float = 3e-3
+    l2: float = 0.0
+    epochs: int = 40
+    validation_share: Share = 0.1
+    test_share: Share = 0.1
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        check_at_least("epochs", self.epochs, 1)
+        check_several("widths", self.widths, 1)
+        check_above("learning_rate", self.learning_rate, 0)
+        check_at_least("l2", self.l2, 0)
+        check_sparsity(self.sparsity)
 
 
 def build_ticket_zoo(
@@ -51,42 +93,33 @@ def build_ticket_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    images = open_images(options.data) if images is None else images
-    images.check_both_splits()
-    runs = [ticket_run(options, images, network) for network in range(options.networks)]
-    writer = ZooWriter(
-        Path(options.out),
-        "tickets",
-        plain_options(options),
-        {**TrainingData.facts(images), "flatten": "channels_first"},
-    )
-    data: list[TrainingData] = []
+    return TicketZooBuilder(options, images).build(progress=progress)
 
-    def train(chosen: Sequence[ClassifierRun], on_steps: OnSteps) -> list[BuiltNetwork]:
-        if not data:
-            data.append(TrainingData.of(images, device, dtype))
-        built: list[BuiltNetwork] = []
-        for group in grouped(
-            chosen,
-            key=lambda run: run.architecture,
-            order=lambda run: run.network,
-            together=lambda run: networks_together(
-                options, largest_activation(run, options.batch_size)
-            ),
-        ):
-            found = list(train_classifiers(group, data[0], options.batch_size, on_steps=on_steps))
-            first = {c.run.network: c for c in found if c.step == 0}
-            last = [c for c in found if c.step == c.run.num_steps]
-            built += [_pair(first[c.run.network], c, options) for c in last]
-        built.sort(key=lambda network: network[0]["network"])
-        return built
 
-    build = partial(build_ticket_zoo, images=images)
-    return build_shards(
-        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
-    )
+class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
+    """Builds a zoo of winning tickets."""
+
+    kind = "tickets"
+
+    def facts(self) -> dict[str, Any]:
+        """The images, and which entries run fastest where a convolution meets a dense layer."""
+        return {**super().facts(), "flatten": "channels_first"}
+
+    def draw(self, network: int) -> ClassifierRun:
+        """The run of one network."""
+        return ticket_run(self.options, self.source, network)
+
+    def train(
+        self, group: list[ClassifierRun], on_steps: OnSteps
+    ) -> Iterator[Built[ClassifierRun]]:
+        """The initial weights of the networks, with the masks that training leads to."""
+        first: dict[int, Parameters] = {}
+        size = self.options.batch_size
+        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
+            if c.step == 0:
+                first[c.run.network] = c.parameters
+            else:
+                yield _ticket(first[c.run.network], c, self.options)
 
 
 def ticket_run(options: TicketZooOptions, images: Images, network: int) -> ClassifierRun:
@@ -137,27 +170,22 @@ def weights_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: x for key, x in parameters.items() if key.endswith("weight")}
 
 
-def _pair(
-    first: TrainedCheckpoint, last: TrainedCheckpoint, options: TicketZooOptions
-) -> BuiltNetwork:
-    """The row, the group and the tensors of an initialisation with its mask."""
-    run = last.run
-    is_finite = all(bool(x.isfinite().all()) for x in last.parameters.values())
-    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(last.parameters).items()}
+def _ticket(
+    initial: Parameters, trained: TrainedCheckpoint, options: TicketZooOptions
+) -> Built[ClassifierRun]:
+    """An initialisation with its mask."""
+    run: ClassifierRun = trained.run
+    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(trained.parameters).items()}
     masks = masks_from_scores(sizes, options.sparsity, options.scope)
-    values: dict[str, Any] = {
-        f.name: getattr(run, f.name) for f in fields(run) if f.name not in _NOT_IN_ROWS
-    }
     row: Row = {
-        **values,
+        **run.values(),
         "arch": options.arch,
         "width": run.architecture.hidden[0],
         "sparsity": options.sparsity,
         "scope": options.scope,
         "num_weights": sum(m.numel() for m in masks.values()),
         "num_kept": sum(int(m.sum()) for m in masks.values()),
-        "is_finite": is_finite,
-        "dense_accuracy": last.metrics.test_accuracy,
+        "is_finite": trained.is_finite,
+        "dense_accuracy": trained.metrics.test_accuracy,
     }
-    tensors = {**first.parameters, **{f"{key}{MASK}": m[0] for key, m in masks.items()}}
-    return row, run.architecture.name, tensors
+    return Built(run, row, initial, {key: m[0] for key, m in masks.items()})

@@ -240,7 +240,7 @@ def test_bugs_show_where_they_are_and_ask_to_be_reported(
     (path,) = write(tmp_path / "x.pt")
     for kind, bug in (("KeyError", lambda graph: {}["x"]), ("ValueError", lambda graph: int("x"))):
         monkeypatch.setattr("nfn_graph.converters.commands.summary", bug)
-        monkeypatch.setattr("nfn_graph.converters.store.commands.WeightDataset", bug)
+        monkeypatch.setattr("nfn_graph.converters.commands.WeightDataset", bug)
         for arguments, code in (
             (["inspect", str(path)], 2),
             (["export", str(tmp_path), "--out", str(tmp_path / "x")], cli.BUG),

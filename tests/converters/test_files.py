@@ -22,9 +22,9 @@ import nfn_graph
 from networks import chain
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import keras, npz, pytorch, safetensors
-from nfn_graph.converters.files.arrays import from_array
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.graph import MARK, write_graph
+from nfn_graph.converters.files.npz import from_array
 from nfn_graph.converters.formats import KERAS, NPZ, ONNX, PYTORCH, SAFETENSORS, detect
 from nfn_graph.converters.io import load, save
 from nfn_graph.converters.state_dict import from_state_dict

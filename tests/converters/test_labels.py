@@ -18,7 +18,7 @@ from pyarrow import parquet
 from nfn_graph import UserError, WeightGraph, cli
 from nfn_graph.converters import WeightDataset, build_store, load, to_state_dict
 from nfn_graph.converters.conversion.labels import Fractions
-from nfn_graph.converters.store.splits import SPLITS
+from nfn_graph.converters.store.table import SPLITS
 
 COUNT = 12
 

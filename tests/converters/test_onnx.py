@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import onnx
@@ -313,6 +314,49 @@ def test_refusals_name_the_node_and_the_reason(kind: str, tmp_path: Path) -> Non
     (tmp_path / "x.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(ConversionError, match=rf"node '{kind}_1' \({kind}\).*Expected.*got"):
         load(tmp_path / "x.onnx")
+
+
+def _sparse() -> onnx.SparseTensorProto:
+    values, places = (
+        onnx.numpy_helper.from_array(torch.tensor(x).numpy()) for x in ([1.0, 2.0], [1, 3])
+    )
+    return onnx.helper.make_sparse_tensor(values, places, [4])
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        {"value_floats": [1.0, 2.0, 3.0, 4.0]},
+        {"sparse_value": _sparse()},
+        {"value_float": 2.0},
+        {"value_floats": [2.0]},
+    ],
+    ids=lambda attribute: str(next(iter(attribute))),
+)
+def test_constants_in_nodes_keep_neurons_in_order(
+    attribute: dict[str, Any], tmp_path: Path
+) -> None:
+    """Different numbers show which neuron is which; one number for all does not."""
+    constant = onnx.helper.make_node("Constant", [], ["c"], **attribute)
+    nodes = [
+        constant, node("MatMul", "x w", "h"), node("Mul", "h c", "i"), node("MatMul", "i v", "y")
+    ]  # fmt: skip
+    path = write(tmp_path / "x.onnx", nodes, weights(w=(3, 4), v=(4, 2)), (2, 3))
+    free = [neuron for neuron in load(path).spec.neurons if not neuron.fixed]
+    assert len(free) == (attribute in ({"value_float": 2.0}, {"value_floats": [2.0]}))
+
+
+def test_rows_of_an_open_size_may_be_neurons(tmp_path: Path) -> None:
+    """[-1, 8] makes a row of every channel if there are eight positions, of an image if two."""
+    nodes = [node("Conv", "x w", "h"), node("Reshape", "h s", "i"), node("MatMul", "i v", "y")]
+    tensors = {**weights(w=(4, 3, 1), v=(8, 2)), "s": torch.tensor([-1, 8])}
+    path = write(tmp_path / "x.onnx", nodes, tensors, ("N", 3, "L"))
+    with pytest.raises(ConversionError, match=r"Reshape_1.*example_input"):
+        load(path)
+    with pytest.raises(ConversionError, match=r"Reshape_1"):
+        load(path, example_input=torch.randn(2, 3, 8))
+    graph = load(path, example_input=torch.randn(2, 3, 2))
+    assert graph["hidden1"].x.shape[0] == 4
 
 
 class Residual(nn.Module):

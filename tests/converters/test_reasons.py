@@ -10,7 +10,7 @@ from architectures import One
 from torch import nn
 
 from nfn_graph.converters import ConversionError, from_module
-from nfn_graph.converters.pytorch.registry import HANDLERS
+from nfn_graph.converters.pytorch.handling import HANDLERS
 
 
 def test_a_bug_of_ours_is_not_said_to_be_one_of_the_arguments(

@@ -14,7 +14,7 @@ from torch import nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.io import load, read_tensors, save
-from nfn_graph.converters.permuted import permuted
+from nfn_graph.converters.layout_changes import permuted
 from nfn_graph.data import Placement
 
 

@@ -20,7 +20,7 @@ from nfn_graph.converters import (
     to_module,
     to_state_dict,
 )
-from nfn_graph.converters.casts import cast
+from nfn_graph.converters.channels import cast
 
 S = nn.Sequential
 

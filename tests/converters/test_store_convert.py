@@ -15,7 +15,7 @@ from killing import check, kill_and_resume, write_files
 from nfn_graph import cli
 from nfn_graph.converters import from_module, load, to_state_dict
 from nfn_graph.converters.conversion import Options, convert_files, sharding
-from nfn_graph.converters.store.lock import only_writer
+from nfn_graph.converters.store.description import only_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.store.writer import StoreWriter

@@ -15,7 +15,7 @@ from torch_geometric.loader import DataLoader as PyGDataLoader
 
 from nfn_graph import Batch, DataLoader, EdgeBatchSampler, WeightGraph
 from nfn_graph.converters import WeightDataset, from_module, from_state_dict
-from nfn_graph.converters.store.batches import StoredGraphs
+from nfn_graph.converters.store.reader import StoredGraphs
 
 GRAPHS = graphs()
 

@@ -12,7 +12,7 @@ from permuting import assert_symmetric, free_sizes
 from torch import Tensor, fx, nn
 
 from nfn_graph.converters import ConversionError, from_module, handles
-from nfn_graph.converters.pytorch import registry
+from nfn_graph.converters.pytorch import handling
 from nfn_graph.converters.wiring import Wiring
 
 
@@ -177,7 +177,7 @@ def test_own_operators_are_known_once_they_are_registered(
         assert free_sizes(graph) == (4,)
         assert_symmetric(graph, network, (torch.randn(5, 3, dtype=torch.float64),))
     finally:
-        del registry.HANDLERS["nfn_graph_tests::dense"]
+        del handling.HANDLERS["nfn_graph_tests::dense"]
 
 
 def test_bugs_of_handlers_are_not_blamed_on_arguments() -> None:
@@ -189,4 +189,4 @@ def test_bugs_of_handlers_are_not_blamed_on_arguments() -> None:
         with pytest.raises(RuntimeError, match=r"a bug in nfn-graph: .*KeyError"):
             from_module(Dense(True))
     finally:
-        del registry.HANDLERS["nfn_graph_tests::dense"]
+        del handling.HANDLERS["nfn_graph_tests::dense"]

@@ -29,6 +29,17 @@ def test_verify_finds_what_the_operations_do_not_show() -> None:
         from_module(module, x, verify=True)
 
 
+@pytest.mark.parametrize("wide", range(2, 10))
+def test_verify_finds_a_false_symmetry_of_two_neurons(wide: int) -> None:
+    """One random permutation leaves two neurons in place half of the time."""
+    module = One(
+        lambda m, x: m.c(m.b(m.a(x)) * float(m.b._parameters["bias"].data[0])),
+        a=nn.Linear(3, wide), b=nn.Linear(wide, 2), c=nn.Linear(2, 2),
+    )  # fmt: skip
+    with pytest.raises(ConversionError, match="depends on the order"):
+        from_module(module, torch.randn(2, 3), verify=True)
+
+
 def test_verify_needs_an_example_and_values() -> None:
     with pytest.raises(ValueError, match="example_input"):
         from_module(S(nn.Linear(3, 2)), verify=True)

@@ -17,13 +17,13 @@ import torch
 from zoo_data import tiny_images
 
 from nfn_graph import Batch, EdgeBatchSampler
-from nfn_graph.tasks.predict_generalization import (
+from nfn_graph.tasks.regress import (
     PredictGeneralization,
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training import train
-from nfn_graph.tasks.training.batches import EpochSampler, RunBatches
 from nfn_graph.tasks.training.data import fitted, load_data
+from nfn_graph.tasks.training.run_batches import EpochSampler, RunBatches
 from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo
 from nfn_graph.tasks.zoo.seeds import seed_of
 

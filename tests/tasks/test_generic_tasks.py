@@ -22,7 +22,7 @@ from torch import nn
 from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, from_module
 from nfn_graph.converters.store import StoreWriter
-from nfn_graph.converters.store.splits import SPLITS, random_splits
+from nfn_graph.converters.store.table import SPLITS, random_splits
 from nfn_graph.tasks.classify import Classify, ClassifyOptions
 from nfn_graph.tasks.regress import Regress, RegressOptions
 from nfn_graph.tasks.training import evaluate, train

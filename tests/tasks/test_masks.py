@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.converters import from_module
 from nfn_graph.symmetry import sample
-from nfn_graph.tasks.masks import TicketScope, masks_from_scores, ticket_from_scores
-from nfn_graph.tasks.paths import on_paths
+from nfn_graph.tasks.masks import TicketScope, masks_from_scores, on_paths, ticket_from_scores
 
 SCOPES: tuple[TicketScope, ...] = ("expected", "global", "layer")
 

@@ -19,8 +19,7 @@ from nfn_graph.tasks.models import (
     fit_inputs,
     sizes_of,
 )
-from nfn_graph.tasks.models.flat import FlatMLP
-from nfn_graph.tasks.models.statistics import NUM_STATISTICS, StatNN, tensor_statistics
+from nfn_graph.tasks.models.baselines import NUM_STATISTICS, FlatMLP, StatNN, tensor_statistics
 
 SETTINGS = ModelSettings((8, 8), (16,), io_encoding=True)
 NAMES = get_args(ModelName)

@@ -11,9 +11,13 @@ from torch import nn
 
 from nfn_graph import Probe, ProbeNet
 from nfn_graph.converters import from_module
-from nfn_graph.tasks.reports.edits import edit_sheet
-from nfn_graph.tasks.reports.probes import draw_probes, probe_images, probe_points
-from nfn_graph.tasks.reports.scores import score_plot
+from nfn_graph.tasks.reports.network_figures import (
+    draw_probes,
+    edit_sheet,
+    probe_images,
+    probe_points,
+    score_plot,
+)
 
 
 def test_scores_are_drawn_where_they_are(tmp_path: Path) -> None:

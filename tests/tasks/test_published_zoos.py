@@ -20,7 +20,7 @@ from imitations_inr import dws_fashion, dws_mnist, inr2vec, nfn_inrs
 from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, load, open_zoo
 from nfn_graph.converters.store import StoreWriter
-from nfn_graph.converters.store.splits import SPLITS
+from nfn_graph.converters.store.table import SPLITS
 from nfn_graph.converters.zoos import importing
 from nfn_graph.tasks.training import evaluate
 

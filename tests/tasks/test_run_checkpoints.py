@@ -16,9 +16,8 @@ import torch
 from nfn_graph.cli import main
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions
 from nfn_graph.tasks.training import train
-from nfn_graph.tasks.training.checkpoint import read_run_checkpoint
-from nfn_graph.tasks.training.module import TaskModule
-from nfn_graph.tasks.training.saving import AtomicCheckpointIO
+from nfn_graph.tasks.training.checkpoints import AtomicCheckpointIO, read_run_checkpoint
+from nfn_graph.tasks.training.task_module import TaskModule
 from small_disk import small_disk
 
 

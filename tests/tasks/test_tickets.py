@@ -19,14 +19,14 @@ from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.symmetry import sample
 from nfn_graph.tasks.masks import TicketScope
 from nfn_graph.tasks.models import fit_inputs
-from nfn_graph.tasks.models.rates import slow_aggregates
-from nfn_graph.tasks.models.tickets import TicketAutoencoder
+from nfn_graph.tasks.models.autoencoder import TicketAutoencoder
+from nfn_graph.tasks.models.build import slow_aggregates
 from nfn_graph.tasks.prune import mask_network
 from nfn_graph.tasks.retraining import compare_masks, options_of
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import open_zoo_folder
-from nfn_graph.tasks.zoo.architecture import initialise
+from nfn_graph.tasks.zoo.classifiers import initialise
 from nfn_graph.tasks.zoo.tickets import ticket_architecture
 from nfn_graph.testing import assert_equivariant
 

@@ -24,12 +24,14 @@ from nfn_graph.tasks.zoo import (
     render_networks,
     render_zoo,
 )
-from nfn_graph.tasks.zoo.fitting import FitSettings, FitTargets, fit_sirens
 from nfn_graph.tasks.zoo.inr import list_fits
-from nfn_graph.tasks.zoo.parameters import stack
+from nfn_graph.tasks.zoo.optimisers import stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.siren import (
+    FitSettings,
+    FitTargets,
     SirenShape,
+    fit_sirens,
     initialise_siren,
     pixel_grid,
     siren_forward,

@@ -15,8 +15,7 @@ from zoo_data import tiny_images
 from nfn_graph.tasks.masks import masks_from_scores
 from nfn_graph.tasks.retraining import options_of
 from nfn_graph.tasks.zoo import build_ticket_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.architecture import initialise
-from nfn_graph.tasks.zoo.metrics import TrainingData
+from nfn_graph.tasks.zoo.classifiers import TrainingData, initialise
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.tickets import ticket_architecture, ticket_run
 from nfn_graph.tasks.zoo.training import train_classifiers

@@ -12,12 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from zoo_data import tiny_images
 
-from nfn_graph.tasks.zoo.architecture import Architecture, build_module, forward, initialise
-from nfn_graph.tasks.zoo.metrics import TrainingData
-from nfn_graph.tasks.zoo.options import CnnZooOptions
-from nfn_graph.tasks.zoo.runs import ClassifierRun, draw_run, padding_of
+from nfn_graph.tasks.zoo.classifiers import (
+    Architecture,
+    TrainingData,
+    build_module,
+    forward,
+    initialise,
+)
+from nfn_graph.tasks.zoo.cnn import CnnZooOptions, draw_run, padding_of
 from nfn_graph.tasks.zoo.seeds import generator_of, random_bytes, seed_of
-from nfn_graph.tasks.zoo.training import BLOCK, ImageOrder, TrainedCheckpoint, train_classifiers
+from nfn_graph.tasks.zoo.training import (
+    BLOCK,
+    ClassifierRun,
+    ImageOrder,
+    TrainedCheckpoint,
+    train_classifiers,
+)
 
 IMAGES = tiny_images()
 DATA = TrainingData.of(IMAGES, torch.device("cpu"), torch.float64)

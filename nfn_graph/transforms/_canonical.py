@@ -1,0 +1,318 @@
+"""One form for all networks that differ by symmetries of their activation functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.transforms import BaseTransform
+
+from nfn_graph.data import WeightGraph
+from nfn_graph.features import WeightFeatures
+from nfn_graph.messages import UserError
+from nfn_graph.spec import Key, NetworkSpec, WeightKey
+from nfn_graph.transforms._rescaling import Kind, Rescaling, Taps, rescalings
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How a canonical form changed the neurons of a type.
+
+    Args:
+        kind: `scale` for positive factors, `sign` for signs, `phase` for signs and shifts of sines.
+        incoming: `[neurons]`, what their incoming weights and biases were multiplied by.
+        outgoing: `[neurons]`, what their outgoing weights were multiplied by.
+        shift: `[neurons]`, what was added to their biases after that.
+    """
+
+    kind: Kind
+    incoming: Tensor
+    outgoing: Tensor
+    shift: Tensor
+
+
+class CanonicalForm(BaseTransform):
+    r"""Brings networks that compute the same by a symmetry of their activations to one form.
+
+    Networks can differ in their weights and compute the same function, and not only because
+    their neurons are in another order:
+
+    - ReLU and other functions with :math:`f(s z) = s f(z)` for positive `s`: incoming weights and
+      bias of a neuron are divided by their joint norm, and its outgoing weights are multiplied.
+    - tanh and other odd functions: a neuron is flipped so that its bias is not negative (if that
+      is zero, so that its incoming weights have a sum that is not negative).
+    - the sine behind a layer with a bias: the phase comes into :math:`[0, \pi/2]`, see
+      :class:`CanonicalPhases`.
+
+    What applies is read off the record of what the network computes, and the function stays the
+    same. In front of a norm layer, the norm's own weight and bias are rescaled. Types of neurons
+    without such a symmetry stay as they are, and :meth:`reasons` says why.
+
+    Works on single graphs, and on batches of networks that compute alike, whatever their widths.
+
+    Args:
+        neurons: The neuron types to bring to their form. If one of them has no symmetry, an error
+            says why. All that have one if None; then there must be at least one.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters import from_module
+        >>> from nfn_graph.transforms import CanonicalForm
+        >>> layers = torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
+        >>> graph = from_module(torch.nn.Sequential(*layers))
+        >>> canonical = CanonicalForm()
+        >>> canonical(graph)["hidden1"].x.abs().max() <= 1
+        tensor(True)
+        >>> moved = canonical.moved(graph)
+        >>> moved["hidden1"].kind
+        'scale'
+        >>> back = canonical.undo(canonical(graph), moved)
+        >>> torch.allclose(back["hidden1"].x, graph["hidden1"].x)
+        True
+    """
+
+    def __init__(self, neurons: tuple[str, ...] | list[str] | None = None) -> None:
+        self.neurons = None if neurons is None else tuple(neurons)
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """The same networks in their canonical form; `data` is not changed."""
+        return self._transformed(data)[0]
+
+    def moved(self, data: WeightGraph) -> dict[str, Moved]:
+        """What :meth:`forward` does to the neurons of every type, first layer first."""
+        return self._transformed(data)[1]
+
+    def undo(self, data: WeightGraph, moved: dict[str, Moved]) -> WeightGraph:
+        """The networks before :meth:`forward`, or others with the same neurons.
+
+        Scales and phases come back up to rounding, signs exactly.
+
+        Args:
+            data: The networks in their canonical form.
+            moved: What :meth:`moved` says about the networks before.
+        """
+        plan = {rescaling.name: rescaling for rescaling in self._plan(data)}
+        if list(moved) != [name for name in plan if name in moved]:
+            raise UserError(f"Expected what was moved of {list(plan)} (got {list(moved)})")
+        raw = data.features()
+        tensors = dict(raw.tensors())
+        for name in reversed(moved):
+            back, count = moved[name], tensors[name].shape[0]
+            if len(back.incoming) != count:
+                raise UserError(
+                    f"Expected the factors of {count} neurons of '{name}' (got "
+                    f"{len(back.incoming)})"
+                )
+            _multiply(raw, tensors, plan[name], 1 / back.incoming, 1 / back.outgoing)
+            _shift(tensors, plan[name], -back.shift / back.incoming)
+        return data.with_features(tensors)
+
+    def reasons(self, data: WeightGraph) -> dict[str, str]:
+        """Why neuron types of the networks stay as they are, by name."""
+        return {name: why for layout in data.layouts for name, why in rescalings(layout)[1]}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.neurons is None else self.neurons})"
+
+    def _plan(self, data: WeightGraph) -> tuple[Rescaling, ...]:
+        if not isinstance(data, WeightGraph):
+            raise TypeError(f"Expected a WeightGraph (got {type(data).__name__})")
+        found = list(dict.fromkeys(rescalings(layout)[0] for layout in data.layouts))
+        if len(found) > 1:
+            raise UserError(
+                "Expected a batch of networks that compute alike (got different ones). Apply "
+                "CanonicalForm to each network before they are batched."
+            )
+        plan = tuple(r for r in found[0] if self.neurons is None or r.name in self.neurons)
+        missing = [n for n in self.neurons or () if n not in {r.name for r in plan}]
+        if missing or not plan:
+            reasons = self.reasons(data)
+            why = [f"'{n}': {reasons.get(n, 'no free neurons')}" for n in missing or reasons]
+            raise UserError(
+                f"Expected neurons whose activation function has a symmetry (got none. "
+                f"{'; '.join(why)})"
+            )
+        return plan
+
+    def _transformed(self, data: WeightGraph) -> tuple[WeightGraph, dict[str, Moved]]:
+        plan = self._plan(data)
+        raw = data.features()
+        if raw.channels != 1:
+            raise UserError(f"Expected graphs with one channel (got {raw.channels} channels)")
+        tensors = dict(raw.tensors())
+        found: dict[str, Moved] = {}
+        for rescaling in plan:
+            moved = _move(raw, tensors, rescaling)
+            _multiply(raw, tensors, rescaling, moved.incoming, moved.outgoing)
+            _shift(tensors, rescaling, moved.shift)
+            found[rescaling.name] = moved
+        return data.with_features(tensors), found
+
+
+def _move(raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling) -> Moved:
+    """What brings the neurons of a type to their form."""
+    name, kind = rescaling.name, rescaling.kind
+    zeros = tensors[name].new_zeros(tensors[name].shape[0])
+    if kind == "phase":
+        (bias,) = (tensors[t.store][:, t.first, 0] for t in rescaling.incoming if t.store == name)
+        phases, flip, negate = canonical_phases(bias * rescaling.w0)
+        return Moved(kind, flip, negate, phases / rescaling.w0 - flip * bias)
+    if kind == "sign":
+        sums = {is_bias: _sums(raw, tensors, rescaling, 1, is_bias) for is_bias in (True, False)}
+        sums[True] = torch.where(sums[True] == 0, sums[False], sums[True])
+        sign = torch.where(sums[True] < 0, -1, 1).to(zeros)
+        return Moved(kind, sign, sign, zeros)
+    norms = (
+        _sums(raw, tensors, rescaling, 2, True) + _sums(raw, tensors, rescaling, 2, False)
+    ).sqrt()
+    norms = torch.where(norms > 0, norms, 1)
+    return Moved(kind, 1 / norms, norms, zeros)
+
+
+def _sums(
+    raw: WeightFeatures,
+    tensors: dict[Key, Tensor],
+    rescaling: Rescaling,
+    power: int,
+    is_bias: bool,
+) -> Tensor:
+    """For every neuron the sum of a power of its biases, or of its incoming weights."""
+    name = rescaling.name
+    total = tensors[name].new_zeros(tensors[name].shape[0])
+    for store, first, count in rescaling.measured:
+        entries = tensors[store][:, first : first + count, 0].pow(power).sum(1)
+        if isinstance(store, str):
+            total = total + entries if is_bias else total
+        elif not is_bias:
+            total = total.index_add(0, raw.incidence.weights[store].target.long(), entries)
+    return total
+
+
+def _multiply(
+    raw: WeightFeatures,
+    tensors: dict[Key, Tensor],
+    rescaling: Rescaling,
+    incoming: Tensor,
+    outgoing: Tensor,
+) -> None:
+    """Multiplies what leads to neurons, and what leaves them."""
+    for taps in rescaling.incoming:
+        store = taps.store
+        factor = incoming
+        if not isinstance(store, str):
+            factor = incoming[raw.incidence.weights[store].target.long()]
+        _multiply_taps(tensors, taps, factor)
+    for taps in rescaling.outgoing:
+        if isinstance(taps.store, str):
+            raise TypeError(f"Expected outgoing weights (got '{taps.store}')")
+        _multiply_taps(tensors, taps, outgoing[raw.incidence.weights[taps.store].source.long()])
+
+
+def _shift(tensors: dict[Key, Tensor], rescaling: Rescaling, shift: Tensor) -> None:
+    """Adds to the biases of sines."""
+    if rescaling.kind != "phase":
+        return
+    (tap,) = (taps.first for taps in rescaling.incoming if taps.store == rescaling.name)
+    x = tensors[rescaling.name]
+    by_tap = torch.zeros_like(x)
+    by_tap[:, tap] = shift.view(-1, 1)
+    tensors[rescaling.name] = x + by_tap
+
+
+def _multiply_taps(tensors: dict[Key, Tensor], taps: Taps, factor: Tensor) -> None:
+    x = tensors[taps.store]
+    by_tap = x.new_ones(x.shape[0], x.shape[1], 1)
+    by_tap[:, taps.first : taps.first + taps.number] = factor.view(-1, 1, 1)
+    tensors[taps.store] = x * by_tap
+
+
+class CanonicalPhases(BaseTransform):
+    r"""Brings the phase of every hidden sine neuron into [0, pi/2]; the function stays.
+
+    .. math:: \sin(-x) = -\sin(x), \qquad \sin(x + \pi) = -\sin(x)
+
+    A hidden neuron :math:`\sin(\omega_0 (w x + b))` can therefore be flipped (`w`, `b` and its
+    outgoing weights negated) and shifted (:math:`\pi / \omega_0` added to `b`, its outgoing
+    weights negated). Together they bring every phase :math:`\omega_0 b` into
+    :math:`[0, \pi/2]`, where it is unique except at the ends.
+
+    This is for sine networks whose graphs do not say what they compute, and for batches of any
+    depths. If graphs do, :class:`CanonicalForm` knows the frequency by itself.
+
+    Args:
+        w0: The frequency factor of all hidden layers; or a tensor with that of every network.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.transforms import CanonicalPhases
+        >>> weights, biases = [torch.ones(1, 2), torch.ones(1, 1)], [-torch.ones(1), torch.ones(1)]
+        >>> graph = WeightGraph.from_tensors(weights, biases)
+        >>> CanonicalPhases(w0=1.0)(graph)["hidden1"].x.item()
+        1.0
+    """
+
+    def __init__(self, w0: float | Tensor = 30.0) -> None:
+        if not (w0 > 0 if isinstance(w0, float | int) else bool((w0 > 0).all())):
+            raise UserError(f"Expected w0 above 0 (got {w0})")
+        self.w0 = w0
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """The same networks in their canonical form; `data` is not changed."""
+        if not isinstance(data, WeightGraph):
+            raise TypeError(f"Expected a WeightGraph (got {type(data).__name__})")
+        raw = data.features()
+        weights, neurons = dict(raw.weights), dict(raw.neurons)
+        for name in hidden_chain(data.spec):
+            biases = neurons[name]
+            w0 = self.w0
+            if isinstance(w0, Tensor):
+                w0 = w0.to(biases)[raw.graph_of(name).long()].view(-1, 1, 1)
+            new, flip, negate = canonical_phases(biases * w0)
+            neurons[name] = new / w0
+            for key, x in weights.items():
+                edges = raw.incidence.weights[key]
+                if key[2] == name:
+                    weights[key] = x * flip[edges.target]
+                elif key[0] == name:
+                    weights[key] = x * negate[edges.source]
+        return data.with_features({**weights, **neurons})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(w0={self.w0})"
+
+
+def canonical_phases(phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Phases within [0, pi/2] for the same sines.
+
+    Returns:
+        The new phases; the signs of the incoming weights; the signs of the outgoing weights.
+    """
+    phases = torch.remainder(phases, 2 * math.pi)
+    # sin(x + p) = -sin(x + (p - pi)) for p in [pi, 2 pi)
+    shifted = phases >= math.pi
+    phases = torch.where(shifted, phases - math.pi, phases)
+    # sin(x + p) = sin(-x + (pi - p)) for p in (pi/2, pi)
+    mirrored = phases > math.pi / 2
+    phases = torch.where(mirrored, math.pi - phases, phases)
+    one = torch.ones_like(phases)
+    return phases.clamp(0, math.pi / 2), one.where(~mirrored, -1), one.where(~shifted, -1)
+
+
+def hidden_chain(spec: NetworkSpec) -> list[str]:
+    """The hidden neuron types of a network with one bias per neuron, first layer first."""
+    into: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
+    out: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
+    for weight in spec.weights:
+        into[weight.target].append(weight.key)
+        out[weight.source].append(weight.key)
+    hidden = [n for n in spec.neurons if into[n.name] and out[n.name]]
+    for neuron in hidden:
+        if neuron.taps != 1 or neuron.role or neuron.fixed:
+            raise UserError(
+                f"Expected hidden layers with a bias and nothing else, each of its own type "
+                f"(got neuron type '{neuron}'). Canonical forms come before RoleTypes."
+            )
+    return [n.name for n in hidden]

@@ -1,0 +1,599 @@
+r"""Which neurons of a network can be rescaled, and with which tensors.
+
+A neuron whose activation function satisfies :math:`f(s z) = s f(z)` can be multiplied by `s`: its
+incoming weights and its bias are multiplied, and its outgoing weights are divided by `s`. ReLU
+allows every positive `s`, odd functions such as tanh allow `s = -1`. Whether a network as a whole
+allows it is decided here from the record of what it computes: every result is followed together
+with the axis along which it is multiplied, and the outputs must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from nfn_graph.data import Computation, Layout, Placement, Range, Ref, Step
+from nfn_graph.spec import Key, NetworkSpec
+
+Kind = Literal["scale", "sign", "phase"]
+_Where = Literal["alone", "outer", "inner"]
+
+_LINEAR = frozenset({"positive", "detach", "neg"})
+_HOMOGENEOUS = _LINEAR | {"relu", "leaky_relu", "prelu", "abs"}
+_ODD = _LINEAR | {"tanh", "sin", "tan", "sinh", "asin", "atan", "asinh", "atanh", "erf"}
+_ODD |= {"softsign", "tanhshrink", "hardshrink", "softshrink"}
+_SHAPES = frozenset({"shape", "size", "dim", "numel"})
+_EXTREMES = frozenset({"amax", "amin"})
+_REDUCTIONS = _EXTREMES | {"mean", "sum"}
+# Where norm layers have their statistics, weight and bias among their arguments.
+_NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "batch_norm": ((1, 2), (3, 4)),
+    "instance_norm": ((1, 2), (3, 4)),
+    "group_norm": ((), (2, 3)),
+    "layer_norm": ((), (2, 3)),
+    "rms_norm": ((), (2,)),
+}
+
+
+# The names of those that are named; the statistics are not.
+_NAMES = ("", "", "weight", "bias", "bias")
+
+
+class Taps(NamedTuple):
+    """Some taps of a store."""
+
+    store: Key
+    first: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """How the neurons of a type can be rescaled.
+
+    Args:
+        name: The neuron type.
+        kind: Whether by positive factors, by signs, or by the signs and shifts of sines.
+        incoming: The taps that are multiplied by the factor of the neuron they lead to.
+        outgoing: The taps that are divided by the factor of the neuron they come from.
+        measured: Those of `incoming` that no later type changes any more; they decide the factor.
+        w0: The factor inside of the sine, if the kind is `phase`.
+    """
+
+    name: str
+    kind: Kind
+    incoming: tuple[Taps, ...]
+    outgoing: tuple[Taps, ...]
+    measured: tuple[Taps, ...]
+    w0: float = 1.0
+
+
+class _Along(NamedTuple):
+    """One axis of a result, counted from the end, along which it is multiplied by factors.
+
+    After a flatten, the neurons are the outer or the inner part of their axis.
+    """
+
+    axis: int
+    power: int = 1
+    where: _Where = "alone"
+
+
+_State = tuple[_Along, ...]
+
+
+class _RefusedError(Exception):
+    """A step does not allow the factors, for a reason; `step` counts the steps before it."""
+
+    def __init__(self, reason: str, step: int = -1) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+def rescalings(layout: Layout) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
+    """The neuron types that can be rescaled, first layer first, and why the others cannot."""
+    return _rescalings(layout.spec, layout.placements, layout.computation)
+
+
+@lru_cache(maxsize=256)
+def _rescalings(
+    spec: NetworkSpec, placements: tuple[Placement, ...], computation: Computation
+) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
+    tensors: dict[str, list[Placement]] = {}
+    for placement in placements:
+        tensors.setdefault(placement.keys[0], []).append(placement)
+    sources = tuple(map(tuple, tensors.values()))
+    found: list[tuple[int, Rescaling]] = []
+    left: list[tuple[str, str]] = []
+    parents = {parent for neuron in spec.neurons for parent in neuron.parents}
+    for neuron in spec.neurons:
+        if neuron.fixed:
+            continue
+        if neuron.role or neuron.parents or neuron.name in parents:
+            what = "a role type" if neuron.role else "nested in other neurons, or holds others"
+            left.append((neuron.name, f"it is {what}"))
+        elif computation.reason is not None:
+            left.append((neuron.name, f"its computation is not known: {computation.reason}"))
+        else:
+            try:
+                found.append(_rescaling(neuron.name, sources, computation))
+            except _RefusedError as error:
+                left.append((neuron.name, str(error)))
+    found.sort(key=lambda item: item[0])
+    return _in_order([rescaling for _, rescaling in found]), tuple(left)
+
+
+def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
+    """Measures each type by what comes from types before it, or from types that stay."""
+    rest = [rescaling.name for rescaling in found]
+    ordered = []
+    for rescaling in found:
+        measured = tuple(
+            taps
+            for taps in rescaling.incoming
+            if isinstance(taps.store, str) or taps.store[0] not in rest
+        )
+        rest.remove(rescaling.name)
+        ordered.append(replace(rescaling, measured=measured))
+    return tuple(ordered)
+
+
+def _rescaling(
+    name: str, sources: tuple[tuple[Placement, ...], ...], computation: Computation
+) -> tuple[int, Rescaling]:
+    refused = _RefusedError("")
+    still = _kept_tensors(computation)
+    kinds: tuple[Kind, ...] = ("scale", "sign")
+    for kind in kinds:
+        try:
+            follow = _Follow(name, kind, sources, computation, still)
+            first = follow.run()
+        except _RefusedError as error:
+            # The function that got further is the one that the network means.
+            refused = error if error.step >= refused.step else refused
+            continue
+        incoming, outgoing = follow.taps()
+        if not incoming or not outgoing:
+            raise _RefusedError("no weights lead to these neurons, or none leave them")
+        w0 = _frequency(computation, follow) if kind == "sign" else None
+        if w0 is not None:
+            return first, Rescaling(name, "phase", incoming, outgoing, (), w0)
+        return first, Rescaling(name, kind, incoming, outgoing, ())
+    raise refused
+
+
+def _kept_tensors(computation: Computation) -> frozenset[int]:
+    """Tensors whose own neurons are not multiplied: slopes, statistics, what a norm divides."""
+    kept: set[int] = set()
+    steps = computation.steps
+
+    def keep(argument: object) -> None:
+        if isinstance(argument, Ref) and steps[argument.step].operation == "parameter":
+            number = steps[argument.step].args[0]
+            if isinstance(number, int):
+                kept.add(number)
+
+    for step in steps:
+        if step.operation == "prelu":
+            keep(step.args[1])
+        if step.operation not in _NORMS:
+            continue
+        statistics, affine = _NORMS[step.operation]
+        if all(_argument(step, i, _NAMES[i]) is None for i in affine):
+            continue
+        for i in statistics:
+            keep(_argument(step, i))
+        before = step.args[0]
+        if isinstance(before, Ref) and _is_product(steps[before.step].operation):
+            for argument in steps[before.step].args[1:3]:
+                keep(argument)
+    return frozenset(kept)
+
+
+def _argument(step: Step, position: int, name: str = "") -> object:
+    if position < len(step.args):
+        return step.args[position]
+    return dict(step.kwargs).get(name)
+
+
+def _is_product(operation: str) -> bool:
+    return operation == "linear" or operation.startswith("conv")
+
+
+def _frequency(computation: Computation, follow: _Follow) -> float | None:
+    """The factor inside of the sine, if the type is one layer with a bias and a sine behind it."""
+    steps = computation.steps
+    if set(follow.functions) != {"sin"} or len(follow.functions) != 1:
+        return None
+    uses: dict[int, int] = {}
+    for step in steps:
+        for ref in step.operands:
+            uses[ref.step] = uses.get(ref.step, 0) + 1
+    for ref in computation.outputs:
+        uses[ref.step] = uses.get(ref.step, 0) + 1
+    w0, step = 1.0, steps[follow.functions["sin"][-1]]
+    if len(follow.functions["sin"]) != 1:
+        return None
+    while True:
+        tensors = [arg for arg in step.args if isinstance(arg, Ref)]
+        numbers = [arg for arg in step.args if isinstance(arg, int | float)]
+        if step.operation == "mul" and len(tensors) == len(numbers) == 1:
+            w0 *= float(numbers[0])
+        elif step.operation != "sin":
+            break
+        if uses[tensors[0].step] != 1:
+            return None
+        step = steps[tensors[0].step]
+    is_biased = _is_product(step.operation) and len(step.args) > 2 and step.args[2] is not None
+    biases = [taps for taps in follow.taps()[0] if isinstance(taps.store, str)]
+    return w0 if is_biased and w0 > 0 and len(biases) == 1 and biases[0].number == 1 else None
+
+
+class _Follow:
+    """Follows the factors of one neuron type through a computation."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        sources: tuple[tuple[Placement, ...], ...],
+        computation: Computation,
+        kept: frozenset[int],
+    ) -> None:
+        self.name, self.kind, self.sources, self.kept = name, kind, sources, kept
+        self.computation = computation
+        self.states: list[_State] = []
+        self.ranks: list[int | None] = []
+        self.functions: dict[str, list[int]] = {}
+        self.used: dict[int, _State] = {}
+
+    def run(self) -> int:
+        """Raises if a step refuses; else the number of the first step with such a result."""
+        first = -1
+        for number, step in enumerate(self.computation.steps):
+            try:
+                state, rank = self._step(step)
+            except _RefusedError as error:
+                raise _RefusedError(f"{error} (step %{number} = {step})", number) from None
+            if first < 0 and state and step.operation != "parameter":
+                first = number
+            self.states.append(tuple(sorted(state)))
+            self.ranks.append(rank)
+        for ref in self.computation.outputs:
+            if self.states[ref.step]:
+                raise _RefusedError("the network returns its activations", len(self.states))
+        return first
+
+    def taps(self) -> tuple[tuple[Taps, ...], tuple[Taps, ...]]:
+        """The taps that are multiplied, and those that are divided."""
+        incoming: list[Taps] = []
+        outgoing: list[Taps] = []
+        for number, state in self.used.items():
+            (placement,) = self.sources[number]
+            taps = Taps(placement.store, placement.tap, placement.taps)
+            for along in state:
+                (incoming if along.power > 0 else outgoing).append(taps)
+        return tuple(incoming), tuple(outgoing)
+
+    def _step(self, step: Step) -> tuple[_State, int | None]:
+        operation = step.operation
+        if operation == "input":
+            return (), None
+        if operation == "parameter":
+            tensor = step.args[0]
+            if not isinstance(tensor, int):
+                raise _RefusedError("its tensor has no number")
+            state = self._parameter(tensor)
+            if state:
+                self.used[tensor] = state
+            return state, len(self.sources[tensor][0].shape)
+        if operation in _SHAPES:
+            return (), None
+        rank = self._rank(step)
+        if not any(self.states[ref.step] for ref in step.operands):
+            return (), rank
+        if _is_product(operation):
+            return self._product(step), rank
+        if operation in _NORMS:
+            return self._norm(step, rank), rank
+        handler = _HANDLERS.get(operation)
+        if handler is not None:
+            return handler(self, step), rank
+        if "pool" in operation:
+            return self._pool(step), rank
+        return self._entrywise(step), rank
+
+    def _parameter(self, number: int) -> _State:
+        """Along which axes of a tensor the neurons of the type are."""
+        placements = self.sources[number]
+        if not any(
+            self.name in ((s,) if isinstance(s := p.store, str) else s[::2]) for p in placements
+        ):
+            return ()
+        first = placements[0]
+        if len(placements) > 1 or not first.is_whole:
+            raise _RefusedError(f"'{first.keys[0]}' belongs to several types of neurons")
+        ends = {"neuron": first.store, "source": first.store[0], "target": first.store[-1]}
+        return tuple(
+            _own_axis(first, axis, -1 if role == "source" else 1)
+            for axis, role in enumerate(first.axes)
+            if ends.get(role) == self.name and (role == "source" or number not in self.kept)
+        )
+
+    def _state(self, argument: object) -> _State:
+        return self.states[argument.step] if isinstance(argument, Ref) else ()
+
+    def _product(self, step: Step) -> _State:
+        """A linear layer or a convolution: contracts the inputs, and gives the outputs."""
+        x, weight = self._state(step.args[0]), self._state(step.args[1])
+        bias = _argument(step, 2, "bias")
+        spatial = 0 if step.operation == "linear" else int(step.operation[-2])
+        out, into = -2 - spatial, -1 - spatial
+        if "transpose" in step.operation:
+            out, into = into, out
+        if spatial:
+            named = _argument(step, 6, "groups")
+            if named not in (None, 1):
+                raise _RefusedError("a grouped convolution reads it")
+        x, weight = self._contract(x, -1 - spatial, weight, into)
+        made = tuple(a._replace(axis=-1 - spatial) for a in weight if a.axis == out)
+        if len(made) != len(weight):
+            raise _RefusedError("the positions of a kernel would be multiplied")
+        if bias is not None and self._state(bias) != tuple(a._replace(axis=-1) for a in made):
+            raise _RefusedError("weight and bias would be multiplied differently")
+        if x and made:
+            raise _RefusedError("two axes would be multiplied")
+        return x or made
+
+    def _norm(self, step: Step, rank: int | None) -> _State:
+        statistics, affine = _NORMS[step.operation]
+        if any(self._state(_argument(step, i)) for i in (0, *statistics)):
+            raise _RefusedError(f"{step.operation} depends on the scale of what it reads")
+        given = [_argument(step, i, _NAMES[i]) for i in affine]
+        states = {self._state(argument) for argument in given if argument is not None}
+        if len(states) != 1:
+            raise _RefusedError("weight and bias would be multiplied differently")
+        (state,) = states
+        if step.operation in ("layer_norm", "rms_norm"):
+            return state
+        return tuple(a._replace(axis=1 - (rank or 2)) for a in state)
+
+    def _pool(self, step: Step) -> _State:
+        state = self._state(step.args[0])
+        spatial = int(step.operation[-2])
+        if "max" in step.operation and self.kind != "scale":
+            raise _RefusedError("a maximum does not commute with signs")
+        if "lp_" in step.operation or any(a.axis >= -spatial for a in state):
+            raise _RefusedError("its neurons would be pooled")
+        return state
+
+    def _entrywise(self, step: Step) -> _State:
+        known = _HOMOGENEOUS if self.kind == "scale" else _ODD
+        operation = step.operation
+        if operation in ("clamp", "clamp_min", "clip", "hardtanh"):
+            if not self._clamps(step):
+                raise _RefusedError(f"the bounds of {operation} do not move along")
+        elif operation not in known:
+            raise _RefusedError(
+                f"{operation} is not known to be positively homogeneous, as relu is, or odd, as "
+                f"tanh is"
+            )
+        if any(self._state(arg) for arg in step.args[1:]):
+            raise _RefusedError(f"{operation} takes it as a parameter")
+        self.functions.setdefault(operation, []).append(len(self.states))
+        return self._state(step.args[0])
+
+    def _clamps(self, step: Step) -> bool:
+        """Whether the bounds are zero, or for signs, opposite."""
+        names = ("min_val", "max_val") if step.operation == "hardtanh" else ("min", "max")
+        low, high = _argument(step, 1, names[0]), _argument(step, 2, names[1])
+        if step.operation == "hardtanh":
+            low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
+        if self.kind == "scale":
+            return all(bound is None or bound == 0 for bound in (low, high))
+        return isinstance(low, int | float) and isinstance(high, int | float) and low == -high
+
+    def _contract(
+        self, first: _State, axis: int, second: _State, into: int
+    ) -> tuple[_State, _State]:
+        """What is left of two states when an axis of each is summed over."""
+        power, places = 0, []
+        for along in (
+            *(a for a in first if a.axis == axis),
+            *(a for a in second if a.axis == into),
+        ):
+            power += along.power
+            places.append(along.where)
+        # A weight that has one entry per neuron leaves no room for positions beside them.
+        fits = not places or (len(places) == 2 and places[1] in ("alone", places[0]))
+        if not fits or (power % 2 if self.kind == "sign" else power):
+            raise _RefusedError("what reads it is not divided by its factors")
+        return tuple(a for a in first if a.axis != axis), tuple(a for a in second if a.axis != into)
+
+    def _add(self, step: Step) -> _State:
+        states = [self._state(arg) for arg in step.args[:2] if arg != 0]
+        if len(set(states)) != 1 or step.kwargs:
+            raise _RefusedError("it is added to values that are not multiplied alike")
+        return states[0]
+
+    def _mul(self, step: Step) -> _State:
+        first, second = (self._state(arg) for arg in step.args[:2])
+        if step.operation == "truediv":
+            second = tuple(a._replace(power=-a.power) for a in second)
+        found = {a.axis: a for a in first}
+        for along in second:
+            other = found.get(along.axis)
+            if other is not None and other.where != along.where:
+                raise _RefusedError("its neurons meet others")
+            power = along.power + (other.power if other else 0)
+            found[along.axis] = along._replace(power=power)
+        if self.kind == "sign":
+            found = {axis: a._replace(power=abs(a.power) % 2) for axis, a in found.items()}
+        return tuple(a for a in found.values() if a.power)
+
+    def _matmul(self, step: Step) -> _State:
+        first, second = (self._state(arg) for arg in step.args[:2])
+        first, second = self._contract(first, -1, second, -2)
+        if any(a.axis != -1 for a in second) or any(a.axis == -2 for a in first):
+            raise _RefusedError("its neurons meet others")
+        if first and second:
+            raise _RefusedError("two axes would be multiplied")
+        return first or second
+
+    def _mean(self, step: Step) -> _State:
+        state = self._state(step.args[0])
+        dims, keeps = self._dims(step)
+        if step.operation in _EXTREMES and self.kind != "scale":
+            raise _RefusedError("a maximum does not commute with signs")
+        if dims is None or any(a.axis in dims for a in state):
+            raise _RefusedError("its neurons are summed up")
+        if keeps:
+            return state
+        return tuple(a._replace(axis=a.axis + sum(d > a.axis for d in dims)) for a in state)
+
+    def _dims(self, step: Step) -> tuple[tuple[int, ...] | None, bool]:
+        """The axes that a sum is over, counted from the end, and whether they stay."""
+        (x,) = step.args[:1]
+        rank = self.ranks[x.step] if isinstance(x, Ref) else None
+        given = _argument(step, 1, "dim")
+        keeps = bool(_argument(step, 2, "keepdim"))
+        dims = given if isinstance(given, tuple) else (given,)
+        found = []
+        for dim in dims:
+            if not isinstance(dim, int) or isinstance(dim, bool):
+                return None, keeps
+            if dim >= 0 and rank is None:
+                raise _RefusedError("the number of its axes is not known")
+            found.append(dim if dim < 0 else dim - (rank or 0))
+        return tuple(found), keeps
+
+    def _rank(self, step: Step) -> int | None:
+        """How many axes the result of a step has, as far as that is known."""
+        operation = step.operation
+        ranks = [self.ranks[ref.step] for ref in step.operands]
+        known = [rank for rank in ranks if rank is not None]
+        if operation in ("getitem", "unsqueeze", "squeeze", "stack", "select", "unflatten"):
+            return None
+        if operation.startswith("conv"):
+            return int(operation[-2]) + 2
+        if operation == "permute":
+            return len(_numbers(step.args[1:]))
+        if operation in ("flatten", "reshape"):
+            return 2 if _flattens(step) else None
+        if operation in _REDUCTIONS and ranks[0] is not None:
+            dims, keeps = self._dims(step)
+            return ranks[0] if keeps else None if dims is None else ranks[0] - len(dims)
+        if operation in ("add", "sub", "mul", "truediv"):
+            return max(known, default=None) if len(known) == len(ranks) else None
+        return ranks[0] if ranks else None
+
+    def _flatten(self, step: Step) -> _State:
+        """All axes but the first become one, in which the neurons come first or last."""
+        x = step.args[0]
+        rank = (self.ranks[x.step] if isinstance(x, Ref) else None) or 2
+        state = self._state(x)
+        if (
+            not _flattens(step)
+            or len(state) != 1
+            or state[0].where != "alone"
+            or state[0].axis <= -rank
+        ):
+            raise _RefusedError("its neurons are laid out anew")
+        (along,) = state
+        if rank == 2:
+            return state
+        if along.axis not in (1 - rank, -1):
+            raise _RefusedError("its neurons are laid out anew")
+        return (along._replace(axis=-1, where="inner" if along.axis == -1 else "outer"),)
+
+    def _permute(self, step: Step) -> _State:
+        dims = _numbers(step.args[1:])
+        if not all(isinstance(dim, int) for dim in dims):
+            raise _RefusedError("its axes are in an order that is computed")
+        order = [int(str(dim)) % len(dims) - len(dims) for dim in dims]
+        return tuple(
+            a._replace(axis=order.index(a.axis) - len(dims)) for a in self._state(step.args[0])
+        )
+
+    def _transpose(self, step: Step) -> _State:
+        x = step.args[0]
+        rank = self.ranks[x.step] if isinstance(x, Ref) else None
+        ends = step.args[1:3] if step.operation == "transpose" else (-1, -2)
+        swapped: list[int] = []
+        for axis in ends:
+            if not isinstance(axis, int) or (axis >= 0 and rank is None):
+                raise _RefusedError("the number of its axes is not known")
+            swapped.append(axis if axis < 0 else axis - (rank or 0))
+        moved = {swapped[0]: swapped[1], swapped[1]: swapped[0]}
+        return tuple(a._replace(axis=moved.get(a.axis, a.axis)) for a in self._state(x))
+
+    def _pad(self, step: Step) -> _State:
+        state, pads = self._state(step.args[0]), step.args[1]
+        padded = len(pads) // 2 if isinstance(pads, tuple) else 0
+        value = _argument(step, 3, "value")
+        if not padded or value not in (None, 0) or any(a.axis >= -padded for a in state):
+            raise _RefusedError("its neurons are padded, or with other values than 0")
+        return state
+
+    def _getitem(self, step: Step) -> _State:
+        x, taken = step.args[:2]
+        state = self._state(x)
+        rank = self.ranks[x.step] if isinstance(x, Ref) else None
+        if isinstance(taken, tuple) and len(taken) == rank:
+            whole = {i - rank for i, part in enumerate(taken) if part == Range()}
+            if all(isinstance(part, Range) for part in taken) and all(
+                a.axis in whole for a in state
+            ):
+                return state
+        raise _RefusedError("only some of its neurons are read")
+
+
+def _flattens(step: Step) -> bool:
+    """Whether a step makes one axis of all but the first."""
+    if step.operation == "reshape":
+        sizes = _numbers(step.args[1:])
+        return len(sizes) == 2 and sizes[1] == -1
+    end = _argument(step, 2, "end_dim")
+    return _argument(step, 1, "start_dim") == 1 and end in (None, -1)
+
+
+def _numbers(args: Iterable[object]) -> tuple[object, ...]:
+    """The numbers of a call that takes them one by one or as a tuple."""
+    given = tuple(args)
+    return given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
+
+
+def _own_axis(placement: Placement, axis: int, power: int) -> _Along:
+    """Which axis of a tensor an axis of its view is, or which it is the outer or inner part of."""
+    begin = 0
+    for number, size in enumerate(placement.shape):
+        end, product = begin, 1
+        while end < len(placement.view) and (product < size or end == begin):
+            product *= placement.view[end]
+            end += 1
+        if begin <= axis < end:
+            wide = [i for i in range(begin, end) if placement.view[i] != 1 or i == axis]
+            where: _Where | None = "alone" if wide == [axis] else None
+            if where is None and axis in (wide[0], wide[-1]):
+                where = "outer" if axis == wide[0] else "inner"
+            if where is not None:
+                return _Along(number - len(placement.shape), power, where)
+        begin = end
+    raise _RefusedError(f"its neurons lie inside of an axis of '{placement.keys[0]}'")
+
+
+_HANDLERS: dict[str, Callable[[_Follow, Step], _State]] = {
+    "add": _Follow._add,
+    "sub": _Follow._add,
+    "mul": _Follow._mul,
+    "truediv": _Follow._mul,
+    "matmul": _Follow._matmul,
+    **dict.fromkeys(_REDUCTIONS, _Follow._mean),
+    **dict.fromkeys(("flatten", "reshape"), _Follow._flatten),
+    "permute": _Follow._permute,
+    **dict.fromkeys(("transpose", "t", "T", "mT"), _Follow._transpose),
+    "pad": _Follow._pad,
+    "getitem": _Follow._getitem,
+}

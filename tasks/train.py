@@ -1,0 +1,208 @@
+"""The tasks by name, and the commands `nfn-graph train`, `evaluate`, `predict` and `compare`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.conversion.jobs import counting
+from nfn_graph.messages import UserError, exit_code, located
+from nfn_graph.tasks.classify import Classify
+from nfn_graph.tasks.classify_inr import ClassifyInr
+from nfn_graph.tasks.edit_inr import EditInr
+from nfn_graph.tasks.predict import predict_files
+from nfn_graph.tasks.regress import PredictGeneralization, Regress
+from nfn_graph.tasks.reports.compare import compare as compare_runs
+from nfn_graph.tasks.reports.compare import failed_runs, print_table
+from nfn_graph.tasks.reports.runs import format_value
+from nfn_graph.tasks.training.options import TrainOptions
+from nfn_graph.tasks.training.run import evaluate as evaluate_run
+from nfn_graph.tasks.training.run import train as train_task
+from nfn_graph.tasks.training.task import Task
+from nfn_graph.tasks.winning_tickets import WinningTickets
+from nfn_graph.tasks.zoo.builder import Split
+
+TASKS: dict[str, type[Task[Any]]] = {
+    task.name: task
+    for task in (Regress, Classify, PredictGeneralization, ClassifyInr, EditInr, WinningTickets)
+}
+if TYPE_CHECKING:
+    TrainCommand = TrainOptions
+else:
+    TrainCommand = reduce(
+        or_, (Annotated[task.OPTIONS, subcommand(name)] for name, task in TASKS.items())
+    )
+
+
+def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int:
+    """Train a model on the networks of a zoo.
+
+    A run that was stopped goes on where it was when the same command is given again.
+
+    Examples:
+      nfn-graph train regress --zoo graphs/ --label loss --out runs/loss
+      nfn-graph train classify --zoo graphs/ --label optimiser --out runs/optimiser
+      nfn-graph train predict-generalization --zoo zoos/digits --out runs/np --model nfn-np
+      nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
+      nfn-graph train edit-inr --zoo zoos/fashion --out runs/dilate --operation dilate
+      nfn-graph train winning-tickets --zoo zoos/tickets --out runs/tickets
+      nfn-graph train classify-inr --zoo zoos/fashion --out runs/check --overfit 16
+
+    Args:
+        command: The task and its options.
+    """
+    task = next(t for t in TASKS.values() if t.OPTIONS is type(command))
+    metrics = train_task(task(command), progress=True)
+    if not metrics:
+        return 0  # Of several processes, the first one reports.
+    if "overfit" in metrics:
+        return _report_overfit(task.by_heart, metrics)
+    print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
+    print(f"Report: {command.out / 'report.html'}")
+    return 0
+
+
+def _report_overfit(by_heart: tuple[str, float], metrics: dict[str, Any]) -> int:
+    """Says whether a model has learnt a few networks by heart; 1 if it has not."""
+    (name, bound), found = by_heart, metrics["overfit"]
+    verdict = "has learnt" if found["has_learnt"] else "has not learnt"
+    print(
+        f"The model {verdict} {found['networks']} networks by heart in {found['steps']} steps: "
+        f"{name} {format_value(metrics['test'][name])} (the bound is {bound:g})"
+    )
+    if found["has_learnt"]:
+        return 0
+    print(
+        "If more --epochs do not help, look for inputs on a wrong scale, a --learning-rate that is "
+        "too high or too low, labels that belong to other networks, or a model that is too small."
+    )
+    return 1
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Evaluate a trained model on other networks.
+
+    Attributes:
+        run: The folder of a finished run.
+        zoo: The zoo with the networks, of any widths.
+        name: What to call this evaluation; the name of the zoo's folder if not given.
+        split: Only networks of this split; all of them if not given.
+        where: Further conditions, such as width=16.
+    """
+
+    run: Positional[Path]
+    zoo: Path
+    name: str | None = None
+    split: Split | None = None
+    where: tuple[str, ...] = ()
+
+
+def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
+    """Evaluate a trained model on other networks, such as those of widths never seen.
+
+    The metrics are added to the run's metrics.json and report.html.
+
+    Examples:
+      nfn-graph evaluate runs/np --zoo zoos/wide
+      nfn-graph evaluate runs/np --zoo zoos/digits --split test --where width=16 --name w16
+
+    Args:
+        options: What to evaluate.
+    """
+    found = evaluate_run(
+        options.run, options.zoo, name=options.name, split=options.split, where=options.where
+    )
+    print(f"{options.run}: {_line(found)} on {found['networks']} networks")
+    return 0
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Apply a trained model to checkpoint files.
+
+    Attributes:
+        run: The folder of a finished run of regress, classify, predict-generalization or
+            classify-inr.
+        files: Checkpoint files in any readable format, folders of them, or stores.
+        out: The table to write, a CSV file: a row for every network.
+        overwrite: Replace a table that is there.
+        reading: How files are read.
+    """
+
+    run: Positional[Path]
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
+    out: Path
+    overwrite: bool = False
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
+
+
+def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
+    """Apply a trained model to checkpoints, and write what it says of each into a table.
+
+    Files that cannot be read, or whose network the model does not take, are listed; the others are
+    written, and the exit code is 1, or 2 if all of them failed.
+
+    Examples:
+      nfn-graph predict runs/loss new/ --out predictions.csv
+      nfn-graph predict runs/loss a.pt b.safetensors c.onnx --out predictions.csv
+      nfn-graph predict runs/loss graphs/ --out predictions.csv
+
+    Args:
+        options: What to apply to what.
+    """
+    if options.out.is_dir() or (options.out.exists() and not options.overwrite):
+        raise UserError(
+            f"Expected a new file as --out (got '{options.out}', which exists). Choose another, or "
+            f"replace it with --overwrite."
+        )
+    with counting("Predicting", len(options.files)) as count_on:
+        found = predict_files(options.run, options.files, options.reading, on_done=count_on)
+    for file, reason in found.failed.items():
+        print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
+    written = "nothing written"
+    if found.rows:
+        found.write(options.out)
+        written = str(options.out)
+    print(f"{len(found.rows)} predicted, {len(found.failed)} failed ({written})")
+    return exit_code(len(found.rows), len(found.failed))
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compare runs.
+
+    Attributes:
+        runs: Folders of finished runs, or folders that hold such folders.
+        out: A folder for compare.html, compare.png and compare.csv; none if not given.
+    """
+
+    runs: Positional[tuple[Path, ...]]
+    out: Path | None = None
+
+
+def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
+    """Compare runs over models and seeds: mean and standard error.
+
+    Runs that failed or are not finished are listed, and do not count.
+
+    Examples:
+      nfn-graph compare runs/ --out comparison/
+
+    Args:
+        options: What to compare.
+    """
+    print_table(compare_runs(options.runs, options.out), failed_runs(options.runs))
+    return 0
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    shown = [f"{k} {format_value(v)}" for k, v in metrics.items() if isinstance(v, float)]
+    return ", ".join(shown)

@@ -1,0 +1,100 @@
+"""The learning curve of a run, the time that it took, and when it ends early; all survive an
+interruption.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping
+
+from nfn_graph.converters.files.atomic import replacing
+
+
+class History(pl.Callback):
+    """Writes a row per epoch to a CSV file, and keeps the rows in the checkpoint.
+
+    A run that goes on from its last checkpoint so has the table of an uninterrupted one.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Adds the metrics of the epoch."""
+        row: dict[str, Any] = {"epoch": trainer.current_epoch}
+        row.update({name: float(value) for name, value in trainer.callback_metrics.items()})
+        self.rows.append(row)
+        if trainer.is_global_zero:
+            self.write()
+
+    def write(self) -> None:
+        """Writes the table."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Saved with every checkpoint."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Called when a run goes on."""
+        self.rows = list(state_dict["rows"])
+
+
+class Stopwatch(pl.Callback):
+    """Measures the time that training takes, and keeps it in the checkpoint.
+
+    Of a run that goes on, it is the time up to its last checkpoint and since it went on.
+    """
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time until now."""
+        return self._before + time.perf_counter() - self._started
+
+    def state_dict(self) -> dict[str, Any]:
+        """Saved with every checkpoint."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Called when a run goes on."""
+        self._before = float(state_dict["seconds"])
+
+
+class Patience(EarlyStopping):
+    """Ends training after some epochs without a better validation metric.
+
+    A metric that is NaN, such as the rank correlation of equal predictions, is no better one; it
+    does not end training by itself. A run that was stopped after training had ended, before its
+    results were written, does not begin another epoch.
+
+    Args:
+        monitor: The metric.
+        mode: Whether its largest or its smallest value is best, `"max"` or `"min"`.
+        patience: The number of epochs.
+    """
+
+    def __init__(self, monitor: str, mode: str, patience: int) -> None:
+        super().__init__(monitor, mode=mode, patience=patience, check_finite=False)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Called when a run begins, and when it goes on."""
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True

@@ -1,0 +1,169 @@
+"""The commands `nfn-graph zoo ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from nfn_graph.converters import WeightDataset, open_zoo
+from nfn_graph.converters.conversion.jobs import counting
+from nfn_graph.converters.zoos.importing import import_zoo
+from nfn_graph.messages import UserError
+from nfn_graph.tasks.zoo.builder import BuildOptions, Split, ZooBuilder
+from nfn_graph.tasks.zoo.cnn import CnnZooBuilder, CnnZooOptions
+from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, open_zoo_folder, zoo_facts
+from nfn_graph.tasks.zoo.inr import InrZooBuilder, InrZooOptions
+from nfn_graph.tasks.zoo.render import render_zoo
+from nfn_graph.tasks.zoo.tickets import TicketZooBuilder, TicketZooOptions
+from nfn_graph.tasks.zoo.transformer import TransformerZooBuilder, TransformerZooOptions
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """Draw the networks of an INR zoo back, as one sheet.
+
+    Attributes:
+        zoo: The zoo's folder.
+        output: The picture, a PNG.
+        count: How many networks, the first of the table.
+        zoom: How many pixels wide each pixel is drawn.
+        split: Only networks of this split; all of them if not given.
+    """
+
+    zoo: Positional[Path]
+    output: Annotated[Path, arg(aliases=("-o",))] = Path("zoo.png")
+    count: int = 64
+    zoom: int = 3
+    split: Split | None = None
+
+
+@dataclass(frozen=True)
+class InfoOptions:
+    """Show what is in a folder: a zoo of ours, or one that others published.
+
+    Attributes:
+        zoo: The zoo's folder.
+        split_file: The published splits, if they lie elsewhere.
+        json: Print one JSON object instead of lines.
+    """
+
+    zoo: Positional[Path]
+    split_file: Path | None = None
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Put a zoo that others published into a store, with its labels and splits.
+
+    Attributes:
+        zoo: The zoo's folder, in any layout that nfn-graph zoo info recognises.
+        out: The store to write to; an import that was stopped goes on where it was.
+        split_file: The published splits, if they lie elsewhere.
+        train_split: The published split to train on, such as train_augmented.
+        all: Import networks that are in none of the splits, too.
+    """
+
+    zoo: Positional[Path]
+    out: Path
+    split_file: Path | None = None
+    train_split: str = "train"
+    all: bool = False
+
+
+def _import(options: ImportOptions) -> str:
+    found = open_zoo(options.zoo, split_file=options.split_file)
+    with counting("Importing", len(found)) as count_on:
+        done = import_zoo(
+            found,
+            options.out,
+            train_split=options.train_split,
+            everything=options.all,
+            on_done=count_on,
+        )
+    left = f"; {done.left_out} are in no split and left out (see --all)" if done.left_out else ""
+    return f"{options.out}: {done.networks} networks of {found.description.layout}{left}"
+
+
+def _render(options: RenderOptions) -> str:
+    found = open_zoo_folder(options.zoo)
+    if options.split is not None:
+        found = found.where(split=options.split)
+        if not len(found):
+            raise UserError(
+                f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
+            )
+    return str(render_zoo(found, options.output, count=options.count, zoom=options.zoom))
+
+
+def _info(options: InfoOptions) -> str:
+    facts = zoo_facts(options.zoo, options.split_file)
+    return (as_json if options.json else as_text)(options.zoo, facts)
+
+
+def _errors(zoo: WeightDataset) -> str:
+    mean = sum(zoo.column("psnr").to_pylist()) / len(zoo)
+    return f"{zoo.folder}: {len(zoo)} networks, mean PSNR {mean:.1f} dB"
+
+
+def _tickets(zoo: WeightDataset) -> str:
+    mean = sum(zoo.column("dense_accuracy").to_pylist()) / len(zoo)
+    return f"{zoo.folder}: {len(zoo)} tickets, mean test accuracy before pruning {mean:.3f}"
+
+
+def _built(
+    builder: type[ZooBuilder[Any, Any, Any]], describe: Callable[[WeightDataset], str]
+) -> Callable[[Any], str]:
+    """Builds a zoo; says in one line what is in it."""
+
+    def build(options: BuildOptions) -> str:
+        return describe(open_zoo_folder(builder(options).build(progress=True)))
+
+    return build
+
+
+# The options of every subcommand, and what it does: it returns what is to be printed.
+COMMANDS: dict[str, tuple[type, Callable[[Any], str]]] = {
+    "cnn": (CnnZooOptions, _built(CnnZooBuilder, accuracy_line)),
+    "inr": (InrZooOptions, _built(InrZooBuilder, _errors)),
+    "tickets": (TicketZooOptions, _built(TicketZooBuilder, _tickets)),
+    "transformer": (TransformerZooOptions, _built(TransformerZooBuilder, accuracy_line)),
+    "render": (RenderOptions, _render),
+    "info": (InfoOptions, _info),
+    "import": (ImportOptions, _import),
+}
+if TYPE_CHECKING:
+    Command = BuildOptions | RenderOptions | InfoOptions | ImportOptions
+else:
+    Command = reduce(
+        or_, (Annotated[options, subcommand(name)] for name, (options, _) in COMMANDS.items())
+    )
+
+
+def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
+    """Build collections of trained networks, and look at them.
+
+    A build that was stopped goes on where it was when the same command is given again.
+
+    Examples:
+      nfn-graph zoo cnn --out zoos/digits --networks 1000
+      nfn-graph zoo cnn --out zoos/mixed --widths 8 16 32 --depths 2 3
+      nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
+      nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
+      nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
+      nfn-graph zoo transformer --out zoos/transformers --networks 500
+      nfn-graph zoo render zoos/fashion -o fashion.png
+      nfn-graph zoo info siren_mnist_wts/
+      nfn-graph zoo import siren_mnist_wts/ --out zoos/siren-mnist --train-split train_augmented
+
+    Args:
+        command: What to do.
+    """
+    print(next(run for options, run in COMMANDS.values() if options is type(command))(command))
+    return 0
