@@ -20,8 +20,8 @@ from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
 # How many values several operations pass over in each thread before the next ones: few enough to
-# stay in the cache, and enough to be worth the calls. Of wide rows more, since every product first copies
-# its matrix into another order.
+# stay in the cache, and enough to be worth the calls. Of wide rows more, since every product first
+# copies its matrix into another order.
 _CACHED, _FEWEST_ROWS = 2**19, 2**12
 # How many values a row should have to be broadcast fast.
 _LONG_ROW = 2**9
