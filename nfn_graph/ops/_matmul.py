@@ -21,8 +21,8 @@ _MULTIPLICATIONS = 2**21
 _FEW_COLUMNS, _MANY_ROWS = 8, 2**12
 # Of few rows, copying the matrix into oneDNN's own order costs more memory than it gains time.
 _FEWEST_ROWS = 2**9
-# For a sum over many rows oneDNN copies both factors first, which pays for wide rows only. Some rows
-# at a time take less memory.
+# For a sum over many rows oneDNN copies both factors first, which pays for wide rows only. A few
+# rows at a time take less memory.
 _WIDE, _STRETCH = 256, 2**10
 
 
