@@ -17,7 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nfn_graph import NetworkSpec
 from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
+from nfn_graph.messages import UserError
+from nfn_graph.spec import WeightKey
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 
@@ -113,6 +116,29 @@ def siren_forward(
     return x
 
 
+def siren_layers(spec: NetworkSpec) -> list[WeightKey]:
+    """The layers of a SIREN that reads the two coordinates of an image, the first one first.
+
+    Raises:
+        UserError: If the network is not a chain of dense layers with biases, or if it does not
+            have two inputs.
+    """
+    after = {weight.source: weight.key for weight in spec.weights}
+    before = {weight.target: weight.key for weight in spec.weights}
+    first = [n for n in spec.neurons if n.name not in before]
+    is_chain = len(after) == len(before) == len(spec.weights) == len(spec.neurons) - 1
+    is_dense = all(w.taps == 1 and spec.neuron[w.target].taps == 1 for w in spec.weights)
+    if not (is_chain and is_dense and len(first) == 1 and first[0].size == 2):
+        raise UserError(
+            f"Expected a SIREN of an image: dense layers with biases, one after the other, the "
+            f"first of which reads 2 coordinates (got {spec})"
+        )
+    keys = [after[first[0].name]]
+    while keys[-1][2] in after:
+        keys.append(after[keys[-1][2]])
+    return keys
+
+
 def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
     """What a SIREN computes, so that the graph of a file that does not say it can be run.
 
@@ -130,12 +156,11 @@ def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
         return Ref(len(steps) - 1)
 
     x = Ref(0)
-    for i, weight in enumerate(layout.spec.weights):
-        parameters = [step("parameter", numbers[key]) for key in (weight.key, weight.target)]
-        x = step("linear", x, *parameters)
-        is_last = i == len(layout.spec.weights) - 1
-        x = step("add", x, offset) if is_last else step("sin", step("mul", x, w0))
-        activations.append(Neurons(weight.target, x, -1))
+    *hidden, last = siren_layers(layout.spec)
+    for key in (*hidden, last):
+        x = step("linear", x, step("parameter", numbers[key]), step("parameter", numbers[key[2]]))
+        x = step("add", x, offset) if key == last else step("sin", step("mul", x, w0))
+        activations.append(Neurons(key[2], x, -1))
     # Some checkpoints hold weights [in, out].
     turned = {
         number: [("permute", ((1, 0),))]
