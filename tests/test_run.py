@@ -240,6 +240,39 @@ def test_networks_are_filled_up_to_few_sizes(name: str, filling: bool) -> None:
     assert group.is_ragged
 
 
+def _read_twice(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.b(F.relu(y) + 2 * y)
+
+
+def _viewed_first(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    flat = y.flatten(2)
+    return m.b(F.relu(y)) + flat.mean((1, 2)).reshape(-1, 1, 1, 1)
+
+
+def _of_the_input(m: Any, x: Tensor) -> Tensor:
+    return m.b(F.relu(m.a(F.relu(x)))) + x.mean()
+
+
+@pytest.mark.parametrize("function", [_read_twice, _viewed_first, _of_the_input])
+@pytest.mark.parametrize("activations", [False, True])
+def test_nothing_is_overwritten_that_is_read_later(
+    function: Callable[[Any, Tensor], Tensor], activations: bool, filling: bool
+) -> None:
+    modules = [
+        One(function, a=nn.Conv2d(3, w, 3), b=nn.Conv2d(w, 2, 1)).double() for w in (4, 7, 6)
+    ]
+    x = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    before = x.clone()
+    with torch.no_grad():
+        found = batch.run(x, return_activations=activations)
+        outputs = found[0] if activations else found
+        assert close(outputs, torch.stack([module(x) for module in modules]))
+    assert torch.equal(x, before)
+
+
 ALONG_NEURONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a function that is infinite at zero": lambda x: x.abs().log(),
     "a derivative that is infinite at zero": lambda x: x.abs().sqrt(),
