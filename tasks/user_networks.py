@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from tyro.conf import arg
 
 from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
@@ -34,16 +35,20 @@ class ReadingOptions:
         key: The name of the network in a file that holds several.
     """
 
-    arch: str | None = None
+    arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
     flatten: FlattenOrder | None = None
     orientation: Orientation | None = None
     key: str | None = None
 
+    def reading(self) -> Options:
+        """The same for the converters, with all further options of that name."""
+        names = (f.name for f in fields(Options))
+        return Options(**{name: getattr(self, name) for name in names if hasattr(self, name)})
+
 
 def read_network(path: Path, options: ReadingOptions) -> WeightGraph:
     """The network of a file; messages name options as the command line has them."""
-    chosen = Options(options.arch, options.flatten, None, options.orientation, options.key)
-    return load_file(path, chosen)
+    return load_file(path, options.reading())
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:
