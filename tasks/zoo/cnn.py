@@ -89,6 +89,7 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
     """Builds a zoo of classifiers."""
 
     kind = "cnn"
+    OPTIONS = CnnZooOptions
 
     def draw(self, network: int) -> ClassifierRun:
         """The run of one network."""

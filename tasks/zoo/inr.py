@@ -104,6 +104,7 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
     """Builds a zoo of SIRENs."""
 
     kind = "inr"
+    OPTIONS = InrZooOptions
 
     def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
         super().__init__(options, source)

@@ -79,6 +79,7 @@ class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
     """
 
     kind = "tickets"
+    OPTIONS = TicketZooOptions
 
     def facts(self) -> dict[str, Any]:
         """The images, and which entries run fastest where a convolution meets a dense layer."""

@@ -169,6 +169,7 @@ class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRu
     """Builds a zoo of transformers."""
 
     kind = "transformer"
+    OPTIONS = TransformerZooOptions
 
     def draw(self, network: int) -> TransformerRun:
         """The run of one network."""
