@@ -24,6 +24,7 @@ from nfn_graph.tasks.image_operations import Operation, check_operation, edit_im
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.models.editors import EditorName, build_editor
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
@@ -44,6 +45,8 @@ class EditInrOptions(TrainOptions):
         amount: Pixels of dilate and erode, factor of contrast, pixels of blur, degrees of
             rotate; 0 for 3, 1.5, 1 and 45.
         edit_scale: What gamma of U + gamma f(U) starts at.
+        ensemble: How many networks the editor makes of one. Their images are averaged, and they are
+            stored as one network whose hidden layers are that many times as wide.
         scale_per_tensor: Whether every type of weight or bias has a gamma of its own.
         canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
             function that the network computes stays the same.
@@ -70,6 +73,7 @@ class EditInrOptions(TrainOptions):
     operation: Operation = "dilate"
     amount: float = 0.0
     edit_scale: float = 0.01
+    ensemble: int = 1
     scale_per_tensor: bool = False
     canonical: bool = True
 
@@ -77,6 +81,12 @@ class EditInrOptions(TrainOptions):
         """Raises for values that make no sense, naming the option."""
         super().check()
         check_operation(self.operation, self.amount)
+        check_at_least("ensemble", self.ensemble, 1)
+        if self.ensemble > 1 and self.model in ("mlp", "mlp-aug"):
+            raise UserError(
+                f"Expected --ensemble 1 with --model {self.model}, which makes one network of one "
+                f"(got {self.ensemble})"
+            )
 
     def parts(self) -> tuple[str, ...]:
         """An editor made of NF-Layers has no MLP behind them."""
@@ -92,6 +102,7 @@ class EditInr(Task[EditInrOptions]):
     kind = "inr"
     monitor = "mse"
     best = "min"
+    by_heart = ("relative", 0.2)
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
@@ -153,6 +164,7 @@ class EditInr(Task[EditInrOptions]):
             sizes,
             scale=options.edit_scale,
             per_tensor=options.scale_per_tensor,
+            ensemble=options.ensemble,
         )
 
     def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:

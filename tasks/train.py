@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from nfn_graph.converters.commands import ReadingOptions
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify
@@ -26,7 +27,6 @@ from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
 from nfn_graph.tasks.training.run_folder import write_csv
 from nfn_graph.tasks.training.task import Task
-from nfn_graph.tasks.user_networks import ReadingOptions
 from nfn_graph.tasks.winning_tickets import WinningTickets
 from nfn_graph.tasks.zoo.builder import Split
 
@@ -54,6 +54,7 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
       nfn-graph train classify-inr --zoo zoos/fashion --out runs/inr --preset medium
       nfn-graph train edit-inr --zoo zoos/fashion --out runs/dilate --operation dilate
       nfn-graph train winning-tickets --zoo zoos/tickets --out runs/tickets
+      nfn-graph train classify-inr --zoo zoos/fashion --out runs/check --overfit 16
 
     Args:
         command: The task and its options.
@@ -62,9 +63,28 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     metrics = train_task(task(command), progress=True)
     if not metrics:
         return 0  # Of several processes, the first one reports.
+    if "overfit" in metrics:
+        return _report_overfit(task.by_heart, metrics)
     print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
     print(f"Report: {command.out / 'report.html'}")
     return 0
+
+
+def _report_overfit(by_heart: tuple[str, float], metrics: dict[str, Any]) -> int:
+    """Says whether a model has learnt a few networks by heart; 1 if it has not."""
+    (name, bound), found = by_heart, metrics["overfit"]
+    verdict = "has learnt" if found["has_learnt"] else "has not learnt"
+    print(
+        f"The model {verdict} {found['networks']} networks by heart in {found['steps']} steps: "
+        f"{name} {format_value(metrics['test'][name])} (the bound is {bound:g})"
+    )
+    if found["has_learnt"]:
+        return 0
+    print(
+        "If more --epochs do not help, look for inputs on a wrong scale, a --learning-rate that is "
+        "too high or too low, labels that belong to other networks, or a model that is too small."
+    )
+    return 1
 
 
 @dataclass(frozen=True)
@@ -106,7 +126,7 @@ def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
 
 
 @dataclass(frozen=True)
-class PredictOptions(ReadingOptions):
+class PredictOptions:
     """Apply a trained model to checkpoint files.
 
     Attributes:
@@ -115,22 +135,14 @@ class PredictOptions(ReadingOptions):
         files: Checkpoint files in any readable format, folders of them, or stores.
         out: The table to write, a CSV file: a row for every network.
         overwrite: Replace a table that is there.
-        activation: The function between linear layers, such as relu, for models that run networks.
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
-        only: Patterns of the keys to read, such as encoder.*; all if not given.
-        exclude: Patterns of the keys to leave out.
+        reading: How files are read.
     """
 
     run: Positional[Path]
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
     out: Path
     overwrite: bool = False
-    activation: str | None = None
-    input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
-    safe_globals: Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")] = None
-    only: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
-    exclude: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
 def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
@@ -153,7 +165,7 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
             f"replace it with --overwrite."
         )
     with counting("Predicting", len(options.files)) as count_on:
-        found = predict_files(options.run, options.files, options.reading(), on_done=count_on)
+        found = predict_files(options.run, options.files, options.reading, on_done=count_on)
     for file, reason in found.failed.items():
         print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
     written = "nothing written"

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from tyro.conf import arg
 
 from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
-from nfn_graph.converters.chain import FlattenOrder
-from nfn_graph.converters.conversion.reading import Options, load_file
 from nfn_graph.converters.files import keras, onnx
 from nfn_graph.converters.formats import KERAS, ONNX, detect, format_of
-from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError
 
 # Operators of ONNX that dense layers, and factors of activations, are made of.
 _LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
 _LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """How the file of a network is read.
-
-    Attributes:
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        key: The name of the network in a file that holds several.
-    """
-
-    arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
-    flatten: FlattenOrder | None = None
-    orientation: Orientation | None = None
-    key: str | None = None
-
-    def reading(self) -> Options:
-        """The same for the converters, with all further options of that name."""
-        names = (f.name for f in fields(Options))
-        return Options(**{name: getattr(self, name) for name in names if hasattr(self, name)})
-
-
-def read_network(path: Path, options: ReadingOptions) -> WeightGraph:
-    """The network of a file; messages name options as the command line has them."""
-    return load_file(path, options.reading())
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:

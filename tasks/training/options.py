@@ -67,6 +67,8 @@ class TrainOptions:
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
         split_seed: Seed of the random split.
         train_networks: How many networks to train on, the first ones; 0 for all.
+        overfit: A check that a model can learn at all: train on so many networks, evaluate on the
+            same ones, and say whether the model has learnt them by heart; 0 for ordinary training.
         channels: Channels of each NF-Layer; gine, pna and transformer have as many layers, all with
             the first number of channels.
         head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
@@ -108,6 +110,7 @@ class TrainOptions:
     split: Annotated[tuple[float, float, float] | None, _SHARES] = None
     split_seed: int = 0
     train_networks: int = 0
+    overfit: int = 0
     channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head_dropout: Annotated[float | None, _NUMBER] = None
@@ -141,6 +144,7 @@ class TrainOptions:
         at_least_0 = (
             "split_seed",
             "train_networks",
+            "overfit",
             "max_edges",
             "patience",
             "minutes",
@@ -161,8 +165,18 @@ class TrainOptions:
             check_above("learning_rate", self.learning_rate, 0)
         if self.split is not None:
             check_shares(self.split)
+        self._check_overfit()
         self._check_batches()
         self._check_parts()
+
+    def _check_overfit(self) -> None:
+        """What keeps a model from learning networks by heart must not be asked for as well."""
+        for name in ("train_networks", "noise", "drop", "mixup", "rotate", "shift"):
+            if self.overfit and getattr(self, name, 0):
+                raise UserError(
+                    f"Expected no {flag(name)} with --overfit, which trains on a few networks as "
+                    f"they are (got {getattr(self, name)})"
+                )
 
     def _check_batches(self) -> None:
         processes = self.devices * self.nodes

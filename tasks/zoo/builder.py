@@ -231,6 +231,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
     OPTIONS: ClassVar[type[BuildOptions]]
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         if "OPTIONS" in vars(cls):
             _BUILDERS[cls.OPTIONS] = cls
 
