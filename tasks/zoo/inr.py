@@ -1,11 +1,10 @@
-"""Zoos of SIRENs fitted to images or shapes: `build_inr_zoo`."""
+"""Zoos of SIRENs fitted to images or shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -41,20 +40,21 @@ class InrZooOptions(BuildOptions):
 
     Attributes:
         data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
-            CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
+            CIFAR batches, or with pictures in a subfolder per class. With --kind cloud: an .npz
             file, or a folder with .off or .ply files in a subfolder per class.
-        kind: Whether data holds images or point clouds.
-        images: Training images or shapes, validation included; 0 for all of them.
-        test_images: Test images or shapes; 0 for all of them.
-        fits: Networks per training image, with initialisations of their own.
-        test_fits: Networks per validation or test image.
-        widths: Neurons of the hidden layers; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
+        kind: Whether --data contains images or point clouds.
+        images: The number of training and validation images or shapes; 0 for all of them.
+        test_images: The number of test images or shapes; 0 for all of them.
+        fits: The number of networks per training image, each with its own initialisation.
+        test_fits: The number of networks per validation or test image.
+        widths: Neurons of the hidden layers; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
         w0: The frequency factor of all hidden layers.
-        steps: Steps of Adam.
-        learning_rate: Of Adam.
-        points: Points per step; 0 for all pixels of an image, or 1,024 of a shape.
-        samples: Points around each shape whose distance is computed.
+        steps: The number of training steps.
+        learning_rate: The learning rate of Adam.
+        points: The number of points per training step; 0 for all pixels of an image, or for 1,024
+            points of a shape.
+        samples: The number of points around each shape whose distance is computed.
     """
 
     data: str = "digits"
@@ -101,29 +101,11 @@ class InrFit(NamedTuple):
     shape: SirenShape
 
 
-def build_inr_zoo(
-    options: InrZooOptions,
-    *,
-    source: Images | Clouds | None = None,
-    progress: bool = False,
-) -> Path:
-    """Fits a zoo of SIRENs, or what is missing of it.
-
-    Args:
-        options: What to build, and where.
-        source: The data, if not to be read from `options.data`.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The zoo's folder, for `open_zoo_folder` and `render_zoo`.
-    """
-    return InrZooBuilder(options, source).build(progress=progress)
-
-
 class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
     """Builds a zoo of SIRENs."""
 
     kind = "inr"
+    OPTIONS = InrZooOptions
 
     def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
         super().__init__(options, source)
