@@ -7,6 +7,7 @@ global generator, which data loaders seed for every worker, unless a generator i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch_geometric.transforms import BaseTransform
 
 from nfn_graph import WeightGraph
 from nfn_graph.messages import UserError
-from nfn_graph.spec import Symmetry, WeightKey
+from nfn_graph.spec import Key, Symmetry, WeightKey
 from nfn_graph.symmetry import sample
 
 
@@ -88,6 +89,57 @@ class WeightDrop(BaseTransform):
             drawn = torch.rand(*x.shape[:2], 1, generator=self.generator).to(x.device)
             weights[key] = x * (drawn >= self.probability)
         return raw.replace(weights).to_graph()
+
+
+class MixUp(BaseTransform):
+    r"""Mixes the weights of networks in pairs: :math:`\lambda U_i + (1 - \lambda) U_j`.
+
+    Networks are mixed with others of the same shape in their batch; a network that is the only one
+    of its shape stays as it is. The batch gets two further attributes, by which a loss mixes the
+    labels: `mixed_with`, the position of the other network, and `mixed_share`, the share of the
+    network itself.
+
+    Args:
+        alpha: The share is drawn from the distribution Beta(alpha, alpha) for every network.
+        generator: Generator of the random numbers.
+    """
+
+    def __init__(self, alpha: float = 0.2, generator: torch.Generator | None = None) -> None:
+        if not 0 < alpha < math.inf:
+            raise UserError(f"Expected alpha above 0 (got {alpha})")
+        self.alpha = alpha
+        self.generator = generator
+
+    def forward(self, data: WeightGraph) -> WeightGraph:
+        """A mixed copy of a batch."""
+        raw = data.features()
+        shapes: dict[Any, list[int]] = {}
+        for i, layout in enumerate(data.layouts):
+            shapes.setdefault((layout.spec, layout.shape), []).append(i)
+        partner = torch.arange(raw.num_graphs)
+        for members in shapes.values():
+            order = torch.randperm(len(members), generator=self.generator)
+            partner[torch.tensor(members)] = torch.tensor(members)[order]
+        share = self._shares(raw.num_graphs)
+        mixed: dict[Key, Tensor] = {}
+        for key, x in raw.tensors():
+            network = raw.graph_of(key).long()
+            counts = torch.bincount(network, minlength=raw.num_graphs)
+            starts = counts.cumsum(0) - counts
+            others = partner.to(x.device)[network]
+            rows = torch.arange(len(x), device=x.device) - starts[network] + starts[others]
+            own = share.to(x)[network].view(-1, 1, 1)
+            mixed[key] = own * x + (1 - own) * x[rows]
+        graph = raw.replace(mixed).to_graph()
+        device = next(x.device for _, x in raw.tensors())
+        graph.mixed_with, graph.mixed_share = partner.to(device), share.to(device)
+        return graph
+
+    def _shares(self, count: int) -> Tensor:
+        """Shares from Beta(alpha, alpha): of two gamma variables, one by their sum."""
+        concentration = torch.full((2, count), self.alpha, dtype=torch.float64)
+        drawn = torch._standard_gamma(concentration, generator=self.generator)
+        return (drawn[0] / drawn.sum(0)).nan_to_num(0.5).float()
 
 
 class MoveCoordinates(BaseTransform):

@@ -41,11 +41,11 @@ def _smaller(
 
 @dataclass(frozen=True)
 class ClassifyOptions(SupervisedOptions):
-    """Predict the class of networks from their weights.
+    """Predict a class from the weights of a network.
 
     Attributes:
-        preset: The model and training of the paper's second task (3 NF-Layers of 512 channels), or
-            smaller ones.
+        preset: The model and training settings: those of the paper's second task (3 NF-Layers of
+            512 channels), or smaller ones.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
@@ -70,6 +70,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
     """One of several classes per network: softmax outputs, cross-entropy."""
 
     monitor = "accuracy"
+    by_heart = ("accuracy", 1.0)
     columns = ("target", "prediction", "probability")
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
@@ -108,9 +109,9 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
         """One number per class."""
         return len(facts["classes"])
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
-        return cross_entropy(outputs, batch.y)
+        return cross_entropy(outputs, targets, reduction="none")
 
     def answer(self, outputs: Tensor) -> Predictions:
         """The most likely class, and its probability."""
@@ -119,8 +120,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
 
     def predict(self, outputs: Tensor, batch: Batch) -> Predictions:
         """The true class, the most likely one with its probability, and the loss."""
-        loss = cross_entropy(outputs, batch.y, reduction="none")
-        return {**super().predict(outputs, batch), "loss": loss}
+        return {**super().predict(outputs, batch), "loss": self.losses(outputs, batch.y)}
 
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
         """Accuracy, macro F1, mean loss and the confusion matrix; of two classes, the AUC."""

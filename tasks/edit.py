@@ -11,10 +11,11 @@ from torch import Tensor
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters import save
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
-from nfn_graph.tasks.rendering import siren_layers
+from nfn_graph.tasks.rendering import joined_networks, siren_layers
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.user_networks import (
     ReadingOptions,
@@ -37,8 +38,9 @@ class EditOptions(ReadingOptions):
             network is a SIREN, nor its factor, which is 30 in zoos of nfn-graph unless --w0 was
             given there.
         run: The folder of a finished run of edit-inr.
-        out: The edited network, with the keys and types of the checkpoint. A picture of
-            before and after is written beside it, as .png.
+        out: The edited network, with the keys and types of the checkpoint. Its hidden layers are
+            wider if the run has an --ensemble. A picture of before and after is written beside it,
+            as .png.
         zoom: How many pixels wide each pixel of the picture is drawn.
     """
 
@@ -67,7 +69,10 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     graph = read_network(options.checkpoint, options)
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
-    save_like(edited, options.out, options.checkpoint)
+    if task.options.ensemble > 1:
+        save(edited, options.out)  # The checkpoint is no template for wider layers.
+    else:
+        save_like(edited, options.out, options.checkpoint)
     draw_sheet(torch.cat([before, after]), picture, columns=2, zoom=options.zoom)
     error = float((after - edited.y).square().mean())
     unedited = float((before - edited.y).square().mean())
@@ -105,4 +110,6 @@ def edit_network(
     model = model.to(raw.dtype)
     prepared = task.placed(raw.to_graph(), w0, facts["output_offset"], facts)
     edited: WeightGraph = model(prepared)
+    if task.options.ensemble > 1:
+        edited = joined_networks(edited)
     return edited, pictures(prepared), pictures(edited)

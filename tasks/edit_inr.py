@@ -24,10 +24,11 @@ from nfn_graph.tasks.image_operations import Operation, check_operation, edit_im
 from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.models.editors import EditorName, build_editor
+from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
-from nfn_graph.tasks.zoo.steps import siren_computation
+from nfn_graph.tasks.zoo.siren import siren_computation
 from nfn_graph.transforms import CanonicalPhases
 
 _SHOWN = 10
@@ -35,18 +36,21 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class EditInrOptions(TrainOptions):
-    """Edit the images that SIRENs hold, through their weights.
+    """Edit the images that SIRENs store, by changing their weights.
 
     Attributes:
-        preset: The paper's model and training (3 NF-Layers, 128 channels between them), or
-            smaller ones. The last NF-Layer has one channel and is not among --channels.
-        operation: What is to happen to the images.
-        amount: Pixels of dilate and erode, factor of contrast, pixels of blur, degrees of
-            rotate; 0 for 3, 1.5, 1 and 45.
-        edit_scale: What gamma of U + gamma f(U) starts at.
-        scale_per_tensor: Whether every type of weight or bias has a gamma of its own.
-        canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
-            function that the network computes stays the same.
+        preset: The model and training settings: those of the paper (3 NF-Layers with 128 channels
+            between them), or smaller ones. --channels does not include the last NF-Layer, which
+            has one channel.
+        operation: The image operation to learn.
+        amount: The strength of the operation: pixels for dilate, erode and blur, a factor for
+            contrast, degrees for rotate. 0 stands for 3 (dilate, erode), 1 (blur), 1.5 and 45.
+        edit_scale: The initial value of gamma in U + gamma f(U).
+        ensemble: How many networks the editor makes of one. Their images are averaged, and they are
+            stored as one network whose hidden layers are that many times as wide.
+        scale_per_tensor: Whether every type of weight or bias has its own gamma.
+        canonical: Whether to move the phase of every hidden neuron into [0, pi/2] first, which does
+            not change what the network computes.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
@@ -70,6 +74,7 @@ class EditInrOptions(TrainOptions):
     operation: Operation = "dilate"
     amount: float = 0.0
     edit_scale: float = 0.01
+    ensemble: int = 1
     scale_per_tensor: bool = False
     canonical: bool = True
 
@@ -77,6 +82,12 @@ class EditInrOptions(TrainOptions):
         """Raises for values that make no sense, naming the option."""
         super().check()
         check_operation(self.operation, self.amount)
+        check_at_least("ensemble", self.ensemble, 1)
+        if self.ensemble > 1 and self.model in ("mlp", "mlp-aug"):
+            raise UserError(
+                f"Expected --ensemble 1 with --model {self.model}, which makes one network of one "
+                f"(got {self.ensemble})"
+            )
 
     def parts(self) -> tuple[str, ...]:
         """An editor made of NF-Layers has no MLP behind them."""
@@ -92,6 +103,7 @@ class EditInr(Task[EditInrOptions]):
     kind = "inr"
     monitor = "mse"
     best = "min"
+    by_heart = ("relative", 0.2)
     columns = ("mse", "mse_unedited", "mse_fit")
     OPTIONS = EditInrOptions
 
@@ -153,6 +165,7 @@ class EditInr(Task[EditInrOptions]):
             sizes,
             scale=options.edit_scale,
             per_tensor=options.scale_per_tensor,
+            ensemble=options.ensemble,
         )
 
     def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:

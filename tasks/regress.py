@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-from nfn_graph import Batch
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.table import arrow
 from nfn_graph.messages import UserError
@@ -32,12 +31,12 @@ _MOST_GROUPS = 8
 
 @dataclass(frozen=True)
 class RegressOptions(SupervisedOptions):
-    """Predict a number of networks from their weights.
+    """Predict a number from the weights of a network.
 
     Attributes:
-        preset: The model and training of the paper's first task, or smaller ones.
-        target: What the numbers are: any numbers, whose squared error counts in units of their
-            standard deviation, or shares between 0 and 1, with binary cross-entropy.
+        preset: The model and training settings: those of the paper's first task, or smaller ones.
+        target: The kind of the numbers: any numbers (squared error in units of their standard
+            deviation), or shares between 0 and 1 (binary cross-entropy).
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {
@@ -61,6 +60,7 @@ class RegressTask(SupervisedTask[Options], Generic[Options]):
     """One number per network: squared error, or cross-entropy of shares."""
 
     monitor = "tau"
+    by_heart = ("r2", 0.95)
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
         """The label, and the scale of the training networks' numbers."""
@@ -93,11 +93,11 @@ class RegressTask(SupervisedTask[Options], Generic[Options]):
         """One number per network."""
         return 1
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The squared error, or the binary cross-entropy."""
         is_share = self.options.target == "share"
         compare = binary_cross_entropy_with_logits if is_share else mse_loss
-        return compare(outputs.squeeze(1), batch.y.to(outputs.dtype))
+        return compare(outputs.squeeze(1), targets.to(outputs.dtype), reduction="none")
 
     def answer(self, outputs: Tensor) -> Predictions:
         """The number, on the scale of the training networks."""

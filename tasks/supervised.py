@@ -25,9 +25,10 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.store.shards import PLACE
 from nfn_graph.converters.store.table import COLUMN, arrow, compute
 from nfn_graph.messages import UserError, one_line
+from nfn_graph.tasks.augment import MixUp
 from nfn_graph.tasks.models import build_model
 from nfn_graph.tasks.models.build import fast_probes
-from nfn_graph.tasks.option_checks import check_several
+from nfn_graph.tasks.option_checks import check_at_least, check_several
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
@@ -100,15 +101,19 @@ class SupervisedOptions(TrainOptions):
             and add biases of zero, up to the largest. roles: also give all hidden layers one
             type, for networks that are wired differently (not for nfn-hnp); networks for which
             there is no such type are left out.
+        mixup: Augmentation: networks of one shape are mixed in pairs, weights and labels alike,
+            with a share from the distribution Beta(mixup, mixup); 0 for none.
     """
 
     label: str | None = None
     input_shape: tuple[int, ...] = ()
     unify: Unify = "no"
+    mixup: float = 0.0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
+        check_at_least("mixup", self.mixup, 0)
         if self.input_shape:
             check_several("input_shape", self.input_shape, 1)
             if math.prod(self.input_shape) > _MOST_INPUTS:
@@ -127,6 +132,24 @@ class SupervisedTask(Task[Options]):
     Args:
         options: Its options; what is not given is taken from the preset.
     """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.mixup:
+            self.augmentations.insert(0, MixUp(options.mixup))
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every network."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss; networks that were mixed have the labels of both."""
+        losses = self.losses(outputs, batch.y)
+        if "mixed_share" in batch:
+            share = batch.mixed_share.to(losses)
+            others = self.losses(outputs, batch.y[batch.mixed_with])
+            losses = share * losses + (1 - share) * others
+        return losses.mean()
 
     @abstractmethod
     def targets(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> Tensor:

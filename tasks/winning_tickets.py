@@ -90,6 +90,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
     name = "winning-tickets"
     kind = "tickets"
     monitor = "overlap"
+    by_heart = ("overlap", 0.9)
     columns = ("overlap", "overlap_magnitude", "loss")
     OPTIONS = WinningTicketsOptions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
-from nfn_graph.run import OPERATIONS, _products, _run
+from nfn_graph.run import OPERATIONS, _plan, _products, _run
 from nfn_graph.run._products import Window, complete_layers, product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
@@ -161,6 +162,14 @@ MIXED = {
 }
 
 
+@pytest.fixture(params=["as they are", "filled up"])
+def filling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether networks with convolutions are filled up with zeros to fewer sizes."""
+    is_filled: bool = request.param == "filled up"
+    monkeypatch.setattr(_plan, "_MOST_FILLING", math.inf if is_filled else 0.0)
+    return is_filled
+
+
 def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
     build, shape = MIXED[name]
     modules = [build(width).double().eval() for width in (4, 7, 2, 7)]
@@ -174,7 +183,7 @@ def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("per_network", [False, True])
 def test_widths_are_mixed_without_a_loop(
-    name: str, per_network: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, per_network: bool, filling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules, x = mixed(name)
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
@@ -193,7 +202,7 @@ def test_widths_are_mixed_without_a_loop(
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str) -> None:
+def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, filling: bool) -> None:
     modules, x = mixed(name)
     x.requires_grad_()
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
@@ -217,6 +226,52 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str) -> None:
         tensors = found[i].to_tensors()
         for key, gradient in zip(parameters, expected, strict=True):
             assert close(tensors[key], gradient), key
+
+
+@pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
+def test_networks_are_filled_up_to_few_sizes(name: str, filling: bool) -> None:
+    """What the tests above run is what they are meant to run."""
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    batch.run(x)
+    (group,) = _plan.plan_of(batch).groups
+    # Neurons that are concatenated would have zeros between them.
+    assert (group.filled is not None) == (filling and name == "cnn")
+    assert group.is_ragged
+
+
+ALONG_NEURONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a function that is infinite at zero": lambda x: x.abs().log(),
+    "a derivative that is infinite at zero": lambda x: x.abs().sqrt(),
+    "a division": lambda x: x / x.cos(),
+    "a root of sums": lambda x: F.lp_pool2d(x, 2.0, 2),
+    "a softmax": lambda x: x.softmax(1),
+    "a mean": lambda x: x - x.cos().mean(1, keepdim=True),
+    "a concatenation": lambda x: x * torch.cat([x.cos(), x], 1).sum(1, keepdim=True),
+    "neurons after positions": lambda x: x.permute(0, 2, 3, 1).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", ALONG_NEURONS)
+def test_neurons_that_were_added_have_no_part_in_results(name: str) -> None:
+    """Nothing reads them, but they must not count in sums, nor be infinite: 0 * inf is NaN."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        return m.b(ALONG_NEURONS[name](m.a(x))).flatten(1)
+
+    def network(width: int) -> nn.Module:
+        is_flat = name == "neurons after positions"
+        last = nn.Linear(16 * width, 3) if is_flat else nn.Conv2d(width, 3, 2)
+        return One(run, a=nn.Conv2d(2, width, 3), b=last).double()
+
+    x = torch.randn(2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    modules = [network(width) for width in (13, 14, 15)]
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    assert _plan.Plan(batch).groups[0].filled is not None
+    outputs, expected = batch.run(x), torch.stack([module(x) for module in modules])
+    assert close(outputs, expected)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (outputs, expected)]
+    assert close(*gradients)
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -328,6 +383,7 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
 ) -> None:
     """Memory grows with neurons, positions and inputs, and not with the entries of kernels."""
     monkeypatch.setattr(_products, "_MOST_COLUMNS", 1)
+    monkeypatch.setattr(_plan, "_MOST_FILLING", 0.0)
     widths, inputs, positions = [4 + i % 2 for i in range(24)], 2, 36
     modules = [
         S(
@@ -672,8 +728,16 @@ def random_networks(draw: Any) -> list[nn.Module]:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(random_networks(), st.booleans())
-def test_random_networks_run_together(modules: list[nn.Module], per_network: bool) -> None:
+@given(random_networks(), st.booleans(), st.sampled_from([0.0, math.inf]))
+def test_random_networks_run_together(
+    modules: list[nn.Module], per_network: bool, most_filling: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_plan, "_MOST_FILLING", most_filling)
+        _check_run_together(modules, per_network)
+
+
+def _check_run_together(modules: list[nn.Module], per_network: bool) -> None:
     for module in modules:
         for tensor in module.state_dict().values():
             if tensor.is_floating_point():

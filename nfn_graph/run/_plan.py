@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -15,12 +17,19 @@ from nfn_graph.data import Computation, Layout, Placement, WeightGraph
 from nfn_graph.run._operations import ENTRYWISE
 from nfn_graph.run._ragged import Stored
 from nfn_graph.run._tensors import first_rows, read_entries
-from nfn_graph.spec import Key
+from nfn_graph.spec import Key, NetworkSpec
 
 #: Plans that are kept: most training repeats few mixtures of networks.
 _MOST_PLANS = 32
 #: Indices of more entries than this are made anew every time.
 _MOST_INDICES = 2**24
+
+#: By how much tensors of networks with convolutions may grow when they are filled up with zeros.
+_MOST_FILLING = 2.0
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+
+#: The shape of a tensor in every network.
+Shapes = tuple[tuple[int, ...], ...]
 
 _plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
 _lock = Lock()
@@ -113,9 +122,15 @@ class Group:
 
     def __init__(self, plan: Plan, members: Mapping[int, Sequence[int]]) -> None:
         self._plan = plan
-        self.networks = [network for networks in members.values() for network in networks]
-        self.kinds = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
-        self.computation = self.kinds[0][0].computation
+        self.computation = plan.kinds[next(iter(members))].computation
+        own = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
+        sizes = _filled_sizes(own)
+        #: The sizes that networks are filled up to, by their kinds, if that is worth it.
+        self.filled = None if sizes is None else sorted(sizes)
+        order = range(len(own)) if sizes is None else sorted(range(len(own)), key=sizes.__getitem__)
+        numbers = list(members)
+        self.kinds = [own[i] for i in order]
+        self.networks = [network for i in order for network in members[numbers[i]]]
         #: Whether all that it computes is known for networks of different sizes.
         self.is_ragged = True
         #: Whether it computes nothing but linear layers and functions of single entries.
@@ -125,7 +140,8 @@ class Group:
             for step in self.computation.steps
         )
         self._is_whole = self.networks == list(range(len(plan.layouts)))
-        self._shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._shapes: dict[Any, Shapes] = {}
+        self._straight: dict[int, Placement | None] = {}
         self._indices: dict[Any, Tensor | None] = {}
 
     @property
@@ -135,10 +151,63 @@ class Group:
 
     def tensor(self, number: int, stores: Mapping[Key, Tensor]) -> Stored:
         """A tensor of all networks, by its number, read from the stores of the graph."""
+        flat = self._entries(number, stores)
+        own = self._own_shapes(number)
+        if self.filled is None:
+            return Stored(flat, own)
+        shapes = self._filled_shapes(number)
+        if shapes == own:
+            return Stored(flat, own, own)
+        zeros = flat.new_zeros(sum(map(math.prod, shapes)))
+        places = self._filled_places(number, flat.device)
+        return Stored(zeros.index_copy(0, places, flat), shapes, own)
+
+    def parts(self, most: int) -> list[int]:
+        """How many networks to run at a time: at most so many, of one size if filled up."""
+        sizes = self.filled or [()] * len(self.kinds)
+        found = []
+        pairs = zip(sizes, self.kinds, strict=True)
+        for _, same in itertools.groupby(pairs, lambda pair: pair[0]):
+            count = sum(n for _, (_, n) in same)
+            # Parts of nearly equal length.
+            number = -(-count // most)
+            found += [(count + i) // number for i in range(number)]
+        return found
+
+    def _own_shapes(self, number: int) -> Shapes:
         if number not in self._shapes:
             own = [(layout.sources[number][0].shape, n) for layout, n in self.kinds]
             self._shapes[number] = tuple(shape for shape, n in own for _ in range(n))
-        return Stored(self._entries(number, stores), self._shapes[number])
+        return self._shapes[number]
+
+    def _filled_shapes(self, number: int) -> Shapes:
+        """The shapes of a tensor when it is filled up with zeros."""
+        if ("filled", number) not in self._shapes:
+            own = [(shape, n) for _, shape, _, n in self._filled_views(number)]
+            found = tuple(shape for shape, n in own for _ in range(n))
+            self._shapes["filled", number] = found
+        return self._shapes["filled", number]
+
+    def _filled_places(self, number: int, device: torch.device) -> Tensor:
+        """Where a tensor's own entries are when it is filled up with zeros."""
+        index = self._indices.get(("filled", number, device))
+        if index is None:
+            found, begin = [], 0
+            for own, _, view, n in self._filled_views(number):
+                end = begin + n * math.prod(view)
+                places = torch.arange(begin, end).reshape(n, *view)
+                found.append(places[(slice(None), *map(slice, own))].reshape(-1))
+                begin = end
+            index = torch.cat(found).to(device)
+            self._keep(("filled", number, device), index)
+        return index
+
+    def _filled_views(
+        self, number: int
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]]:
+        for (layout, n), sizes in zip(self.kinds, self.filled or (), strict=True):
+            (placement,) = layout.sources[number]
+            yield placement.view, *_filled_view(placement, layout.spec, sizes), n
 
     def rows(self, key: Key, x: Tensor) -> Tensor:
         """The rows of all networks in a store of the graph."""
@@ -160,7 +229,9 @@ class Group:
         return torch.arange(int(own.sum())) + shift.repeat_interleave(own)
 
     def _entries(self, number: int, stores: Mapping[Key, Tensor]) -> Tensor:
-        place = self._straight_place(number)
+        if number not in self._straight:
+            self._straight[number] = self._straight_place(number)
+        place = self._straight[number]
         if place is not None:
             x = self.rows(place.store, stores[place.store])
             return x[:, place.tap : place.tap + place.taps].reshape(-1)
@@ -206,6 +277,82 @@ class Group:
     def _keep(self, place: Any, index: Tensor) -> None:
         if index.numel() <= _MOST_INDICES:
             self._indices[place] = index
+
+
+def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] | None:
+    """The sizes of neuron types up to which networks with convolutions are filled with zeros.
+
+    Few different sizes then remain, of which torch's own convolutions run many networks side by
+    side. None where that is not possible, or would add too much.
+
+    Args:
+        kinds: The layouts of the networks, and how many have each.
+    """
+    layouts = [layout for layout, _ in kinds]
+    steps = layouts[0].computation.steps
+    if len(layouts) == 1 or not any(step.operation in _CONVOLUTIONS for step in steps):
+        return None
+    if not all(map(_can_be_filled, layouts)):
+        return None
+    sizes = [tuple(n for (n,) in layout.shape.sizes) for layout in layouts]
+    differ = [len(set(own)) > 1 for own in zip(*sizes, strict=True)]
+    filled = [
+        tuple(_rounded(n) if d else n for n, d in zip(own, differ, strict=True)) for own in sizes
+    ]
+    before = after = 0
+    for (layout, count), own in zip(kinds, filled, strict=True):
+        for (placement,) in layout.sources:
+            _, view = _filled_view(placement, layout.spec, own)
+            is_split = len(view) != len(placement.shape)
+            if is_split and any(a == 1 < b for a, b in zip(placement.view, view, strict=True)):
+                # The layer of one neuron could be part of either axis of the tensor.
+                return None
+            before += count * math.prod(placement.view)
+            after += count * math.prod(view)
+    return filled if after <= _MOST_FILLING * before else None
+
+
+def _rounded(size: int) -> int:
+    """The next size whose convolutions are fast."""
+    return 4 if size <= 4 else 8 if size <= 8 else -(-size // 16) * 16
+
+
+def _can_be_filled(layout: Layout) -> bool:
+    """Whether every tensor belongs to one layer or pair of layers, which no other contains."""
+    if any(neuron.parents for neuron in layout.spec.neurons):
+        return False
+    if any(len(own) != 1 for own in layout.shape.sizes):
+        return False
+    for placements in layout.sources:
+        first = placements[0]
+        roles = [axis for axis in first.axes if axis != "tap"]
+        if len(placements) > 1 or not first.is_whole or len(set(roles)) < len(roles):
+            return False
+    return True
+
+
+def _filled_view(
+    placement: Placement, spec: NetworkSpec, sizes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of a tensor of a network of other sizes, and the shape to view it in."""
+    by_name = dict(zip(spec.neuron, sizes, strict=True))
+    store = placement.store
+    source, target = (store, store) if isinstance(store, str) else (store[0], store[2])
+    view = tuple(
+        n if axis == "tap" else by_name[source if axis == "source" else target]
+        for axis, n in zip(placement.axes, placement.view, strict=True)
+    )
+    if len(view) == len(placement.shape):
+        return view, view
+    # Axes of the view that were one axis of the tensor are so again.
+    shape, rest = [], list(zip(placement.view, view, strict=True))
+    for size in placement.shape:
+        own = new = 1
+        while rest and own < size:
+            factor, filled = rest.pop(0)
+            own, new = own * factor, new * filled
+        shape.append(new)
+    return tuple(shape), view
 
 
 def _kinds(layouts: Sequence[Layout]) -> tuple[list[Layout], list[int]]:

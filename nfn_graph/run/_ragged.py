@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nfn_graph.data import Computation, Ref
@@ -22,6 +23,14 @@ from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
 from nfn_graph.run._products import Window, complete_layers, product
+
+#: Functions of single entries that are finite at zero, as are their derivatives there.
+_FINITE_AT_ZERO = """
+    relu selu sigmoid tanh sin cos atan asinh erf square abs neg positive detach relu6 leaky_relu
+    elu celu gelu silu mish softplus softsign logsigmoid hardtanh hardswish hardsigmoid add sub mul
+    multiply subtract
+"""
+_KEEPS_FINITE = frozenset(_FINITE_AT_ZERO.split())
 
 
 class NotRaggedError(Exception):
@@ -59,16 +68,30 @@ class Rows:
         data: `[neurons of all networks, *other axes]`.
         at: The axis of the neurons in a network.
         counts: The neurons of every network.
+        own: How many of these it has by itself, the first ones, if networks were filled up with
+            neurons that no other one reads.
     """
 
     data: Tensor
     at: int
     counts: tuple[int, ...]
+    own: tuple[int, ...] | None = None
 
     @property
     def rank(self) -> int:
         """The number of axes in a network."""
         return self.data.dim()
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether some of the neurons are no network's own."""
+        return self.own is not None and self.own != self.counts
+
+    def owned(self) -> Tensor:
+        """The rows of the networks' own neurons."""
+        if self.own is None or not self.is_filled:
+            return self.data
+        return self.data.index_select(0, _owned(self.counts, self.own).to(self.data.device))
 
 
 @dataclass(frozen=True)
@@ -78,24 +101,38 @@ class Stored:
     Args:
         data: The entries of all of them in a row.
         shapes: Their shapes.
+        own: Their shapes before they were filled up with zeros, if they were.
     """
 
     data: Tensor
     shapes: tuple[tuple[int, ...], ...]
+    own: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def rank(self) -> int:
         """The number of axes in a network."""
         return len(self.shapes[0])
 
-    def split(self, networks: int) -> list[Stored]:
-        """Those of so many networks at a time."""
-        if networks >= len(self.shapes):
+    @property
+    def is_filled(self) -> bool:
+        """Whether zeros were added to some of them."""
+        return self.own is not None and self.own != self.shapes
+
+    def sizes(self, axis: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Their sizes along an axis, and those before they were filled up."""
+        own = None if self.own is None else tuple(shape[axis] for shape in self.own)
+        return tuple(shape[axis] for shape in self.shapes), own
+
+    def split(self, counts: Sequence[int]) -> list[Stored]:
+        """Those of so many networks, and of so many after them, and so on."""
+        if len(counts) == 1:
             return [self]
-        starts = range(0, len(self.shapes), networks)
-        shapes = [self.shapes[i : i + networks] for i in starts]
-        sizes = [sum(map(math.prod, own)) for own in shapes]
-        return [Stored(*own) for own in zip(self.data.split(sizes), shapes, strict=True)]
+        cuts = list(itertools.pairwise(accumulate(counts, initial=0)))
+        sizes = [sum(map(math.prod, self.shapes[a:b])) for a, b in cuts]
+        return [
+            Stored(data, self.shapes[a:b], None if self.own is None else self.own[a:b])
+            for data, (a, b) in zip(self.data.split(sizes), cuts, strict=True)
+        ]
 
 
 Value = Same | Rows | Stored
@@ -142,6 +179,8 @@ def as_same(value: Any, num_networks: int) -> Any:
     """A value of one shape, whatever its arrangement."""
     if isinstance(value, tuple | list):
         return type(value)(as_same(item, num_networks) for item in value)
+    if isinstance(value, Rows | Stored) and value.is_filled:
+        raise NotRaggedError
     if isinstance(value, Rows):
         if len(set(value.counts)) > 1:
             raise NotRaggedError
@@ -168,16 +207,19 @@ def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
 
 
 def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
-    values = [v for v in (*args, *kwargs.values()) if isinstance(v, Value)]
     if name in ("shape", "size", "dim") and isinstance(args[0], Rows | Same):
         return _sizes(name, *args)
-    if any(isinstance(arg, OpenSize) for arg in leaves([args, kwargs])):
+    given = leaves([args, kwargs])
+    if OPEN_SIZE in given:
         raise NotRaggedError
-    if not any(isinstance(v, Value) for v in leaves([args, kwargs])):
+    values = [v for v in given if isinstance(v, Value)]
+    if not values:
         return OPERATIONS[name](*args, **kwargs)
     if name in _HANDLERS:
         return _HANDLERS[name](num_networks, *args, **kwargs)
     if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
+        if name not in _KEEPS_FINITE and any(isinstance(v, Rows) and v.is_filled for v in values):
+            raise NotRaggedError
         return _entrywise(num_networks, ENTRYWISE[name], args, kwargs)
     return _equal_sizes(name, args, kwargs, num_networks)
 
@@ -218,21 +260,22 @@ def _entrywise(
     rows = [arg for arg in args if isinstance(arg, Rows)]
     stored = [arg for arg in args if isinstance(arg, Stored)]
     if not rows:
-        if len(stored) > 1 or any(isinstance(arg, Same) for arg in args):
+        if len(stored) > 1 or stored[0].is_filled or any(isinstance(arg, Same) for arg in args):
             raise NotRaggedError
         flat = [arg.data if isinstance(arg, Stored) else arg for arg in args]
         return replace(stored[0], data=function(*flat, **kwargs))
     rank = max(arg.rank for arg in args if isinstance(arg, Value))
     behind = {arg.at - arg.rank for arg in rows}
-    counts = {arg.counts for arg in rows}
+    counts = {(arg.counts, arg.own or arg.counts) for arg in rows}
     if len(behind) > 1 or len(counts) > 1:
         raise NotRaggedError
-    axis, count = behind.pop(), counts.pop()
+    axis = behind.pop()
+    count, own = counts.pop()
     aligned = [
         _aligned(arg, rank, axis, count, num_networks) if isinstance(arg, Value) else arg
         for arg in args
     ]
-    return Rows(function(*aligned, **kwargs), rank + axis, count)
+    return Rows(function(*aligned, **kwargs), rank + axis, count, own)
 
 
 def _aligned(
@@ -277,7 +320,8 @@ def _sizes(name: str, x: Rows | Same, axis: int | None = None) -> Any:
         return x.rank
     sizes: list[Any] = list(x.data.shape[1:])
     if isinstance(x, Rows):
-        sizes.insert(x.at, x.counts[0] if len(set(x.counts)) == 1 else OPEN_SIZE)
+        own = x.own or x.counts
+        sizes.insert(x.at, own[0] if len(set(own)) == 1 else OPEN_SIZE)
     return tuple(sizes) if axis is None else sizes[axis]
 
 
@@ -288,7 +332,7 @@ def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value
     layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
     y = product(weight.data, inputs.data.flatten(1), layers)
     y = y.reshape(-1, *inputs.data.shape[1:])
-    result = Rows(y, inputs.rank - 1, tuple(shape[0] for shape in weight.shapes))
+    result = Rows(y, inputs.rank - 1, *weight.sizes(0))
     return result if bias is None else _with_vector(num_networks, torch.add, result, bias, -1)
 
 
@@ -340,6 +384,20 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         if len(kernels) > 1:
             raise NotRaggedError
         kernel = kernels.pop()
+        if len(set(weight.shapes)) == 1 and (bias is None or isinstance(bias, Stored)):
+            inputs, shared = _sources(x, 1, num_networks)
+            _ends(weight, inputs)
+            # Torch's own convolution of networks side by side, which makes no copy of windows.
+            y = getattr(F, f"conv{spatial}d")(
+                inputs.data.transpose(0, 1),
+                weight.data.reshape(-1, *weight.shapes[0][1:]),
+                None if bias is None else bias.data,
+                stride,
+                padding,
+                dilation,
+                1 if shared else num_networks,
+            )
+            return Rows(y.transpose(0, 1), 1, *weight.sizes(0))
         dilations = _each(dilation, spatial)
         pads = _pads(padding, kernel, dilations)
         window = Window(kernel, _each(stride, spatial), dilations, pads)
@@ -347,7 +405,7 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
         # With the inputs as the last axis, windows are copied in long pieces.
         y = product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
-        result = Rows(y, 1, tuple(shape[0] for shape in weight.shapes))
+        result = Rows(y, 1, *weight.sizes(0))
         return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
 
     return apply
@@ -425,7 +483,7 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
-    if x.at not in (first, last):
+    if x.at not in (first, last) or (x.is_filled and x.at != first):
         return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
     joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
@@ -434,7 +492,8 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
         # The positions of all neurons, not the neurons with all their positions.
         index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
         data = data.index_select(0, index.to(data.device))
-    return Rows(data, first, tuple(n * positions for n in x.counts))
+    own = None if x.own is None else tuple(n * positions for n in x.own)
+    return Rows(data, first, tuple(n * positions for n in x.counts), own)
 
 
 def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
@@ -455,7 +514,8 @@ def _reduced(name: str, x: Rows, axes: set[int], keepdim: bool) -> Rows:
     data = data.permute(sorted(range(x.rank), key=order.__getitem__))
     if keepdim:
         return replace(x, data=data)
-    return Rows(data.squeeze(tuple(own)), x.at - sum(axis < x.at for axis in axes), x.counts)
+    at = x.at - sum(axis < x.at for axis in axes)
+    return replace(x, data=data.squeeze(tuple(own)), at=at)
 
 
 def _average_pool(spatial: int) -> Callable[..., Value]:
@@ -511,8 +571,11 @@ def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
     if isinstance(x, Stored):
         order = tuple(axis % x.rank for axis in order)
         index = _turned(x.shapes, order).to(x.data.device)
-        shapes = tuple(tuple(shape[axis] for axis in order) for shape in x.shapes)
-        return Stored(x.data.index_select(0, index), shapes)
+        turned = [
+            None if shapes is None else tuple(tuple(shape[i] for i in order) for shape in shapes)
+            for shapes in (x.shapes, x.own)
+        ]
+        return Stored(x.data.index_select(0, index), turned[0] or (), turned[1])
     if not isinstance(x, Rows):
         return _equal_sizes("permute", [x, *dims], named, num_networks)
     order = [axis % x.rank for axis in order]
@@ -533,6 +596,13 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
     return torch.cat(parts)
 
 
+@lru_cache(maxsize=32)
+def _owned(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
+    """The rows of the networks' own neurons among those that were filled up."""
+    starts = accumulate(counts[:-1], initial=0)
+    return torch.cat([torch.arange(a, a + n) for a, n in zip(starts, own, strict=True)])
+
+
 def _transpose(num_networks: int, x: Value) -> Value:
     return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
 
@@ -544,12 +614,16 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
         return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
     if like.at != axis % like.rank:
         if any(
-            not isinstance(v, Rows) or (v.at, v.counts) != (like.at, like.counts) for v in values
+            not isinstance(v, Rows)
+            or (v.at, v.counts, v.is_filled) != (like.at, like.counts, like.is_filled)
+            for v in values
         ):
             return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
         at = axis % like.rank
         return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
     rows = [as_rows(v, axis, num_networks) for v in values]
+    if any(v.is_filled for v in rows):
+        raise NotRaggedError
     # Part after part of each network, from network after network of each part.
     starts = [0, *accumulate(v.data.shape[0] for v in rows)]
     order = []

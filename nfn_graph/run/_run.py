@@ -133,7 +133,10 @@ def _run_group(group: Group, task: Task) -> Results:
         try:
             return _run_ragged(group, task)
         except NotRaggedError:
-            group.is_ragged = False
+            # Filled up or not: what mixes neurons would read those that were added.
+            group.is_ragged = group.filled is not None
+            group.filled = None
+            return _run_group(group, task)
     return _run_by_sizes(group, task)
 
 
@@ -141,22 +144,22 @@ def _run_ragged(group: Group, task: Task) -> Results:
     """Networks of different sizes, by message passing, as many at once as the cache holds."""
     computation = group.computation
     inputs = task.inputs_of(group.networks)
-    most = _networks_at_once(group, inputs, task.per_network)
+    counts = group.parts(_networks_at_once(group, inputs, task.per_network))
     numbers = computation.parameters
-    tensors = [group.tensor(number, task.stores).split(most) for number in numbers]
-    shares = [x.split(most) for x in inputs] if task.per_network else []
+    tensors = [group.tensor(number, task.stores).split(counts) for number in numbers]
+    shares = [x.split(counts) for x in inputs] if task.per_network else []
     neurons = computation.activations if task.has_activations else ()
     wanted = [*computation.outputs, *(n.value for n in neurons)]
     parts = []
-    for i, begin in enumerate(range(0, group.count, most)):
-        count = min(most, group.count - begin)
+    for i, count in enumerate(counts):
         given = [own[i] for own in shares] or [x.unsqueeze(0) for x in inputs]
         own = {number: parts[i] for number, parts in zip(numbers, tensors, strict=True)}
         with _checked(inputs):
             results = evaluate_ragged(computation, own, given, count, wanted)
         outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
         activations = {
-            n.name: as_rows(results[n.value.step], n.axis, count).data.contiguous() for n in neurons
+            n.name: as_rows(results[n.value.step], n.axis, count).owned().contiguous()
+            for n in neurons
         }
         parts.append(Results([x.expand(count, *x.shape[1:]) for x in outputs], activations))
     return _one_after_the_other(parts)

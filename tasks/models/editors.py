@@ -32,9 +32,12 @@ EditorName = Literal["nfn-np", "nfn-hnp", "nfn-pointwise", "mlp", "mlp-aug"]
 class Editor(nn.Module):
     r"""Adds a learned change to every weight of a network: :math:`U' = U + \gamma f(U)`.
 
+    Where :math:`f` has several channels, every channel of the result is a network of its own;
+    :func:`nfn_graph.tasks.rendering.joined_networks` makes one network of them.
+
     Args:
         network: The function :math:`f`, from features before the fold to features of the same
-            networks with one channel.
+            networks.
         encoding: Further channels of its input: what every neuron does at probes.
         scale: What :math:`\gamma` starts at.
         per_tensor: Whether every type of weight or bias has a :math:`\gamma` of its own.
@@ -66,7 +69,7 @@ class Editor(nn.Module):
             given = self.encoding(graph, self.standardize(features))
         change: WeightFeatures = self.network(given).unfold()
         scaled = change.map_types(lambda key, x: x * self.scale[self.places[key]])
-        return (features + scaled).to_graph()
+        return (features.map(lambda x: x.expand(-1, -1, scaled.channels)) + scaled).to_graph()
 
 
 class FlatEditor(nn.Module):
@@ -104,6 +107,7 @@ def build_editor(
     *,
     scale: float = 0.01,
     per_tensor: bool = False,
+    ensemble: int = 1,
 ) -> Editor:
     """An untrained editor.
 
@@ -114,6 +118,7 @@ def build_editor(
         sizes: The most neurons of each type; only the MLP is bound by it.
         scale: See :class:`Editor`.
         per_tensor: See :class:`Editor`.
+        ensemble: How many networks it makes of one.
     """
     if name not in get_args(EditorName):
         raise UserError(
@@ -127,5 +132,5 @@ def build_editor(
     if settings.probes:
         encoding = ProbeEncoding(Probe(spec, settings.probes), settings.probe_channels)
         options |= {"in_channels": 1 + encoding.channels, "standardize": False}
-    network = NFN(spec, (*settings.channels, 1), **options)
+    network = NFN(spec, (*settings.channels, ensemble), **options)
     return Editor(network, scale, per_tensor, encoding)

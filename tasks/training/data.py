@@ -35,6 +35,10 @@ _MOST_NETWORKS = 5_000
 _MOST_ENTRIES = 50_000_000
 
 
+# How often an epoch shows every network in a check with --overfit.
+OVERFIT_TIMES = 64
+
+
 class PreparedGraphs(Sequence[WeightGraph]):
     """Networks as a model reads them: with labels, transformed and prepared.
 
@@ -163,6 +167,10 @@ def load_data(task: Task[Options]) -> TaskData:
     zoos = {split: task.usable(part) for split, part in zoos.items()}
     if options.train_networks:
         zoos["train"] = zoos["train"][: options.train_networks]
+    if options.overfit:
+        few = zoos["train"][: options.overfit]
+        repeated = few[list(range(len(few))) * OVERFIT_TIMES] if len(few) else few
+        zoos = {"train": repeated, "validation": few, "test": few}
     for split, part in zoos.items():
         if not len(part):
             raise UserError(

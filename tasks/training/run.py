@@ -100,6 +100,12 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         "seconds": round(watch.seconds, 1),
         "parameters": count_parameters(model),
     }
+    if options.overfit:
+        measured["overfit"] = {
+            "networks": measured["test"]["networks"],
+            "steps": trainer.global_step,
+            "has_learnt": task.has_learnt(measured["test"]),
+        }
     _draw_curves(task, folder)
     folder.write("metrics.json", measured)
     _report(folder)

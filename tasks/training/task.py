@@ -37,6 +37,8 @@ class Task(ABC, Generic[Options]):
     # The validation metric by which the best epoch is chosen, and which of its values is best.
     monitor: ClassVar[str]
     best: ClassVar[Literal["max", "min"]] = "max"
+    # A metric, and its value for training networks that a model has learnt by heart.
+    by_heart: ClassVar[tuple[str, float]]
     # What `predictions.csv` says of every network.
     columns: ClassVar[tuple[str, ...]] = ("target", "prediction")
     OPTIONS: ClassVar[type[TrainOptions]]
@@ -79,6 +81,12 @@ class Task(ABC, Generic[Options]):
     @abstractmethod
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
         """The metrics of a split."""
+
+    def has_learnt(self, metrics: Metrics) -> bool:
+        """Whether a model has learnt networks with these metrics by heart."""
+        name, bound = self.by_heart
+        value = metrics[name]
+        return bool(value >= bound if self.best == "max" else value <= bound)
 
     def written(self, predictions: Predictions, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
         """What is written of every network: those of `columns` that are known, as plain values."""

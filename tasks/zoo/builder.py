@@ -1,42 +1,52 @@
-"""What all zoo builders share: options, shards in turn, progress, networks in groups, the store."""
+"""What all zoo builders share: options, shards in turn, networks in groups, the store."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters import from_module
 from nfn_graph.converters.conversion.jobs import Engine, Part, counting, run_jobs
-from nfn_graph.converters.state_dict import from_state_dict
+from nfn_graph.converters.store.architecture import Network
 from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.writer import StoreWriter
+from nfn_graph.data import Layout, gather_tensors
 from nfn_graph.messages import UserError
+from nfn_graph.spec import Key
 from nfn_graph.tasks.option_checks import (
+    Integers,
+    Interval,
+    Share,
+    Shares,
     check_at_least,
+    check_interval,
+    check_networks,
     check_share,
+    check_split,
+    flag,
 )
-from nfn_graph.tasks.zoo.steps import computation_of
+from nfn_graph.tasks.sources import Images, open_images
+from nfn_graph.tasks.zoo.classifiers import TrainingData
+from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters, stack
 
 Split = Literal["train", "validation", "test"]
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
-Interval = tuple[float, float]
-Item = TypeVar("Item")
 Row = dict[str, Any]
 OnSteps = Callable[[int], None]
-BuiltNetwork = tuple[Row, str, Mapping[str, Tensor]]
 # Numbers that the largest activation of one training step should hold: they stay in the cache.
 _MOST_ENTRIES = 2**20
-# What the keys of masks end in, among the tensors of a winning ticket.
-MASK = "_mask"
 # Options that say how and where to build a zoo, not what is in it.
 _NEUTRAL = ("out", "shard", "engine", "device", "together")
 
@@ -46,18 +56,19 @@ class BuildOptions:
     """Options of every zoo.
 
     Attributes:
-        out: The folder to write to; what is there already is kept, so a run that was stopped
-            goes on where it was.
-        seed: Decides every network; the same seed gives the same zoo.
-        shard_size: Networks per file. It does not change the networks.
-        shard: Build a part of the shards, such as 2/4 for the second of four machines.
-        engine: Where to build the shards: in this process, in one process for each core, or as
-            tasks of a Ray cluster whose machines see the folder; the data are sent to them.
-        device: Where to train.
-        dtype: The precision of training and of the files.
-        together: Networks that are trained as one computation; 0 to choose by their size.
-        validation_share: The share of the networks (of INRs: of the training images) by which
-            the best epoch of a model is chosen.
+        out: The output folder. Finished parts are kept, so a build that was interrupted resumes
+            when the command is run again.
+        seed: The random seed of the whole zoo; the same seed gives the same networks.
+        shard_size: The number of networks per file. It does not change the networks.
+        shard: The part of the zoo to build, such as 2/4 on the second of four machines.
+        engine: Where to build: in this process, in one process per core, or on a Ray cluster whose
+            machines share the output folder.
+        device: The device to train on.
+        dtype: The floating-point type of training and of the files.
+        together: The number of networks that are trained in one computation; 0 chooses it by
+            their size.
+        validation_share: The share of networks (for INRs, of training images) in the validation
+            split.
     """
 
     out: Path
@@ -68,7 +79,7 @@ class BuildOptions:
     device: Device = "cpu"
     dtype: Dtype = "float32"
     together: int = 0
-    validation_share: float = 0.15
+    validation_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -82,7 +93,67 @@ class BuildOptions:
         return Part.parse(self.shard)
 
 
-Options = TypeVar("Options", bound=BuildOptions)
+@dataclass(frozen=True)
+class ImageZooOptions(BuildOptions):
+    """Options of zoos of networks that classify images.
+
+    Attributes:
+        data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
+            idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
+        networks: The number of networks to train.
+        batch_size: The number of images per training step.
+        test_share: The share of networks in the test split.
+    """
+
+    data: str = "digits"
+    networks: int = 500
+    batch_size: int = 64
+    test_share: Share = 0.15
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        check_networks("networks", self.networks)
+        check_at_least("batch_size", self.batch_size, 1)
+        check_split(self.validation_share, self.test_share)
+
+
+@dataclass(frozen=True)
+class SampledZooOptions(ImageZooOptions):
+    """Options of zoos whose networks are trained with random hyperparameters.
+
+    Attributes:
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly.
+        optimisers: Optimisers; one is sampled for every network.
+        learning_rate: The range of learning rates, sampled log-uniformly; ten times as large for
+            sgd.
+        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly.
+        train_fractions: Shares of the training images that a network sees; one is sampled for
+            every network.
+        epochs: The range of the number of epochs, sampled uniformly.
+    """
+
+    init_scale: Interval = (0.3, 3.0)
+    optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
+    learning_rate: Interval = (5e-4, 5e-2)
+    l2: Interval = (1e-8, 1e-2)
+    train_fractions: Shares = (0.1, 0.25, 0.5, 1.0)
+    epochs: Integers = (4, 40)
+
+    def check(self) -> None:
+        """Raises for values that make no sense, naming the option."""
+        super().check()
+        self.check_choices("optimisers", "train_fractions")
+        for name in ("init_scale", "learning_rate", "l2", "epochs"):
+            check_interval(name, getattr(self, name), above=0)
+        for value in self.train_fractions:
+            check_share("train_fractions", value)
+
+    def check_choices(self, *names: str) -> None:
+        """Raises for options without a value to choose from."""
+        for name in names:
+            if not getattr(self, name):
+                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
 
 
 def split_of(draw: float, validation_share: float, test_share: float) -> Split:
@@ -92,92 +163,254 @@ def split_of(draw: float, validation_share: float, test_share: float) -> Split:
     return "validation" if draw < test_share + validation_share else "train"
 
 
-def build_shards(
-    options: Options,
-    writer: ZooWriter,
-    items: Sequence[Item],
-    steps_of: Callable[[Item], int],
-    train: Callable[[Sequence[Item], OnSteps], list[BuiltNetwork]],
-    build: Callable[[Options], Path],
-    *,
-    progress: bool,
-) -> Path:
-    """Trains the networks of every missing shard of this machine's part and publishes it.
+class Numbered(Protocol):
+    """A network of a zoo, before it is trained."""
 
-    Args:
-        options: What to build.
-        writer: Of the zoo.
-        items: All networks.
-        steps_of: Training steps of a network.
-        train: Trains the networks of a shard in this process.
-        build: Builds a part of the zoo, for a worker on another machine.
-        progress: Whether to show a progress bar.
-    """
-    part, parts = options.part()
-    size = options.shard_size
-    count = math.ceil(len(items) / size)
-    shards = [s for s in range(count) if s % parts == part]
-    if not shards:
-        raise UserError(
-            f"Expected --shard to name at most {count} parts, as many as the zoo has shards (got "
-            f"'{options.shard}'). Choose a smaller --shard-size."
-        )
-    missing = [s for s in shards if not writer.is_done(s)]
-    work = {s: items[s * size : (s + 1) * size] for s in missing}
-    steps = {s: sum(map(steps_of, chosen)) for s, chosen in work.items()}
-    with counting(f"{options.out}", sum(steps.values()), shown=progress) as on_steps:
-        if options.engine == "local":
-            for shard in missing:
-                writer.publish(shard, train(work[shard], on_steps))
-            return Path(options.out)
-        # As many parts as shards: a worker builds exactly one.
-        jobs = {f"{shard + 1}/{count}": shard for shard in missing}
-        alone = _OneShard(build, dataclasses.replace(options, engine="local"))
-        gpus = int(options.device == "cuda")
-        for job, _ in run_jobs(alone, list(jobs), options.engine, gpus=gpus):
-            on_steps(steps[jobs[job]])
-    return Path(options.out)
+    @property
+    def network(self) -> int:
+        """Its number in the zoo."""
+
+
+Options = TypeVar("Options", bound=BuildOptions)
+Item = TypeVar("Item", bound=Numbered)
+Source = TypeVar("Source")
 
 
 @dataclass(frozen=True)
-class _OneShard(Generic[Options]):
-    """Builds one shard of a zoo, wherever it is called."""
+class Built(Generic[Item]):
+    """A network that was trained, or a checkpoint of it.
 
-    build: Callable[[Options], Path]
-    options: Options
+    Attributes:
+        item: The network.
+        row: Its row in the table.
+        parameters: Its parameters, by key.
+        masks: Of a winning ticket, which parameters it keeps, by key; those without one are kept.
+    """
 
-    def __call__(self, shard: str) -> Path:
-        return self.build(dataclasses.replace(self.options, shard=shard))
-
-
-def grouped(
-    items: Sequence[Item],
-    key: Callable[[Item], Hashable],
-    order: Callable[[Item], Any],
-    together: Callable[[Item], int],
-) -> Iterator[list[Item]]:
-    """Items of one key, sorted, in groups that are trained together."""
-    groups: dict[Hashable, list[Item]] = {}
-    for item in sorted(items, key=order):
-        groups.setdefault(key(item), []).append(item)
-    for found in groups.values():
-        pieces = math.ceil(len(found) / together(found[0]))
-        size = math.ceil(len(found) / pieces)
-        yield from (found[i : i + size] for i in range(0, len(found), size))
+    item: Item
+    row: Row
+    parameters: Parameters
+    masks: Parameters | None = None
 
 
-def networks_together(options: BuildOptions, entries: int) -> int:
-    """How many networks to train at once, if the largest activation of one has so many."""
-    if options.together:
-        return options.together
-    # On a GPU, launches cost more than memory.
-    most = _MOST_ENTRIES if options.device == "cpu" else _MOST_ENTRIES * 64
-    return max(8, min(1024, most // entries))
+class ZooBuilder(ABC, Generic[Options, Source, Item]):
+    """Builds a zoo of one kind, or what is missing of it.
+
+    Subclasses say what is particular to their kind: which networks there are, how those of one
+    kind are trained together, and what module each of them is.
+
+    Args:
+        options: What to build, and where.
+        source: The data, if they are not to be read from where the options say.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, options: Options, source: Source | None = None) -> None:
+        options.check()
+        self.options = options
+        self.device, self.dtype = device_of(options), dtype_of(options)
+        self.source: Source = self.open_source() if source is None else source
+        self._layouts: dict[Hashable, Layout] = {}
+
+    @abstractmethod
+    def open_source(self) -> Source:
+        """The data that the options name."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What a reader of the zoo must know beside the options: data, checksums, conventions."""
+
+    @abstractmethod
+    def list_networks(self) -> Sequence[Item]:
+        """All networks of the zoo, in the order of their numbers."""
+
+    @abstractmethod
+    def steps(self, item: Item) -> int:
+        """How many training steps a network takes."""
+
+    @abstractmethod
+    def alike(self, item: Item) -> Hashable:
+        """What networks must have in common to be trained together and to share a layout."""
+
+    @abstractmethod
+    def name(self, item: Item) -> str:
+        """The name of a network's architecture, for the table."""
+
+    @abstractmethod
+    def largest_activation(self, item: Item) -> int:
+        """How many numbers the largest activation of a network holds in a training step."""
+
+    @abstractmethod
+    def module(self, item: Item) -> tuple[nn.Module, tuple[int, ...]]:
+        """A network as an ordinary module, and the shape of one of its inputs.
+
+        Only its code and the shapes of its parameters count; it is made on the meta device.
+        """
+
+    @abstractmethod
+    def train(self, group: list[Item], on_steps: OnSteps) -> Iterable[Built[Item]]:
+        """Trains networks that are alike, each as if it were alone.
+
+        Args:
+            group: The networks, ordered by their numbers of steps.
+            on_steps: Called with the number of steps made, summed over networks.
+        """
+
+    def transform(self, graph: WeightGraph) -> WeightGraph:
+        """What is done to graphs before they are written; it must treat all channels alike."""
+        return graph
+
+    def build(self, *, progress: bool = False) -> Path:
+        """Trains the networks of every missing shard of this machine's part and publishes it."""
+        options, items = self.options, self.list_networks()
+        writer = ZooWriter(Path(options.out), self.kind, dataclasses.asdict(options), self.facts())
+        part, parts = options.part()
+        size = options.shard_size
+        count = math.ceil(len(items) / size)
+        shards = [s for s in range(count) if s % parts == part]
+        if not shards:
+            raise UserError(
+                f"Expected --shard to name at most {count} parts, as many as the zoo has shards "
+                f"(got '{options.shard}'). Choose a smaller --shard-size."
+            )
+        missing = [s for s in shards if not writer.is_done(s)]
+        work = {s: items[s * size : (s + 1) * size] for s in missing}
+        steps = {s: sum(map(self.steps, chosen)) for s, chosen in work.items()}
+        with counting(f"{options.out}", sum(steps.values()), shown=progress) as on_steps:
+            if options.engine == "local":
+                for shard in missing:
+                    built = self._trained(work[shard], on_steps)
+                    writer.publish(shard, self._written(writer, built))
+                return writer.folder
+            # As many parts as shards: a worker builds exactly one.
+            jobs = {f"{shard + 1}/{count}": shard for shard in missing}
+            local = dataclasses.replace(options, engine="local")
+            alone = partial(_build_part, type(self), local, self.source)
+            gpus = int(options.device == "cuda")
+            for job, _ in run_jobs(alone, list(jobs), options.engine, gpus=gpus):
+                on_steps(steps[jobs[job]])
+        return writer.folder
+
+    def _trained(self, items: Sequence[Item], on_steps: OnSteps) -> list[Built[Item]]:
+        """Trains networks in groups; returns them in the order of their numbers."""
+        built = [b for group in self._groups(items) for b in self.train(group, on_steps)]
+        return sorted(built, key=lambda b: b.item.network)
+
+    def _groups(self, items: Sequence[Item]) -> Iterator[list[Item]]:
+        """Networks that are trained together. Those that take about as long finish together."""
+        for found in _by(self.alike, sorted(items, key=self.steps)).values():
+            together = self.options.together
+            if not together:
+                # On a GPU, launches cost more than memory.
+                most = _MOST_ENTRIES * (1 if self.options.device == "cpu" else 64)
+                together = max(8, min(1024, most // self.largest_activation(found[0])))
+            pieces = math.ceil(len(found) / together)
+            size = math.ceil(len(found) / pieces)
+            yield from (found[i : i + size] for i in range(0, len(found), size))
+
+    def _written(
+        self, writer: ZooWriter, built: Sequence[Built[Item]]
+    ) -> list[tuple[Row, Network]]:
+        """Networks as they are written; those that are alike are put into place together."""
+        found: dict[int, Network] = {}
+        for places in _by(lambda i: self.alike(built[i].item), range(len(built))).values():
+            networks = self._placed(writer, [built[i] for i in places])
+            found.update(zip(places, networks, strict=True))
+        return [({**b.row, "group": self.name(b.item)}, found[i]) for i, b in enumerate(built)]
+
+    def _placed(self, writer: ZooWriter, built: Sequence[Built[Item]]) -> list[Network]:
+        """Networks of one layout, whose tensors are all put into their places at once."""
+        layout, count = self._layout(built[0].item), len(built)
+        channels = [stack([b.parameters for b in built])]
+        if built[0].masks is not None:
+            ones = {key: torch.ones_like(x) for key, x in channels[0].items()}
+            masks = stack([b.masks or {} for b in built])
+            channels.append({key: masks.get(key, x).to(x.dtype) for key, x in ones.items()})
+            dtypes = {key: x.dtype for key, x in ones.items()}
+            layout = layout.noting(channels={"mask": dtypes})
+        place = torch.vmap(partial(gather_tensors, layout), out_dims=-1)
+        # Every channel of every network is a channel of one graph for a moment.
+        stores = [place(tensors) for tensors in channels]
+        joined: dict[Key, Tensor] = {
+            key: torch.cat([placed[key] for placed in stores], 2).flatten(2) for key in stores[0]
+        }
+        like = next(iter(joined.values()))
+        for key in layout.spec.neuron:
+            if key not in joined:
+                joined[key] = like.new_empty(layout.num_rows(key), 0, like.shape[-1])
+        whole = self.transform(WeightGraph().rebuilt(layout, joined))
+        features = dict(whole.features().tensors())
+        each = {
+            key: x.unflatten(-1, (len(channels), count)).movedim(-1, 0).contiguous()
+            for key, x in features.items()
+        }
+        first = WeightGraph().rebuilt(whole.layout, {key: x[0] for key, x in each.items()})
+        architecture = writer.describe(first).architecture
+        keys = {entries.place: key for key, entries in architecture.features.items()}
+        ordered = [each[keys[entries.place]] for entries in architecture.entries]
+        return [Network(architecture, [x[i] for x in ordered], None) for i in range(count)]
+
+    def empty_graph(self, item: Item) -> WeightGraph:
+        """The graph of a network without values, from its code."""
+        with torch.device("meta"):
+            module, shape = self.module(item)
+            example = torch.empty(1, *shape, dtype=self.dtype)
+        return from_module(module.to(self.dtype), example)
+
+    def _layout(self, item: Item) -> Layout:
+        """The layout of a network, and of all that are alike."""
+        key = self.alike(item)
+        if key not in self._layouts:
+            self._layouts[key] = self.empty_graph(item).layout
+        return self._layouts[key]
 
 
-def plain_options(options: BuildOptions) -> dict[str, Any]:
-    """The options as plain values."""
-    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+ImageOptions = TypeVar("ImageOptions", bound=ImageZooOptions)
+
+
+class ImageZooBuilder(ZooBuilder[ImageOptions, Images, Item]):
+    """Builds a zoo of networks that classify images."""
+
+    def __init__(self, options: ImageOptions, source: Images | None = None) -> None:
+        super().__init__(options, source)
+        self.source.check_both_splits()
+
+    def open_source(self) -> Images:
+        """The images that the options name."""
+        return open_images(self.options.data)
+
+    def facts(self) -> dict[str, Any]:
+        """The images."""
+        return TrainingData.facts(self.source)
+
+    @abstractmethod
+    def draw(self, network: int) -> Item:
+        """One network: it depends on the options, the data and its number only."""
+
+    def list_networks(self) -> list[Item]:
+        """All networks of the zoo."""
+        return [self.draw(network) for network in range(self.options.networks)]
+
+    @cached_property
+    def data(self) -> TrainingData:
+        """The images, where networks are trained."""
+        return TrainingData.of(self.source, self.device, self.dtype)
+
+
+def _build_part(
+    kind: type[ZooBuilder[Options, Source, Item]], options: Options, source: Source, shard: str
+) -> Path:
+    """Builds one shard of a zoo, on whatever machine it is called."""
+    return kind(dataclasses.replace(options, shard=shard), source).build()
+
+
+def _by(key: Callable[[Any], Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
+    """Values in groups of one key each, in the order of their first values."""
+    groups: dict[Hashable, list[Any]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
 
 
 def device_of(options: BuildOptions) -> torch.device:
@@ -198,76 +431,42 @@ def dtype_of(options: BuildOptions) -> torch.dtype:
 
 
 class ZooWriter:
-    """Writes the shards of a zoo, or the missing ones of a zoo that was begun.
+    """Writes the shards of a zoo by their numbers, or the missing ones of a zoo that was begun.
 
     Args:
         folder: The zoo's folder, made if need be.
         kind: `cnn`, `inr`, `tickets` or `transformer`.
         options: What was asked for, as plain values.
         facts: What else a reader must know: data, checksums, conventions.
-        graph_of: The graph of the tensors of a group, for networks that are no chains of layers.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        kind: str,
-        options: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        graph_of: Callable[[str, Mapping[str, Tensor]], WeightGraph] | None = None,
+        self, folder: Path, kind: str, options: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> None:
-        self._graph_of = graph_of
+        self.folder = folder
         chosen = {k: _plain(v) for k, v in options.items() if k not in _NEUTRAL}
-        self.description = {"kind": kind, "options": chosen, **_plain(dict(facts))}
+        description = {"kind": kind, "options": chosen, **_plain(dict(facts))}
         if is_store(folder):
-            _check_same(folder, self.description)
-        self._writer = StoreWriter(folder, self.description)
+            _check_same(folder, description)
+        self._writer = StoreWriter(folder, description)
+        self.describe = self._writer.describe
 
     def is_done(self, shard: int) -> bool:
         """Whether a shard was published."""
         return self._writer.is_done(_name(shard))
 
     def publish(
-        self, shard: int, networks: Sequence[tuple[Row, str, Mapping[str, Tensor]]]
+        self,
+        shard: int,
+        networks: Sequence[tuple[Row, WeightGraph]] | Sequence[tuple[Row, Network]],
     ) -> None:
-        """Writes a shard: for every network its row, its group and its parameters.
+        """Writes a shard: every network with its row of the table.
 
         A shard that another process has published in the meantime stays as it is.
         """
-        found = [
-            ({**row, "group": group}, self._running(self._graph(parameters, group), row))
-            for row, group, parameters in networks
-        ]
-        with none_publishing(self._writer.folder):
+        with none_publishing(self.folder):
             if not self.is_done(shard):
-                self._writer.publish(_name(shard), found)
-
-    def _running(self, graph: WeightGraph, row: Row) -> WeightGraph:
-        """The same graph, with what its network computes."""
-        computation = computation_of(graph.layout, self.description["kind"], row)
-        graph.layout = graph.layout.noting(computation=computation)
-        return graph
-
-    def _graph(self, parameters: Mapping[str, Tensor], group: str) -> WeightGraph:
-        """The graph of a network; the masks of a winning ticket are a second channel."""
-        if self._graph_of is not None:
-            return self._graph_of(group, parameters)
-        own = {key: x for key, x in parameters.items() if not key.endswith(MASK)}
-        channels = None
-        if len(own) < len(parameters):
-            # Biases have no mask of their own: all of them are kept.
-            masks = {k: parameters.get(f"{k}{MASK}", torch.ones_like(x)) for k, x in own.items()}
-            channels = {"mask": {k: masks[k].to(x.dtype) for k, x in own.items()}}
-        example = None
-        if self.description["options"].get("arch") == "cnn":
-            # Only its shape counts.
-            example = torch.empty(1, *self.description["image_shape"], device="meta")
-        return from_state_dict(
-            own,
-            flatten=self.description.get("flatten"),
-            example_input=example,
-            channels=channels,
-        )
+                self._writer.publish(_name(shard), networks)
 
 
 def _name(shard: int) -> str:

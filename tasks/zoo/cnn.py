@@ -3,86 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
-    check_at_least,
+    Interval,
+    Share,
+    Shares,
     check_interval,
-    check_networks,
     check_part,
     check_several,
     check_share,
-    check_split,
-    flag,
 )
-from nfn_graph.tasks.sources import Images, open_images
+from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
-    BuildOptions,
-    BuiltNetwork,
-    Interval,
+    Built,
     OnSteps,
     Row,
-    ZooWriter,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
+    SampledZooOptions,
     split_of,
 )
-from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind, TrainingData
-from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR, Optimiser
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
+from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.training import (
     KEPT_OF,
     ClassifierRun,
+    ClassifierZooBuilder,
     TrainedCheckpoint,
-    largest_activation,
     train_classifiers,
 )
 
-_NOT_IN_ROWS = ("architecture", "checkpoints")
-
 
 @dataclass(frozen=True)
-class CnnZooOptions(BuildOptions):
-    """Train a zoo of small classifiers with drawn hyperparameters.
+class CnnZooOptions(SampledZooOptions):
+    """Train a zoo of small classifiers with random hyperparameters.
 
-    The recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean over all
-    positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
+    The CNNs follow the recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean
+    over all positions, and a dense layer. The hyperparameters of every network are sampled
+    independently.
 
     Attributes:
-        data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
-            idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
-        networks: How many to train.
-        arch: Convolutional networks or MLPs.
-        widths: Channels or neurons of every hidden layer; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
-        padding: Of the convolutions; auto is 0, or 1 if the images are too small for that.
-        activations: After every hidden layer; one is drawn per network.
-        inits: How weights are initialised; one is drawn per network.
-        init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
-            and truncated_normal have a tenth of it as standard deviation).
-        optimisers: One is drawn per network.
-        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
-        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
-        dropout: The probability of an activation to be dropped, uniform between the two numbers,
-            for those networks that have dropout at all.
+        arch: The architecture: CNNs or MLPs.
+        widths: Channels or neurons of every hidden layer; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
+        padding: The padding of the convolutions; auto is 0, or 1 if the images are too small for
+            that.
+        activations: Activation functions of the hidden layers; one is sampled for every network.
+        inits: Initialisations of the weights; one is sampled for every network.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
+            and truncated_normal, a tenth of it is the standard deviation.
+        dropout: The range of the dropout probability, sampled uniformly, for networks with
+            dropout.
         dropout_share: The share of networks with dropout.
-        train_fractions: The share of the training images that a network sees; one is drawn.
-        epochs: How often a network sees them: an integer between the two, drawn uniformly.
-        checkpoints: When a network is written down, as shares of its training; each gives a row.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+        checkpoints: When to store a network, as shares of its training; each one adds a row.
     """
 
-    data: str = "digits"
     networks: int = 1000
     arch: Literal["cnn", "mlp"] = "cnn"
     widths: tuple[int, ...] = (16,)
@@ -96,40 +75,24 @@ class CnnZooOptions(BuildOptions):
         "normal",
         "truncated_normal",
     )
-    init_scale: Interval = (0.3, 3.0)
-    optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
-    learning_rate: Interval = (5e-4, 5e-2)
-    l2: Interval = (1e-8, 1e-2)
     dropout: Interval = (0.0, 0.5)
-    dropout_share: float = 0.5
-    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    epochs: tuple[int, int] = (4, 40)
-    checkpoints: tuple[float, ...] = (1.0,)
-    batch_size: int = 64
-    test_share: float = 0.15
+    dropout_share: Share = 0.5
+    checkpoints: Shares = (1.0,)
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        check_networks("networks", self.networks)
-        check_at_least("batch_size", self.batch_size, 1)
-        for name in ("activations", "inits", "optimisers", "train_fractions", "checkpoints"):
-            if not getattr(self, name):
-                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
+        self.check_choices("activations", "inits", "checkpoints")
         check_several("widths", self.widths, 1)
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
         if self.arch == "mlp" and self.padding != "auto":
             raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
-        for name in ("init_scale", "learning_rate", "l2", "epochs"):
-            check_interval(name, getattr(self, name), above=0)
         check_interval("dropout", self.dropout)
         for value in self.dropout:
             check_part("dropout", value)
         check_share("dropout_share", self.dropout_share)
-        check_split(self.validation_share, self.test_share)
-        for name in ("train_fractions", "checkpoints"):
-            for value in getattr(self, name):
-                check_share(name, value)
+        for value in self.checkpoints:
+            check_share("checkpoints", value)
 
 
 def build_cnn_zoo(
@@ -145,51 +108,33 @@ def build_cnn_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    images = open_images(options.data) if images is None else images
-    images.check_both_splits()
-    runs = [draw_run(options, images, network) for network in range(options.networks)]
-    writer = ZooWriter(
-        Path(options.out),
-        "cnn",
-        plain_options(options),
-        TrainingData.facts(images),
-    )
-    data: list[TrainingData] = []
+    return CnnZooBuilder(options, images).build(progress=progress)
 
-    def train(chosen: Sequence[ClassifierRun], on_steps: OnSteps) -> list[BuiltNetwork]:
-        if not data:
-            data.append(TrainingData.of(images, device, dtype))
-        found: list[TrainedCheckpoint] = []
-        for group in grouped(
-            chosen,
-            key=lambda run: (run.architecture, run.activation, run.dropout > 0),
-            # Networks that are trained for about as long finish together.
-            order=lambda run: run.num_steps,
-            together=lambda run: networks_together(
-                options, largest_activation(run, options.batch_size)
-            ),
-        ):
-            group.sort(key=lambda run: run.optimiser)
-            found += train_classifiers(group, data[0], options.batch_size, on_steps=on_steps)
-        found.sort(key=lambda c: (c.run.network, c.step))
-        return [(_row(c, options), c.run.architecture.name, c.parameters) for c in found]
 
-    build = partial(build_cnn_zoo, images=images)
-    return build_shards(
-        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
-    )
+class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
+    """Builds a zoo of classifiers."""
+
+    kind = "cnn"
+
+    def draw(self, network: int) -> ClassifierRun:
+        """The run of one network."""
+        return draw_run(self.options, self.source, network)
+
+    def train(
+        self, group: list[ClassifierRun], on_steps: OnSteps
+    ) -> Iterator[Built[ClassifierRun]]:
+        """All checkpoints of the networks."""
+        group.sort(key=lambda run: run.optimiser)
+        size = self.options.batch_size
+        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
+            yield Built(c.run, _row(c, self.options), c.parameters)
 
 
 def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
     run = checkpoint.run
-    values: dict[str, Any] = {
-        f.name: getattr(run, f.name) for f in fields(run) if f.name not in _NOT_IN_ROWS
-    }
     hidden = run.architecture.convolutions or run.architecture.hidden
     return {
-        **values,
+        **run.values(),
         "arch": options.arch,
         "width": hidden[0] if hidden else 0,
         "depth": len(hidden),
@@ -198,7 +143,7 @@ def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
         "step": checkpoint.step,
         "epoch": checkpoint.step * options.batch_size / run.num_images,
         "is_last": checkpoint.step == run.num_steps,
-        "is_finite": all(bool(x.isfinite().all()) for x in checkpoint.parameters.values()),
+        "is_finite": checkpoint.is_finite,
         **checkpoint.metrics._asdict(),
     }
 

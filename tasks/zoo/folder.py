@@ -136,7 +136,7 @@ def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
 
 def accuracy_line(zoo: WeightDataset) -> str:
     """How many classifiers a zoo holds, and how good they are."""
-    found = sorted(row["test_accuracy"] for row in zoo.rows)
+    found = sorted(zoo.column("test_accuracy").to_pylist())
     return (
         f"{zoo.folder}: {len(zoo)} checkpoints, test accuracy {found[0]:.3f} to {found[-1]:.3f}, "
         f"median {found[len(found) // 2]:.3f}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tyro.conf import arg
 
 from nfn_graph.messages import UserError
@@ -21,22 +20,16 @@ from nfn_graph.tasks.option_checks import (
     check_several,
 )
 from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
-from nfn_graph.tasks.zoo.builder import (
-    BuildOptions,
-    BuiltNetwork,
-    OnSteps,
-    Row,
-    Split,
-    ZooWriter,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
-)
+from nfn_graph.tasks.zoo.builder import BuildOptions, Built, OnSteps, Row, Split, ZooBuilder
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
-from nfn_graph.tasks.zoo.siren import FitSettings, FitTargets, SirenShape, fit_sirens, pixel_grid
+from nfn_graph.tasks.zoo.siren import (
+    FitSettings,
+    FitTargets,
+    Siren,
+    SirenShape,
+    fit_sirens,
+    pixel_grid,
+)
 
 _CLOUD_POINTS = 1024
 _MAX_DISTANCE = 1.0
@@ -48,20 +41,21 @@ class InrZooOptions(BuildOptions):
 
     Attributes:
         data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
-            CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
+            CIFAR batches, or with pictures in a subfolder per class. With --kind cloud: an .npz
             file, or a folder with .off or .ply files in a subfolder per class.
-        kind: Whether data holds images or point clouds.
-        images: Training images or shapes, validation included; 0 for all of them.
-        test_images: Test images or shapes; 0 for all of them.
-        fits: Networks per training image, with initialisations of their own.
-        test_fits: Networks per validation or test image.
-        widths: Neurons of the hidden layers; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
+        kind: Whether --data contains images or point clouds.
+        images: The number of training and validation images or shapes; 0 for all of them.
+        test_images: The number of test images or shapes; 0 for all of them.
+        fits: The number of networks per training image, each with its own initialisation.
+        test_fits: The number of networks per validation or test image.
+        widths: Neurons of the hidden layers; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
         w0: The frequency factor of all hidden layers.
-        steps: Steps of Adam.
-        learning_rate: Of Adam.
-        points: Points per step; 0 for all pixels of an image, or 1,024 of a shape.
-        samples: Points around each shape whose distance is computed.
+        steps: The number of training steps.
+        learning_rate: The learning rate of Adam.
+        points: The number of points per training step; 0 for all pixels of an image, or for 1,024
+            points of a shape.
+        samples: The number of points around each shape whose distance is computed.
     """
 
     data: str = "digits"
@@ -124,58 +118,82 @@ def build_inr_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder` and `render_zoo`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    if source is None:
-        opener = open_images if options.kind == "image" else open_clouds
-        source = opener(options.data)
-    fits = list_fits(options, source)
-    is_image = isinstance(source, Images)
-    offset = 0.5 if is_image else 0.0
-    points = options.points or (0 if is_image else _CLOUD_POINTS)
-    settings = FitSettings(
-        options.w0, offset, options.steps, options.learning_rate, points, options.seed
-    )
-    writer = ZooWriter(Path(options.out), "inr", plain_options(options), _facts(source, offset))
-
-    def train(chosen: Sequence[InrFit], on_steps: OnSteps) -> list[BuiltNetwork]:
-        built: list[BuiltNetwork] = []
-        for group in grouped(
-            chosen,
-            key=lambda fit: fit.shape,
-            order=lambda fit: fit.network,
-            together=lambda fit: networks_together(options, _entries(fit, source, points)),
-        ):
-            targets = FitTargets(
-                *(x.to(device, dtype) for x in targets_of(source, group, options.samples))
-            )
-            shape = group[0].shape
-            found = fit_sirens(shape, [f.seed for f in group], targets, settings, on_steps)
-            errors = found.errors.tolist()
-            for i, (fit, error) in enumerate(zip(group, errors, strict=True)):
-                parameters = {key: x[i].cpu() for key, x in found.parameters.items()}
-                built.append((_row(fit, options, settings, error), shape.name, parameters))
-        built.sort(key=lambda network: network[0]["network"])
-        return built
-
-    build = partial(build_inr_zoo, source=source)
-    return build_shards(
-        options, writer, fits, lambda fit: options.steps, train, build, progress=progress
-    )
+    return InrZooBuilder(options, source).build(progress=progress)
 
 
-def _facts(source: Images | Clouds, offset: float) -> dict[str, Any]:
-    """What a reader of a zoo must know about its data, and how its networks are to be read."""
-    shape = list(source.shape) if isinstance(source, Images) else None
-    return {
-        "fingerprint": source.fingerprint,
-        "classes": list(source.classes),
-        "signal": "unsigned distance" if shape is None else "image",
-        "image_shape": shape,
-        "convention": "hidden layers sin(w0 * (W x + b)), output W x + b + output_offset; "
-        "coordinates (row, column) or (x, y, z) within [-1, 1], both ends included",
-        "output_offset": offset,
-    }
+class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
+    """Builds a zoo of SIRENs."""
+
+    kind = "inr"
+
+    def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
+        super().__init__(options, source)
+        is_image = isinstance(self.source, Images)
+        self.settings = FitSettings(
+            options.w0,
+            0.5 if is_image else 0.0,
+            options.steps,
+            options.learning_rate,
+            options.points or (0 if is_image else _CLOUD_POINTS),
+            options.seed,
+        )
+
+    def open_source(self) -> Images | Clouds:
+        """The images or shapes that the options name."""
+        opener = open_images if self.options.kind == "image" else open_clouds
+        return opener(self.options.data)
+
+    def facts(self) -> dict[str, Any]:
+        """The data, and how the networks are to be read."""
+        source = self.source
+        shape = list(source.shape) if isinstance(source, Images) else None
+        return {
+            "fingerprint": source.fingerprint,
+            "classes": list(source.classes),
+            "signal": "unsigned distance" if shape is None else "image",
+            "image_shape": shape,
+            "convention": "hidden layers sin(w0 * (W x + b)), output W x + b + output_offset; "
+            "coordinates (row, column) or (x, y, z) within [-1, 1], both ends included",
+            "output_offset": self.settings.offset,
+        }
+
+    def list_networks(self) -> list[InrFit]:
+        """All networks of the zoo."""
+        return list_fits(self.options, self.source)
+
+    def steps(self, item: InrFit) -> int:
+        """All networks take the same number of steps."""
+        return self.options.steps
+
+    def alike(self, item: InrFit) -> SirenShape:
+        """Networks of one shape."""
+        return item.shape
+
+    def name(self, item: InrFit) -> str:
+        """The name of the shape."""
+        return item.shape.name
+
+    def largest_activation(self, item: InrFit) -> int:
+        """That of all points of a step."""
+        points = self.settings.points
+        if isinstance(self.source, Images) and not points:
+            points = self.source.shape[1] * self.source.shape[2]
+        return points * max(item.shape.hidden)
+
+    def module(self, item: InrFit) -> tuple[nn.Module, tuple[int, ...]]:
+        """The network, which reads a point."""
+        siren = Siren(item.shape, self.settings.w0, self.settings.offset)
+        return siren, (item.shape.inputs,)
+
+    def train(self, group: list[InrFit], on_steps: OnSteps) -> Iterator[Built[InrFit]]:
+        """The fitted networks."""
+        targets = targets_of(self.source, group, self.options.samples)
+        targets = FitTargets(*(x.to(self.device, self.dtype) for x in targets))
+        seeds = [fit.seed for fit in group]
+        found = fit_sirens(group[0].shape, seeds, targets, self.settings, on_steps)
+        for i, (fit, error) in enumerate(zip(group, found.errors.tolist(), strict=True)):
+            parameters = {key: x[i].cpu() for key, x in found.parameters.items()}
+            yield Built(fit, _row(fit, self.options, self.settings, error), parameters)
 
 
 def _row(fit: InrFit, options: InrZooOptions, settings: FitSettings, error: float) -> Row:
@@ -238,12 +256,6 @@ def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) ->
 def _psnr(error: float) -> float:
     """In decibels, of a mean squared error; that of a fit that diverged is NaN as well."""
     return math.inf if error == 0 else -10 * math.log10(error)
-
-
-def _entries(fit: InrFit, source: Images | Clouds, points: int) -> int:
-    if isinstance(source, Images) and not points:
-        points = source.shape[1] * source.shape[2]
-    return points * max(fit.shape.hidden)
 
 
 def _drawn(index: Tensor, count: int, options: InrZooOptions, option: str, name: str) -> list[int]:

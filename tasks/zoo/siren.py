@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 
@@ -60,6 +61,29 @@ def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -
     return parameters
 
 
+class Siren(nn.Module):
+    """One such network as an ordinary module, with the keys of a zoo's checkpoints.
+
+    Args:
+        shape: Its widths.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+
+    def __init__(self, shape: SirenShape, w0: float, offset: float = 0.0) -> None:
+        super().__init__()
+        widths = (shape.inputs, *shape.hidden, shape.outputs)
+        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(widths))
+        self.w0, self.offset = w0, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs `[points, outputs]` at coordinates `[points, inputs]`."""
+        for layer in self.layers[:-1]:
+            x = torch.sin(layer(x) * self.w0)
+        x = self.layers[-1](x) + self.offset
+        return x
+
+
 def siren_forward(
     parameters: Mapping[str, Tensor], coordinates: Tensor, w0: float, offset: float = 0.0
 ) -> Tensor:
@@ -87,6 +111,38 @@ def siren_forward(
         if not last:
             x = torch.sin(x)
     return x
+
+
+def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
+    """What a SIREN computes, so that the graph of a file that does not say it can be run.
+
+    Args:
+        layout: The layout of a chain of dense layers with biases.
+        w0: The frequency factor of all hidden layers.
+        offset: What is added to the outputs.
+    """
+    # Every tensor of a chain is the weights of one type or the biases of one layer.
+    numbers = {parts[0].store: i for i, parts in enumerate(layout.sources)}
+    steps, activations = [Step("input", (0,))], []
+
+    def step(operation: str, *args: Argument) -> Ref:
+        steps.append(Step(operation, args))
+        return Ref(len(steps) - 1)
+
+    x = Ref(0)
+    for i, weight in enumerate(layout.spec.weights):
+        parameters = [step("parameter", numbers[key]) for key in (weight.key, weight.target)]
+        x = step("linear", x, *parameters)
+        is_last = i == len(layout.spec.weights) - 1
+        x = step("add", x, offset) if is_last else step("sin", step("mul", x, w0))
+        activations.append(Neurons(weight.target, x, -1))
+    # Some checkpoints hold weights [in, out].
+    turned = {
+        number: [("permute", ((1, 0),))]
+        for number, parts in enumerate(layout.sources)
+        if parts[0].axes == ("source", "target")
+    }
+    return Computation(tuple(steps), (x,), tuple(activations)).reading(turned)
 
 
 def pixel_grid(height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,73 +13,51 @@ from torch import Tensor
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
 from nfn_graph.tasks.option_checks import (
+    Share,
     check_above,
     check_at_least,
-    check_networks,
     check_several,
-    check_split,
 )
-from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.builder import (
-    MASK,
-    BuildOptions,
-    BuiltNetwork,
-    OnSteps,
-    Row,
-    ZooWriter,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
-    split_of,
-)
-from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind, TrainingData
-from nfn_graph.tasks.zoo.optimisers import Optimiser
+from nfn_graph.tasks.sources import Images
+from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, OnSteps, Row, split_of
+from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
+from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.training import (
     ClassifierRun,
+    ClassifierZooBuilder,
     TrainedCheckpoint,
-    largest_activation,
     train_classifiers,
 )
 
 MOST_POSITIONS = 16
-_NOT_IN_ROWS = ("architecture", "checkpoints")
 
 
 @dataclass(frozen=True)
-class TicketZooOptions(BuildOptions):
+class TicketZooOptions(ImageZooOptions):
     """Find winning tickets: initialisations, each with a mask under which it trains well.
 
-    One step of iterative magnitude pruning: a network is trained, its largest weights are
-    kept, and the mask is laid on the weights that it started from. All networks are trained
-    alike, each from its own seed.
+    The masks come from one step of iterative magnitude pruning: a network is trained, and the mask
+    keeps the weights that are largest after training. All networks are trained in the same way,
+    each from a seed of its own.
 
     Attributes:
-        data: The images: digits, or a folder or .npz file; see nfn_graph.tasks.sources.
-        networks: How many to train.
-        arch: MLPs of two hidden layers; or three 3 x 3 convolutions with stride 2, a hidden
-            and an output layer, which reads all positions of the last map.
-        widths: Neurons or channels of every hidden layer; one is drawn per network.
+        arch: The architecture: MLPs with two hidden layers, or CNNs with three 3 x 3 convolutions
+            of stride 2, one hidden layer that reads all positions, and an output layer.
+        widths: Neurons or channels of every hidden layer; one width is sampled for every network.
         sparsity: The share of the weights to prune. Biases are kept.
         scope: Whether weights compete within their network or within their layer.
-        activation: After every hidden layer.
-        init: How weights are initialised.
-        optimiser: For all networks.
-        learning_rate: Of the optimiser.
+        activation: The activation function of the hidden layers.
+        init: The initialisation of the weights.
+        optimiser: The optimiser of all networks.
+        learning_rate: The learning rate of the optimiser.
         l2: The penalty on the sum of squared weights.
-        epochs: How often a network sees the training images.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+        epochs: The number of epochs.
     """
 
-    data: str = "digits"
-    networks: int = 500
     arch: Literal["mlp", "cnn"] = "mlp"
     widths: tuple[int, ...] = (64,)
-    sparsity: float = 0.95
+    sparsity: Share = 0.95
     scope: Scope = "global"
     activation: Activation = "relu"
     init: InitKind = "he_normal"
@@ -88,20 +65,16 @@ class TicketZooOptions(BuildOptions):
     learning_rate: float = 3e-3
     l2: float = 0.0
     epochs: int = 40
-    batch_size: int = 64
-    validation_share: float = 0.1
-    test_share: float = 0.1
+    validation_share: Share = 0.1
+    test_share: Share = 0.1
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        check_networks("networks", self.networks)
-        for name in ("epochs", "batch_size"):
-            check_at_least(name, getattr(self, name), 1)
+        check_at_least("epochs", self.epochs, 1)
         check_several("widths", self.widths, 1)
         check_above("learning_rate", self.learning_rate, 0)
         check_at_least("l2", self.l2, 0)
-        check_split(self.validation_share, self.test_share)
         check_sparsity(self.sparsity)
 
 
@@ -120,42 +93,33 @@ def build_ticket_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    images = open_images(options.data) if images is None else images
-    images.check_both_splits()
-    runs = [ticket_run(options, images, network) for network in range(options.networks)]
-    writer = ZooWriter(
-        Path(options.out),
-        "tickets",
-        plain_options(options),
-        {**TrainingData.facts(images), "flatten": "channels_first"},
-    )
-    data: list[TrainingData] = []
+    return TicketZooBuilder(options, images).build(progress=progress)
 
-    def train(chosen: Sequence[ClassifierRun], on_steps: OnSteps) -> list[BuiltNetwork]:
-        if not data:
-            data.append(TrainingData.of(images, device, dtype))
-        built: list[BuiltNetwork] = []
-        for group in grouped(
-            chosen,
-            key=lambda run: run.architecture,
-            order=lambda run: run.network,
-            together=lambda run: networks_together(
-                options, largest_activation(run, options.batch_size)
-            ),
-        ):
-            found = list(train_classifiers(group, data[0], options.batch_size, on_steps=on_steps))
-            first = {c.run.network: c for c in found if c.step == 0}
-            last = [c for c in found if c.step == c.run.num_steps]
-            built += [_pair(first[c.run.network], c, options) for c in last]
-        built.sort(key=lambda network: network[0]["network"])
-        return built
 
-    build = partial(build_ticket_zoo, images=images)
-    return build_shards(
-        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
-    )
+class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
+    """Builds a zoo of winning tickets."""
+
+    kind = "tickets"
+
+    def facts(self) -> dict[str, Any]:
+        """The images, and which entries run fastest where a convolution meets a dense layer."""
+        return {**super().facts(), "flatten": "channels_first"}
+
+    def draw(self, network: int) -> ClassifierRun:
+        """The run of one network."""
+        return ticket_run(self.options, self.source, network)
+
+    def train(
+        self, group: list[ClassifierRun], on_steps: OnSteps
+    ) -> Iterator[Built[ClassifierRun]]:
+        """The initial weights of the networks, with the masks that training leads to."""
+        first: dict[int, Parameters] = {}
+        size = self.options.batch_size
+        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
+            if c.step == 0:
+                first[c.run.network] = c.parameters
+            else:
+                yield _ticket(first[c.run.network], c, self.options)
 
 
 def ticket_run(options: TicketZooOptions, images: Images, network: int) -> ClassifierRun:
@@ -206,27 +170,22 @@ def weights_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: x for key, x in parameters.items() if key.endswith("weight")}
 
 
-def _pair(
-    first: TrainedCheckpoint, last: TrainedCheckpoint, options: TicketZooOptions
-) -> BuiltNetwork:
-    """The row, the group and the tensors of an initialisation with its mask."""
-    run = last.run
-    is_finite = all(bool(x.isfinite().all()) for x in last.parameters.values())
-    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(last.parameters).items()}
+def _ticket(
+    initial: Parameters, trained: TrainedCheckpoint, options: TicketZooOptions
+) -> Built[ClassifierRun]:
+    """An initialisation with its mask."""
+    run: ClassifierRun = trained.run
+    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(trained.parameters).items()}
     masks = masks_from_scores(sizes, options.sparsity, options.scope)
-    values: dict[str, Any] = {
-        f.name: getattr(run, f.name) for f in fields(run) if f.name not in _NOT_IN_ROWS
-    }
     row: Row = {
-        **values,
+        **run.values(),
         "arch": options.arch,
         "width": run.architecture.hidden[0],
         "sparsity": options.sparsity,
         "scope": options.scope,
         "num_weights": sum(m.numel() for m in masks.values()),
         "num_kept": sum(int(m.sum()) for m in masks.values()),
-        "is_finite": is_finite,
-        "dense_accuracy": last.metrics.test_accuracy,
+        "is_finite": trained.is_finite,
+        "dense_accuracy": trained.metrics.test_accuracy,
     }
-    tensors = {**first.parameters, **{f"{key}{MASK}": m[0] for key, m in masks.items()}}
-    return row, run.architecture.name, tensors
+    return Built(run, row, initial, {key: m[0] for key, m in masks.items()})

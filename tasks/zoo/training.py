@@ -7,23 +7,24 @@ dropout, drawn from its own seed; so what it becomes does not depend on the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.builder import Split
+from nfn_graph.tasks.zoo.builder import ImageOptions, ImageZooBuilder, Split
 from nfn_graph.tasks.zoo.classifiers import (
     Activation,
     Architecture,
     InitKind,
     Metrics,
     TrainingData,
+    build_module,
     forward,
     initialise,
     measure,
@@ -79,20 +80,24 @@ class ClassifierRun:
     checkpoints: tuple[int, ...]
     split: Split
 
-
-def largest_activation(run: ClassifierRun, batch_size: int) -> int:
-    """How many numbers the largest activation of a training step holds."""
-    sizes = [run.architecture.image, *run.architecture.units]
-    return batch_size * max(math.prod(size) for size in sizes)
+    def values(self) -> dict[str, Any]:
+        """What a table says of the run."""
+        names = (f.name for f in fields(self))
+        return {n: getattr(self, n) for n in names if n not in ("architecture", "checkpoints")}
 
 
 class TrainedCheckpoint(NamedTuple):
     """A network at some step of its training."""
 
-    run: ClassifierRun
+    run: Any
     step: int
     parameters: Parameters
     metrics: Metrics
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all parameters are numbers: training may diverge."""
+        return all(bool(x.isfinite().all()) for x in self.parameters.values())
 
 
 class ImageOrder:
@@ -124,6 +129,65 @@ class ImageOrder:
         return joined[:count]
 
 
+class StackedNetworks(Protocol):
+    """Networks of one shape, whose parameters are stacked along a first axis."""
+
+    @property
+    def units(self) -> Sequence[tuple[int, ...]]:
+        """The shape of every hidden activation of one image; where dropout acts."""
+
+    def initialise(self, run: Any) -> Parameters:
+        """Fresh parameters of one network."""
+
+    def loss(
+        self, parameters: Parameters, images: Tensor, labels: Tensor, dropped: list[Tensor] | None
+    ) -> Tensor:
+        """The mean loss over a batch, summed over networks.
+
+        Args:
+            parameters: Stacked parameters.
+            images: `[batch, N, channels, height, width]`.
+            labels: `[N, batch]`.
+            dropped: For every hidden layer, what its activations are multiplied with.
+        """
+
+    def measure(
+        self, parameters: Parameters, data: TrainingData, trained_on: Sequence[Tensor]
+    ) -> list[Metrics]:
+        """The metrics of every network, given the training images that each of them saw."""
+
+
+@dataclass(frozen=True)
+class Classifiers:
+    """Stacked classifiers of one architecture and activation."""
+
+    architecture: Architecture
+    activation: Activation
+
+    @property
+    def units(self) -> Sequence[tuple[int, ...]]:
+        """The shape of every hidden activation of one image."""
+        return self.architecture.units
+
+    def initialise(self, run: ClassifierRun) -> Parameters:
+        """Fresh parameters of one network."""
+        generator = generator_of(run.seed, "initial")
+        return initialise(self.architecture, run.init, run.init_scale, generator)
+
+    def loss(
+        self, parameters: Parameters, images: Tensor, labels: Tensor, dropped: list[Tensor] | None
+    ) -> Tensor:
+        """The cross-entropy."""
+        outputs = forward(self.architecture, parameters, self.activation, images, dropped)
+        return F.cross_entropy(outputs, labels, reduction="sum") / len(images)
+
+    def measure(
+        self, parameters: Parameters, data: TrainingData, trained_on: Sequence[Tensor]
+    ) -> list[Metrics]:
+        """The metrics of every network."""
+        return measure(self.architecture, parameters, self.activation, data, trained_on)
+
+
 def train_classifiers(
     runs: Sequence[ClassifierRun],
     data: TrainingData,
@@ -133,10 +197,35 @@ def train_classifiers(
     masks: Mapping[str, Tensor] | None = None,
     on_steps: Callable[[int], None] = lambda steps: None,
 ) -> Iterator[TrainedCheckpoint]:
-    """Trains networks of one architecture and activation together.
+    """Trains networks of one architecture and activation; see :func:`train_together`."""
+    kinds = {(run.architecture, run.activation) for run in runs}
+    if len(kinds) != 1:
+        raise UserError(
+            f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
+        )
+    networks = Classifiers(*kinds.pop())
+    return train_together(
+        networks, runs, data, batch_size, initial=initial, masks=masks, on_steps=on_steps
+    )
+
+
+def train_together(
+    networks: StackedNetworks,
+    runs: Sequence[Any],
+    data: TrainingData,
+    batch_size: int,
+    *,
+    initial: Parameters | None = None,
+    masks: Mapping[str, Tensor] | None = None,
+    on_steps: Callable[[int], None] = lambda steps: None,
+) -> Iterator[TrainedCheckpoint]:
+    """Trains networks of one shape together.
 
     Args:
-        runs: The networks, with those of one optimiser next to each other.
+        networks: How they are initialised, what they compute, how they are measured.
+        runs: The networks, with those of one optimiser next to each other. What is read of a run
+            is its `seed`, `optimiser`, `learning_rate`, `l2`, `dropout`, `num_images`, `num_steps`
+            and `checkpoints`.
         data: What they are trained and tested on.
         batch_size: Images per step.
         initial: Stacked parameters to start from, instead of fresh ones.
@@ -146,8 +235,7 @@ def train_classifiers(
     Yields:
         Every checkpoint as soon as it is reached.
     """
-    _check_alike(runs)
-    state = _State(list(runs), data, initial, masks)
+    state = _State(networks, list(runs), data, initial, masks)
     longest = max(run.num_steps for run in runs)
     for start in range(0, longest + 1, BLOCK):
         state.keep_unfinished(start)
@@ -169,20 +257,16 @@ class _State:
 
     def __init__(
         self,
-        runs: list[ClassifierRun],
+        networks: StackedNetworks,
+        runs: list[Any],
         data: TrainingData,
         initial: Parameters | None,
         masks: Mapping[str, Tensor] | None,
     ) -> None:
         like = data.train_images
-        self.runs, self.data = runs, data
-        self.architecture, self.activation = runs[0].architecture, runs[0].activation
+        self.networks, self.runs, self.data = networks, runs, data
         if initial is None:
-            fresh = [
-                initialise(r.architecture, r.init, r.init_scale, generator_of(r.seed, "initial"))
-                for r in runs
-            ]
-            initial = stack(fresh)
+            initial = stack([networks.initialise(run) for run in runs])
         stacked = {key: x.to(like.device, like.dtype) for key, x in initial.items()}
         self.optimiser = BatchedOptimiser(
             stacked,
@@ -217,7 +301,7 @@ class _State:
         like = self.data.train_images
         kept = [KEPT_OF - round(run.dropout * KEPT_OF) for run in self.runs]
         layers = []
-        for units in self.architecture.units:
+        for units in self.networks.units:
             shape = (BLOCK, *units, batch_size)
             # The largest byte that stays, so that 256 of 256 fit into a byte.
             last = torch.tensor([k - 1 for k in kept], dtype=torch.uint8, device=like.device)
@@ -234,8 +318,7 @@ class _State:
         labels = self.data.train_labels[batch.t()]
         images = images.view(*batch.shape, *images.shape[1:])
         parameters = self.optimiser.parameters
-        outputs = forward(self.architecture, parameters, self.activation, images, dropped)
-        loss = F.cross_entropy(outputs, labels, reduction="sum") / len(batch)
+        loss = self.networks.loss(parameters, images, labels, dropped)
         self.optimiser.step(torch.autograd.grad(loss, list(parameters.values())))
 
     @torch.no_grad()
@@ -248,18 +331,33 @@ class _State:
         chosen = {key: x.detach()[index] for key, x in self.optimiser.parameters.items()}
         runs = [self.runs[i] for i in rows]
         orders = [self.orders[i].images for i in rows]
-        results = measure(self.architecture, chosen, self.activation, self.data, orders)
+        results = self.networks.measure(chosen, self.data, orders)
         for i, (run, metrics) in enumerate(zip(runs, results, strict=True)):
             yield TrainedCheckpoint(
                 run, step, {key: x[i].cpu() for key, x in chosen.items()}, metrics
             )
 
 
-def _check_alike(runs: Sequence[ClassifierRun]) -> None:
-    if not runs:
-        raise UserError("Expected at least one network to train (got none)")
-    kinds = {(run.architecture, run.activation) for run in runs}
-    if len(kinds) > 1:
-        raise UserError(
-            f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
-        )
+class ClassifierZooBuilder(ImageZooBuilder[ImageOptions, ClassifierRun]):
+    """Builds a zoo of classifiers that are convolutional networks or MLPs."""
+
+    def steps(self, item: ClassifierRun) -> int:
+        """The training steps of a network."""
+        return item.num_steps
+
+    def alike(self, item: ClassifierRun) -> Hashable:
+        """Networks of one architecture and activation, with or without dropout."""
+        return item.architecture, item.activation, item.dropout > 0
+
+    def name(self, item: ClassifierRun) -> str:
+        """The name of the architecture."""
+        return item.architecture.name
+
+    def largest_activation(self, item: ClassifierRun) -> int:
+        """That of a batch of images."""
+        sizes = [item.architecture.image, *item.architecture.units]
+        return self.options.batch_size * max(math.prod(size) for size in sizes)
+
+    def module(self, item: ClassifierRun) -> tuple[nn.Module, tuple[int, ...]]:
+        """The network, which reads an image."""
+        return build_module(item.architecture, item.activation), self.source.shape

@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nfn_graph.converters import from_module, from_state_dict
+from nfn_graph import WeightGraph
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
-    check_at_least,
-    check_interval,
-    check_networks,
-    check_several,
-    check_share,
-    check_split,
-    flag,
-)
-from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.builder import (
-    BuildOptions,
-    BuiltNetwork,
     Interval,
+    check_several,
+)
+from nfn_graph.tasks.sources import Images
+from nfn_graph.tasks.zoo.builder import (
+    Built,
+    ImageZooBuilder,
     OnSteps,
     Row,
+    SampledZooOptions,
     Split,
-    ZooWriter,
-    build_shards,
-    device_of,
-    dtype_of,
-    grouped,
-    networks_together,
-    plain_options,
     split_of,
 )
 from nfn_graph.tasks.zoo.classifiers import Metrics, TrainingData
-from nfn_graph.tasks.zoo.optimisers import (
-    SGD_FACTOR,
-    BatchedOptimiser,
-    Optimiser,
-    Parameters,
-    stack,
-)
+from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR, Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.training import ImageOrder
+from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_together
 from nfn_graph.transforms import FillBiases
 
 # Images that are evaluated at once.
@@ -57,53 +40,29 @@ _EVALUATED = 256
 
 
 @dataclass(frozen=True)
-class TransformerZooOptions(BuildOptions):
+class TransformerZooOptions(SampledZooOptions):
     """Train a zoo of small transformers that read images row by row, as sequences.
 
-    Every network draws its hyperparameters on its own, its size included.
+    The hyperparameters of every network, including its size, are sampled independently.
 
     Attributes:
-        data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
-            idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
-        networks: How many to train.
-        widths: Neurons of the residual stream; one is drawn per network.
-        heads: Attention heads; one is drawn per network. Every width is a multiple of at least 2.
-        depths: Blocks; one is drawn per network.
+        widths: Neurons of the residual stream; one width is sampled for every network.
+        heads: Numbers of attention heads; one is sampled for every network. Every width must be a
+            multiple of every number of heads, by a factor of two or more.
+        depths: Numbers of blocks; one is sampled for every network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
-            is drawn per network.
-        init_scale: A factor of the initial weights, log-uniform between the two numbers.
-        optimisers: One is drawn per network.
-        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
-        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
-        train_fractions: The share of the training images that a network sees; one is drawn.
-        epochs: How often a network sees them: an integer between the two, drawn uniformly.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+            is sampled for every network.
     """
 
-    data: str = "digits"
-    networks: int = 500
     widths: tuple[int, ...] = (8, 12, 16)
     heads: tuple[int, ...] = (2, 4)
     depths: tuple[int, ...] = (1, 2)
     expansions: tuple[int, ...] = (1, 2)
-    init_scale: Interval = (0.3, 3.0)
-    optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
     learning_rate: Interval = (5e-4, 2e-2)
-    l2: Interval = (1e-8, 1e-2)
-    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    epochs: tuple[int, int] = (4, 40)
-    batch_size: int = 64
-    test_share: float = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        check_networks("networks", self.networks)
-        check_at_least("batch_size", self.batch_size, 1)
-        for name in ("optimisers", "train_fractions"):
-            if not getattr(self, name):
-                raise UserError(f"Expected at least one value of {flag(name)} (got none)")
         for name in ("widths", "heads", "depths", "expansions"):
             check_several(name, getattr(self, name), 1)
         # Heads of one dimension would be neurons of another kind than those of several.
@@ -113,11 +72,6 @@ class TransformerZooOptions(BuildOptions):
                 f"Expected --heads that divide all --widths, into parts of two or more (got "
                 f"{odd[0][1]} heads and a width of {odd[0][0]})"
             )
-        for name in ("init_scale", "learning_rate", "l2", "epochs"):
-            check_interval(name, getattr(self, name), above=0)
-        check_split(self.validation_share, self.test_share)
-        for value in self.train_fractions:
-            check_share("train_fractions", value)
 
 
 @dataclass(frozen=True)
@@ -159,6 +113,14 @@ class TransformerRun:
     num_images: int
     num_steps: int
     split: Split
+
+    # Transformers have no dropout, and are written down when their training ends.
+    dropout: ClassVar[float] = 0.0
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """The steps after which it is written down."""
+        return (self.num_steps,)
 
 
 class Block(nn.Module):
@@ -220,53 +182,57 @@ def build_transformer_zoo(
     Returns:
         The zoo's folder, for `open_zoo_folder`.
     """
-    options.check()
-    device, dtype = device_of(options), dtype_of(options)
-    images = open_images(options.data) if images is None else images
-    images.check_both_splits()
-    runs = [draw_transformer(options, images, network) for network in range(options.networks)]
-    shapes = {_name(run.shape): run.shape for run in runs}
-    # Networks of one shape share their layout.
-    network_of = cache(lambda name: RowTransformer(shapes[name]).to("meta", dtype))
-    example = torch.empty(1, *images.shape, device="meta", dtype=dtype)
-    deepest = max(shapes, key=lambda name: shapes[name].depth)
-    # Every block adds values to the neurons of the stream; zeros bring all depths together.
-    fill = FillBiases.to_largest([from_module(network_of(deepest), example)])
-    writer = ZooWriter(
-        Path(options.out),
-        "transformer",
-        plain_options(options),
-        TrainingData.facts(images),
-        graph_of=lambda group, tensors: fill(
-            from_state_dict(tensors, arch=network_of(group), example_input=example)
-        ),
-    )
-    data: list[TrainingData] = []
+    return TransformerZooBuilder(options, images).build(progress=progress)
 
-    def train(chosen: Sequence[TransformerRun], on_steps: OnSteps) -> list[BuiltNetwork]:
-        if not data:
-            data.append(TrainingData.of(images, device, dtype))
-        found: list[tuple[TransformerRun, Parameters, Metrics]] = []
-        for group in grouped(
-            chosen,
-            key=lambda run: run.shape,
-            order=lambda run: run.num_steps,
-            together=lambda run: networks_together(
-                options, options.batch_size * run.shape.rows * run.shape.width * 4
-            ),
-        ):
-            group.sort(key=lambda run: run.optimiser)
-            found += train_transformers(group, data[0], options.batch_size, on_steps)
-        found.sort(key=lambda item: item[0].network)
-        return [
-            (_row(run, parameters, metrics, options), _name(run.shape), parameters)
-            for run, parameters, metrics in found
-        ]
 
-    build = partial(build_transformer_zoo, images=images)
-    return build_shards(
-        options, writer, runs, lambda run: run.num_steps, train, build, progress=progress
-    )
+class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRun]):
+    """Builds a zoo of transformers."""
+
+    kind = "transformer"
+
+    def draw(self, network: int) -> TransformerRun:
+        """The run of one network."""
+        return draw_transformer(self.options, self.source, network)
+
+    def steps(self, item: TransformerRun) -> int:
+        """The training steps of a network."""
+        return item.num_steps
+
+    def alike(self, item: TransformerRun) -> Shape:
+        """Networks of one shape."""
+        return item.shape
+
+    def name(self, item: TransformerRun) -> str:
+        """Depth, width, expansion and heads."""
+        shape = item.shape
+        return f"{shape.depth}x{shape.width}x{shape.expansion}h{shape.heads}"
+
+    def largest_activation(self, item: TransformerRun) -> int:
+        """That of a batch of images."""
+        return self.options.batch_size * item.shape.rows * item.shape.width * 4
+
+    def module(self, item: TransformerRun) -> tuple[nn.Module, tuple[int, ...]]:
+        """The network, which reads an image."""
+        return RowTransformer(item.shape), self.source.shape
+
+    @cached_property
+    def _fill(self) -> FillBiases:
+        """Every block adds values to the neurons of the stream; zeros bring all depths together."""
+        deepest = max(self.list_networks(), key=lambda run: run.shape.depth)
+        return FillBiases.to_largest([self.empty_graph(deepest)])
+
+    def transform(self, graph: WeightGraph) -> WeightGraph:
+        """A graph with as many values for every neuron as the deepest network has."""
+        return self._fill(graph)
+
+    def train(
+        self, group: list[TransformerRun], on_steps: OnSteps
+    ) -> Iterator[Built[TransformerRun]]:
+        """The networks at the end of their training."""
+        group.sort(key=lambda run: run.optimiser)
+        networks, size = Transformers(group[0].shape), self.options.batch_size
+        for c in train_together(networks, group, self.data, size, on_steps=on_steps):
+            yield Built(c.run, _row(c, self.options), c.parameters)
 
 
 def draw_transformer(
@@ -320,100 +286,65 @@ def initialise_transformer(run: TransformerRun) -> Parameters:
     return found
 
 
-def train_transformers(
-    runs: Sequence[TransformerRun],
-    data: TrainingData,
-    batch_size: int,
-    on_steps: OnSteps = lambda steps: None,
-) -> list[tuple[TransformerRun, Parameters, Metrics]]:
-    """Trains networks of one shape together, each as if it were alone.
+class Transformers:
+    """Stacked transformers of one shape; see :class:`StackedNetworks`.
 
     Args:
-        runs: The networks, with those of one optimiser next to each other.
-        data: What they are trained and tested on.
-        batch_size: Images per step.
-        on_steps: Called with the number of steps made, summed over networks.
+        shape: Their common shape.
     """
-    like = data.train_images
-    module = RowTransformer(runs[0].shape).to("meta")
 
-    def one(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(parameters), (x,))
+    units: tuple[tuple[int, ...], ...] = ()
 
-    together = torch.vmap(one)
-    fresh = stack([initialise_transformer(run) for run in runs])
-    optimiser = BatchedOptimiser(
-        {key: x.to(like.device, like.dtype) for key, x in fresh.items()},
-        [run.optimiser for run in runs],
-        like.new_tensor([run.learning_rate for run in runs]),
-        like.new_tensor([run.l2 for run in runs]),
-    )
-    orders = [ImageOrder(run.seed, run.num_images, len(like)) for run in runs]
-    left, step = list(range(len(runs))), 0
-    found = []
-    while left:
-        ended = [i for i, n in enumerate(left) if runs[n].num_steps == step]
-        if ended:
-            chosen = {key: x.detach()[ended] for key, x in optimiser.parameters.items()}
-            ids = [left[i] for i in ended]
-            measured = _measure(together, chosen, data, [orders[n].images for n in ids])
-            for i, (n, metrics) in enumerate(zip(ids, measured, strict=True)):
-                own = {key: x[i].cpu().clone() for key, x in chosen.items()}
-                found.append((runs[n], own, metrics))
-            kept = [i for i in range(len(left)) if i not in ended]
-            left = [left[i] for i in kept]
-            if not left:
-                break
-            rows = torch.tensor(kept, device=like.device)
-            optimiser.keep(rows, [runs[n].optimiser for n in left])
-        batch = torch.stack([orders[n].take(batch_size) for n in left]).to(like.device)
-        outputs = together(optimiser.parameters, like[batch])
-        loss = F.cross_entropy(
-            outputs.flatten(0, 1), data.train_labels[batch].flatten(), reduction="sum"
-        )
-        parameters = list(optimiser.parameters.values())
-        optimiser.step(torch.autograd.grad(loss / batch_size, parameters))
-        step += 1
-        on_steps(len(left))
-    return found
+    def __init__(self, shape: Shape) -> None:
+        module = RowTransformer(shape).to("meta")
 
+        def one(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(module, dict(parameters), (x,))
 
-@torch.no_grad()
-def _measure(
-    together: Callable[[Mapping[str, Tensor], Tensor], Tensor],
-    parameters: Parameters,
-    data: TrainingData,
-    trained_on: Sequence[Tensor],
-) -> list[Metrics]:
-    found = []
-    for i, own in enumerate(trained_on):
-        one = {key: x[i : i + 1] for key, x in parameters.items()}
-        columns = []
-        for images, labels in (
-            (data.train_images[own], data.train_labels[own]),
-            (data.test_images, data.test_labels),
-        ):
-            outputs = torch.cat([together(one, x[None])[0] for x in images.split(_EVALUATED)])
-            # Of a network that has diverged, no answer is right.
-            hits = (outputs.argmax(1) == labels) & outputs.isfinite().all(1)
-            columns += [float(F.cross_entropy(outputs, labels)), float(hits.double().mean())]
-        found.append(Metrics(*columns))
-    return found
+        self._outputs = torch.vmap(one)
+
+    def initialise(self, run: TransformerRun) -> Parameters:
+        """Fresh parameters of one network."""
+        return initialise_transformer(run)
+
+    def loss(
+        self, parameters: Parameters, images: Tensor, labels: Tensor, dropped: object = None
+    ) -> Tensor:
+        """The cross-entropy, mean over a batch and summed over networks."""
+        outputs = self._outputs(parameters, images.transpose(0, 1).contiguous())
+        loss = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="sum")
+        return loss / len(images)
+
+    @torch.no_grad()
+    def measure(
+        self, parameters: Parameters, data: TrainingData, trained_on: Sequence[Tensor]
+    ) -> list[Metrics]:
+        """The metrics of every network, one after the other."""
+        found = []
+        for i, own in enumerate(trained_on):
+            one = {key: x[i : i + 1] for key, x in parameters.items()}
+            columns = []
+            for images, labels in (
+                (data.train_images[own], data.train_labels[own]),
+                (data.test_images, data.test_labels),
+            ):
+                parts = [self._outputs(one, x[None])[0] for x in images.split(_EVALUATED)]
+                outputs = torch.cat(parts)
+                # Of a network that has diverged, no answer is right.
+                hits = (outputs.argmax(1) == labels) & outputs.isfinite().all(1)
+                columns += [float(F.cross_entropy(outputs, labels)), float(hits.double().mean())]
+            found.append(Metrics(*columns))
+        return found
 
 
-def _name(shape: Shape) -> str:
-    return f"{shape.depth}x{shape.width}x{shape.expansion}h{shape.heads}"
-
-
-def _row(
-    run: TransformerRun, parameters: Parameters, metrics: Metrics, options: TransformerZooOptions
-) -> Row:
+def _row(trained: TrainedCheckpoint, options: TransformerZooOptions) -> Row:
+    run: TransformerRun = trained.run
     values = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "shape"}
     sizes = {f: getattr(run.shape, f) for f in ("width", "heads", "depth", "expansion")}
     return {
         **values,
         **sizes,
         "batch_size": options.batch_size,
-        "is_finite": all(bool(x.isfinite().all()) for x in parameters.values()),
-        **metrics._asdict(),
+        "is_finite": trained.is_finite,
+        **trained.metrics._asdict(),
     }

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from nfn_graph.converters import open_zoo
+from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.builder import Split
-from nfn_graph.tasks.zoo.cnn import CnnZooOptions, build_cnn_zoo
+from nfn_graph.tasks.zoo.builder import BuildOptions, Split, ZooBuilder
+from nfn_graph.tasks.zoo.cnn import CnnZooBuilder, CnnZooOptions
 from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, open_zoo_folder, zoo_facts
-from nfn_graph.tasks.zoo.inr import InrZooOptions, build_inr_zoo
+from nfn_graph.tasks.zoo.inr import InrZooBuilder, InrZooOptions
 from nfn_graph.tasks.zoo.render import render_zoo
-from nfn_graph.tasks.zoo.tickets import TicketZooOptions, build_ticket_zoo
-from nfn_graph.tasks.zoo.transformer import TransformerZooOptions, build_transformer_zoo
+from nfn_graph.tasks.zoo.tickets import TicketZooBuilder, TicketZooOptions
+from nfn_graph.tasks.zoo.transformer import TransformerZooBuilder, TransformerZooOptions
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,73 @@ class ImportOptions:
     all: bool = False
 
 
-Command = (
-    Annotated[CnnZooOptions, subcommand("cnn")]
-    | Annotated[InrZooOptions, subcommand("inr")]
-    | Annotated[TicketZooOptions, subcommand("tickets")]
-    | Annotated[TransformerZooOptions, subcommand("transformer")]
-    | Annotated[RenderOptions, subcommand("render")]
-    | Annotated[InfoOptions, subcommand("info")]
-    | Annotated[ImportOptions, subcommand("import")]
-)
+def _import(options: ImportOptions) -> str:
+    found = open_zoo(options.zoo, split_file=options.split_file)
+    with counting("Importing", len(found)) as count_on:
+        done = import_zoo(
+            found,
+            options.out,
+            train_split=options.train_split,
+            everything=options.all,
+            on_done=count_on,
+        )
+    left = f"; {done.left_out} are in no split and left out (see --all)" if done.left_out else ""
+    return f"{options.out}: {done.networks} networks of {found.description.layout}{left}"
+
+
+def _render(options: RenderOptions) -> str:
+    found = open_zoo_folder(options.zoo)
+    if options.split is not None:
+        found = found.where(split=options.split)
+        if not len(found):
+            raise UserError(
+                f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
+            )
+    return str(render_zoo(found, options.output, count=options.count, zoom=options.zoom))
+
+
+def _info(options: InfoOptions) -> str:
+    facts = zoo_facts(options.zoo, options.split_file)
+    return (as_json if options.json else as_text)(options.zoo, facts)
+
+
+def _errors(zoo: WeightDataset) -> str:
+    mean = sum(zoo.column("psnr").to_pylist()) / len(zoo)
+    return f"{zoo.folder}: {len(zoo)} networks, mean PSNR {mean:.1f} dB"
+
+
+def _tickets(zoo: WeightDataset) -> str:
+    mean = sum(zoo.column("dense_accuracy").to_pylist()) / len(zoo)
+    return f"{zoo.folder}: {len(zoo)} tickets, mean test accuracy before pruning {mean:.3f}"
+
+
+def _built(
+    builder: type[ZooBuilder[Any, Any, Any]], describe: Callable[[WeightDataset], str]
+) -> Callable[[Any], str]:
+    """Builds a zoo; says in one line what is in it."""
+
+    def build(options: BuildOptions) -> str:
+        return describe(open_zoo_folder(builder(options).build(progress=True)))
+
+    return build
+
+
+# The options of every subcommand, and what it does: it returns what is to be printed.
+COMMANDS: dict[str, tuple[type, Callable[[Any], str]]] = {
+    "cnn": (CnnZooOptions, _built(CnnZooBuilder, accuracy_line)),
+    "inr": (InrZooOptions, _built(InrZooBuilder, _errors)),
+    "tickets": (TicketZooOptions, _built(TicketZooBuilder, _tickets)),
+    "transformer": (TransformerZooOptions, _built(TransformerZooBuilder, accuracy_line)),
+    "render": (RenderOptions, _render),
+    "info": (InfoOptions, _info),
+    "import": (ImportOptions, _import),
+}
+if TYPE_CHECKING:
+    Command = BuildOptions | RenderOptions | InfoOptions | ImportOptions
+else:
+    Command = reduce(
+        or_, (Annotated[options, subcommand(name)] for name, (options, _) in COMMANDS.items())
+    )
 
 
 def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
@@ -104,55 +165,5 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     Args:
         command: What to do.
     """
-    if isinstance(command, RenderOptions):
-        return _render(command)
-    if isinstance(command, ImportOptions):
-        return _import(command)
-    if isinstance(command, InfoOptions):
-        facts = zoo_facts(command.zoo, command.split_file)
-        print((as_json if command.json else as_text)(command.zoo, facts))
-        return 0
-    if isinstance(command, CnnZooOptions):
-        print(accuracy_line(open_zoo_folder(build_cnn_zoo(command, progress=True))))
-        return 0
-    if isinstance(command, TransformerZooOptions):
-        print(accuracy_line(open_zoo_folder(build_transformer_zoo(command, progress=True))))
-        return 0
-    if isinstance(command, TicketZooOptions):
-        path = build_ticket_zoo(command, progress=True)
-        built = open_zoo_folder(path)
-        mean = sum(row["dense_accuracy"] for row in built.rows) / len(built)
-        print(f"{path}: {len(built)} tickets, mean test accuracy before pruning {mean:.3f}")
-        return 0
-    path = build_inr_zoo(command, progress=True)
-    built = open_zoo_folder(path)
-    values = [row["psnr"] for row in built.rows]
-    print(f"{path}: {len(built)} networks, mean PSNR {sum(values) / len(values):.1f} dB")
-    return 0
-
-
-def _import(options: ImportOptions) -> int:
-    found = open_zoo(options.zoo, split_file=options.split_file)
-    with counting("Importing", len(found)) as count_on:
-        done = import_zoo(
-            found,
-            options.out,
-            train_split=options.train_split,
-            everything=options.all,
-            on_done=count_on,
-        )
-    left = f"; {done.left_out} are in no split and left out (see --all)" if done.left_out else ""
-    print(f"{options.out}: {done.networks} networks of {found.description.layout}{left}")
-    return 0
-
-
-def _render(options: RenderOptions) -> int:
-    found = open_zoo_folder(options.zoo)
-    if options.split is not None:
-        found = found.where(split=options.split)
-        if not len(found):
-            raise UserError(
-                f"Expected networks of --split {options.split} in '{options.zoo}' (got none)"
-            )
-    print(render_zoo(found, options.output, count=options.count, zoom=options.zoom))
+    print(next(run for options, run in COMMANDS.values() if options is type(command))(command))
     return 0

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.tasks.augment import (
+    MixUp,
     MoveCoordinates,
     PermuteNeurons,
     WeightDrop,
@@ -167,6 +168,7 @@ def test_refusals() -> None:
     for bad in (
         lambda: WeightNoise(-1),
         lambda: WeightDrop(2),
+        lambda: MixUp(0),
         lambda: MoveCoordinates(scale=(0, 1)),
         lambda: CanonicalPhases(0),
     ):
@@ -219,3 +221,27 @@ def test_canonical_form_of_a_batch() -> None:
         alone = CanonicalPhases(W0)(graph).to_tensors()
         for key, value in batch[i].to_tensors().items():
             torch.testing.assert_close(value, alone[key], atol=1e-12, rtol=0)
+
+
+def test_mixup_mixes_networks_of_one_shape() -> None:
+    graphs = [siren(2, 4, 5, 1, seed=i) for i in range(4)]
+    graphs[2:2] = [siren(2, 6, 5, 1, seed=9)]
+    generator = torch.Generator().manual_seed(1)
+    batch = MixUp(1.0, generator)(Batch.from_data_list(graphs))
+    partner, share = batch.mixed_with.tolist(), batch.mixed_share.double()
+    assert partner[2] == 2 and sorted(partner) == [0, 1, 2, 3, 4]
+    assert any(i != j for i, j in enumerate(partner))
+    assert share.min() >= 0 and share.max() <= 1 and share.unique().numel() == 5
+    for i, own in enumerate(graphs):
+        other = graphs[partner[i]].to_tensors()
+        for key, value in own.to_tensors().items():
+            expected = share[i] * value + (1 - share[i]) * other[key]
+            torch.testing.assert_close(batch[i].to_tensors()[key], expected)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 20.0])
+def test_shares_of_mixup_have_the_beta_distribution(alpha: float) -> None:
+    """Its standard deviation is 1 / (2 sqrt(2 alpha + 1))."""
+    shares = MixUp(alpha, torch.Generator().manual_seed(0))._shares(4000)
+    assert float(shares.mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(shares.std()) == pytest.approx(0.5 / math.sqrt(2 * alpha + 1), abs=0.01)

@@ -25,10 +25,12 @@ from nfn_graph.symmetry import sample
 from nfn_graph.tasks.edit_inr import EditInr, EditInrOptions, pictures
 from nfn_graph.tasks.models import ModelSettings, fit_inputs, sizes_of
 from nfn_graph.tasks.models.editors import Editor, EditorName, build_editor
+from nfn_graph.tasks.rendering import joined_networks, render_graphs
 from nfn_graph.tasks.training import evaluate, train
 from nfn_graph.tasks.user_networks import check_sines
 from nfn_graph.tasks.zoo import InrZooOptions, build_inr_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren
+from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, pixel_grid
+from nfn_graph.tasks.zoo.steps import siren_computation
 from nfn_graph.testing import assert_equivariant
 
 SETTINGS = ModelSettings((6, 6), (16,), io_encoding=True, probes=0)
@@ -179,6 +181,62 @@ def test_probes_tell_an_editor_what_neurons_do(zoo: Path, wide: Path, tmp_path: 
 def test_probes_are_of_editors_made_of_nf_layers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no --probes with --model mlp"):
         editing(tmp_path, tmp_path, model="mlp", probes=6)
+
+
+@pytest.mark.parametrize("probes", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_ensemble_is_one_wider_network(probes: int, dtype: torch.dtype) -> None:
+    """Its image is the mean of the images of the networks that the editor makes."""
+    graphs = [g.to(dtype) for g in sirens((6, 5), (7, 8), (4, 4))]
+    for graph, added in zip(graphs, (0.5, 0.0, 0.25), strict=True):
+        steps = siren_computation(graph.layout, 30.0, added)
+        graph.layout = graph.layout.noting(computation=steps)
+    spec = Batch.from_data_list(graphs).spec
+    settings = replace(SETTINGS, probes=probes)
+    model = build_editor("nfn-hnp", settings, spec, sizes_of(graphs), scale=0.3, ensemble=3)
+    fit_inputs(model.to(dtype), graphs)
+    edited = model(Batch.from_data_list(graphs))
+    size, w0, offset = (9, 8), torch.full((3,), 30.0), torch.tensor([0.5, 0.0, 0.25])
+    images = render_graphs(edited, size, w0, offset)
+    bound = 1e-12 if dtype == torch.float64 else 1e-5
+    for i, graph in enumerate(graphs):
+        own = edited[i]
+        channels = [
+            own.with_features({key: x[..., c : c + 1] for key, x in own.features().tensors()})
+            for c in range(3)
+        ]
+        alone = [render_graphs(g, size, w0[i : i + 1], offset[i : i + 1]) for g in channels]
+        assert (alone[0] - alone[1]).abs().max() > 1e-3
+        joined = joined_networks(own)
+        assert list(joined.to_tensors()) == list(graph.to_tensors())
+        widths = [3 * graph.layout.num_rows(n) for n in ("hidden1", "hidden2")]
+        assert [joined.layout.num_rows(n) for n in ("hidden1", "hidden2")] == widths
+        image = render_graphs(joined, size, w0[i : i + 1], offset[i : i + 1])
+        assert (image - torch.stack(alone).mean(0)).abs().max() < bound
+        assert (image[0] - images[i]).abs().max() < bound
+        points = pixel_grid(*size, dtype).T
+        assert (joined.run(points).T.reshape(image[0].shape) - image[0]).abs().max() < bound
+
+
+def test_an_ensemble_trains_and_gives_a_checkpoint(zoo: Path, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out.pt"
+    test = train(editing(zoo, run, ensemble=2, probes=4, epochs=3))["test"]
+    assert math.isfinite(test["mse"])
+    path = siren_file(tmp_path / "in.pt", (7, 9), torch.float32)
+    assert main(["edit", str(path), "--w0", "30", "--run", str(run), "--out", str(out)]) == 0
+    before, after = (torch.load(p, weights_only=True) for p in (path, out))
+    assert list(after) == list(before)
+    shapes = [tuple(x.shape) for x in after.values() if x.dim() == 2]
+    assert shapes == [(14, 2), (18, 14), (1, 18)]
+    again = tmp_path / "again.pt"  # an ordinary SIREN, which can be edited again
+    assert main(["edit", str(out), "--w0", "30", "--run", str(run), "--out", str(again)]) == 0
+
+
+def test_an_mlp_makes_one_network(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--ensemble 1 with --model mlp"):
+        editing(tmp_path, tmp_path, model="mlp", ensemble=2)
+    with pytest.raises(ValueError, match="--ensemble"):
+        editing(tmp_path, tmp_path, ensemble=0)
 
 
 def siren_state() -> dict[str, torch.Tensor]:

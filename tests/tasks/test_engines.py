@@ -51,11 +51,12 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def build_slowly(marks: Path, options: CnnZooOptions, **data: Any) -> Path:
+def build_slowly(marks: Path, kind: Any, options: CnnZooOptions, source: Any, shard: str) -> Path:
     """What a worker does for a shard: says so, and is slow enough to be killed in the middle."""
-    (marks / f"{os.getpid()}-{options.shard.replace('/', '-')}").touch()
+    (marks / f"{os.getpid()}-{shard.replace('/', '-')}").touch()
     time.sleep(1)
-    return build_cnn_zoo(options, **data)
+    found: Path = kind(replace(options, shard=shard), source).build()
+    return found
 
 
 def kill_one(folder: Path, marks: Path, killed: list[int]) -> None:
@@ -76,11 +77,8 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     marks = tmp_path / "marks"
     marks.mkdir()
     # The builder sends itself to the workers; here, a slow one.
-    monkeypatch.setattr("nfn_graph.tasks.zoo.cnn.partial", lambda build, **data: slow(data))
-
-    def slow(data: dict[str, object]) -> partial[Path]:
-        return partial(build_slowly, marks, **data)
-
+    slow = partial(build_slowly, marks)
+    monkeypatch.setattr("nfn_graph.tasks.zoo.builder._build_part", slow)
     killed: list[int] = []
     watch = threading.Thread(target=kill_one, args=(tmp_path / "ray", marks, killed))
     watch.start()

@@ -20,6 +20,7 @@ import pytest
 import torch
 from zoo_data import tiny_images
 
+from nfn_graph import Batch
 from nfn_graph.cli import main
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.metrics import kendall_tau
@@ -348,6 +349,46 @@ def test_classify(canonical: bool, inr_zoo: Path, tmp_path: Path) -> None:
         assert (run / "figures" / f"{name}.png").stat().st_size > 1000
     found = evaluate(run, inr_zoo, name="narrow", where=["width=3"])
     assert 0 <= found["accuracy"] <= 1
+
+
+def test_overfitting_says_whether_a_model_can_learn(
+    inr_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that learns passes; one that cannot move does not."""
+    command = ["train", "classify-inr", "--zoo", str(inr_zoo), "--preset", "tiny"]
+    command += ["--overfit", "6", "--model", "nfn-hnp", "--channels", "8", "8"]
+    fast = [*command, "--out", str(tmp_path / "fast"), "--learning-rate", "1e-2", "--epochs", "6"]
+    assert main(fast) == 0
+    metrics = json.loads((tmp_path / "fast" / "metrics.json").read_text())
+    assert metrics["overfit"] == {"networks": 6, "steps": 6 * 64 * 6 // 8, "has_learnt": True}
+    assert metrics["test"] == metrics["validation"] and metrics["test"]["accuracy"] == 1
+    assert "has learnt 6 networks by heart in 288 steps" in capsys.readouterr().out
+    rows = rows_of(tmp_path / "fast" / "predictions.csv")
+    splits = {s: [r["network"] for r in rows if r["split"] == s] for s in ("test", "validation")}
+    train_networks = [r["network"] for r in open_zoo_folder(inr_zoo).where(split="train").rows]
+    assert splits["test"] == splits["validation"] == list(map(str, train_networks[:6]))
+    slow = [*command, "--out", str(tmp_path / "slow"), "--learning-rate", "1e-12", "--epochs", "1"]
+    assert main(slow) == 1
+    assert "has not learnt 6 networks by heart" in capsys.readouterr().out
+    assert main([*command, "--out", str(tmp_path / "x"), "--mixup", "0.2"]) != 0
+    assert "no --mixup with --overfit" in capsys.readouterr().err
+
+
+def test_mixed_networks_train(inr_zoo: Path, tmp_path: Path) -> None:
+    """The loss of mixed networks is that of both labels."""
+    options = ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny", mixup=0.5)
+    task = ClassifyInr(options)
+    assert 0 <= train(task)["test"]["accuracy"] <= 1
+    outputs = torch.randn(3, 3)
+    batch = Batch.from_data_list([open_zoo_folder(inr_zoo)[i] for i in range(3)])
+    batch.y = torch.tensor([0, 2, 1])
+    plain = task.loss(outputs, batch)
+    batch.mixed_with, batch.mixed_share = torch.tensor([1, 0, 2]), torch.tensor([0.25, 1.0, 0.3])
+    own = torch.nn.functional.cross_entropy(outputs, batch.y, reduction="none")
+    other = torch.nn.functional.cross_entropy(outputs[0], torch.tensor(2))
+    expected = (0.25 * own[0] + 0.75 * other + own[1] + own[2]) / 3
+    torch.testing.assert_close(task.loss(outputs, batch), expected)
+    assert abs(plain - expected) > 1e-4
 
 
 def test_command_line(

@@ -20,7 +20,7 @@ from zoo_data import tiny_images
 
 from nfn_graph import Batch
 from nfn_graph.cli import main
-from nfn_graph.converters import WeightDataset, to_state_dict
+from nfn_graph.converters import WeightDataset, from_state_dict, to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
@@ -197,7 +197,8 @@ def test_two_builders_of_a_shard_do_not_mix(
 
     def build(number: int) -> None:
         network = {"0.weight": torch.full((2, 3), float(number)), "2.weight": torch.ones(4, 2)}
-        ZooWriter(tmp_path, "cnn", {}, {}).publish(0, [({"number": number}, "a", network)])
+        row = {"number": number, "group": "a"}
+        ZooWriter(tmp_path, "cnn", {}, {}).publish(0, [(row, from_state_dict(network))])
 
     second = threading.Thread(target=build, args=(2,))
     parquet = store_writer.parquet
@@ -234,7 +235,7 @@ def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
         (["--shard", "3/2"], "--shard"),
         (["--dropout", "0.5", "1"], "--dropout"),
         (["--test-share", "0.9"], "--test-share of at most 1 together (got 0.15 and 0.9)"),
-        (["--test-share", "-0.1"], "--test-share within 0 and 1"),
+        (["--test-share", "-0.1"], "--test-share between 0 and 1"),
         (["--arch", "mlp", "--padding", "1"], "no --padding with --arch mlp"),
         (["--checkpoints"], "at least one value of --checkpoints"),
         (["--data", "nowhere"], "nowhere"),

@@ -10,7 +10,7 @@ import torch
 from zoo_data import tiny_images
 
 from nfn_graph import UserError
-from nfn_graph.converters import from_state_dict
+from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.regress import (
     PredictGeneralization,
@@ -18,9 +18,20 @@ from nfn_graph.tasks.regress import (
 )
 from nfn_graph.tasks.training.run import load_model, train
 from nfn_graph.tasks.zoo import CnnZooOptions, InrZooOptions, build_cnn_zoo, build_inr_zoo
-from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, forward, initialise
-from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, siren_forward
-from nfn_graph.tasks.zoo.steps import classifier_computation, siren_computation
+from nfn_graph.tasks.zoo.classifiers import (
+    Activation,
+    Architecture,
+    build_module,
+    forward,
+    initialise,
+)
+from nfn_graph.tasks.zoo.siren import (
+    Siren,
+    SirenShape,
+    initialise_siren,
+    siren_computation,
+    siren_forward,
+)
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (4, 6)])
@@ -34,6 +45,11 @@ def test_sirens_run_as_they_were_fitted(hidden: tuple[int, ...]) -> None:
     expected = siren_forward(stacked, x, 20.0, 0.5)[0].t()
     outputs, activations = graph.run(x.t(), return_activations=True)
     assert torch.allclose(outputs, expected, atol=1e-12)
+    network = Siren(SirenShape(2, hidden, 3), 20.0, 0.5).double()
+    network.load_state_dict(parameters)
+    known = from_module(network, x.t())
+    assert known.layout == graph.layout and torch.equal(known.run(x.t()), outputs)
+    assert known.layout.computation == graph.layout.computation
     assert [rows.shape[0] for rows in activations.values()] == [*hidden, 3]
 
 
@@ -48,9 +64,11 @@ def test_classifiers_run_as_they_were_trained(
     found = initialise(architecture, "he_normal", 1.0, generator)
     parameters = {key: x.double() + 0.1 for key, x in found.items()}
     images = torch.randn(6, 2, 9, 9, dtype=torch.float64)
-    graph = from_state_dict(parameters, flatten="channels_first", example_input=images)
-    computation = classifier_computation(graph.layout, activation, 1)
-    graph.layout = graph.layout.noting(computation=computation)
+    network = build_module(architecture, activation).double()
+    network.load_state_dict(parameters)
+    graph = from_module(network, images)
+    guessed = from_state_dict(parameters, flatten="channels_first", example_input=images)
+    assert graph.layout == guessed.layout
     stacked = {key: tensor.unsqueeze(0) for key, tensor in parameters.items()}
     expected = forward(architecture, stacked, activation, images.unsqueeze(1))[0].t()
     assert torch.allclose(graph.run(images), expected, atol=1e-12)

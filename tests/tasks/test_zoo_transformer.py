@@ -21,14 +21,14 @@ from nfn_graph.tasks.zoo import (
     open_zoo_folder,
 )
 from nfn_graph.tasks.zoo.classifiers import TrainingData
-from nfn_graph.tasks.zoo.training import ImageOrder
+from nfn_graph.tasks.zoo.training import ImageOrder, train_together
 from nfn_graph.tasks.zoo.transformer import (
     RowTransformer,
     Shape,
     TransformerRun,
+    Transformers,
     draw_transformer,
     initialise_transformer,
-    train_transformers,
 )
 
 SMALL: dict[str, Any] = {"epochs": (1, 2), "train_fractions": (0.05,), "widths": (8, 12)}
@@ -47,9 +47,10 @@ def test_networks_are_trained_as_if_alone() -> None:
         replace(r, shape=shape, optimiser="adam", l2=0.01, num_steps=3 + i)
         for i, r in enumerate(drawn)
     ]
-    found = train_transformers(runs, data, 8)
-    assert [run.network for run, _, _ in found] == [0, 1, 2, 3]
-    for run, parameters, metrics in found:
+    found = list(train_together(Transformers(shape), runs, data, 8))
+    assert [c.run.network for c in found] == [0, 1, 2, 3]
+    for run, step, parameters, metrics in found:
+        assert step == run.num_steps
         network = alone(run, data)
         for key, expected in network.state_dict().items():
             assert torch.allclose(parameters[key], expected, atol=1e-8), key
