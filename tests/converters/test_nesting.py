@@ -307,6 +307,58 @@ def test_copies_along_time_are_told_apart_by_a_recurrence() -> None:
     assert [s[0] for s in graph.layout.shape.sizes] == [3, 5, 4, 2]
 
 
+class Rows(nn.Module):
+    """A stored tensor that is used as a whole and by its rows."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed, self.all, self.some = nn.Linear(3, 6), nn.Linear(12, 2), nn.Linear(4, 2)
+        self.weight, self.function = nn.Parameter(torch.randn(12, 6)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A function of the modules and of six neurons."""
+        return self.function(self, self.embed(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "free"),
+    [
+        (
+            lambda m, u: m.all(F.linear(u, m.weight).relu()) + m.some(F.linear(u, m.weight[:4])),
+            [6, 4, 8],
+        ),
+        (
+            lambda m, u: m.some(F.linear(u, m.weight[4:8])) + m.all(F.linear(u, m.weight).relu()),
+            [6, 4, 4, 4],
+        ),
+        (
+            # Parts that are added to each other are permuted alike.
+            lambda m, u: (
+                m.all(F.linear(u, m.weight))
+                + m.some(F.linear(u, m.weight[:4]) + F.linear(u, m.weight[4:8]))
+            ),
+            [6, 4, 4],
+        ),
+    ],
+    ids=["first rows", "rows before", "sum of rows"],
+)
+def test_rows_have_the_neurons_that_they_have_in_the_whole_tensor(
+    function: Callable[[nn.Module, Tensor], Tensor], free: list[int]
+) -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    graph = _unchanged(Rows(function).double(), x)
+    sizes = zip(graph.spec.neurons, graph.layout.shape.sizes, strict=True)
+    assert sorted(size for neuron, (size,) in sizes if not neuron.fixed) == sorted(free)
+
+
+def test_rows_that_overlap_are_refused() -> None:
+    def overlapping(m: nn.Module, u: Tensor) -> Tensor:
+        return m.some(F.linear(u, m.weight[2:6])) + m.some(F.linear(u, m.weight[:4]))
+
+    with pytest.raises(ConversionError, match=r"every row of 'weight' to be used in one place"):
+        from_module(Rows(overlapping), torch.randn(2, 3))
+
+
 def test_a_kernel_of_groups_that_is_also_dense_is_refused() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
