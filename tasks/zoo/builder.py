@@ -96,12 +96,14 @@ class ImageZooOptions(BuildOptions):
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
+        grey: Whether to replace colours by their mean.
         networks: How many to train.
         batch_size: Images per step.
         test_share: The share of networks for testing.
     """
 
     data: str = "digits"
+    grey: bool = False
     networks: int = 500
     batch_size: int = 64
     test_share: float = 0.15
@@ -372,7 +374,8 @@ class ImageZooBuilder(ZooBuilder[ImageOptions, Images, Item]):
 
     def open_source(self) -> Images:
         """The images that the options name."""
-        return open_images(self.options.data)
+        images = open_images(self.options.data)
+        return images.in_grey() if self.options.grey else images
 
     def facts(self) -> dict[str, Any]:
         """The images."""

@@ -47,6 +47,8 @@ class CnnZooOptions(SampledZooOptions):
         inits: How weights are initialised; one is drawn per network.
         init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
             and truncated_normal have a tenth of it as standard deviation).
+        init_std: The standard deviation of normal and truncated_normal instead, log-uniform between
+            the two numbers.
         dropout: The probability of an activation to be dropped, uniform between the two numbers,
             for those networks that have dropout at all.
         dropout_share: The share of networks with dropout.
@@ -66,6 +68,7 @@ class CnnZooOptions(SampledZooOptions):
         "normal",
         "truncated_normal",
     )
+    init_std: Interval | None = None
     dropout: Interval = (0.0, 0.5)
     dropout_share: float = 0.5
     checkpoints: tuple[float, ...] = (1.0,)
@@ -78,6 +81,8 @@ class CnnZooOptions(SampledZooOptions):
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
         if self.arch == "mlp" and self.padding != "auto":
             raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        if self.init_std is not None:
+            check_interval("init_std", self.init_std, above=0)
         check_interval("dropout", self.dropout)
         for value in self.dropout:
             check_part("dropout", value)
@@ -154,6 +159,8 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
     epochs = draws.integer(*options.epochs)
     width, depth = draws.choice(options.widths), draws.choice(options.depths)
     split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
+    if options.init_std is not None and init in ("normal", "truncated_normal"):
+        init_scale = 10 * draws.log_uniform(*options.init_std)
     num_images = max(1, round(train_fraction * len(images.train_index)))
     num_steps = max(1, math.ceil(epochs * num_images / options.batch_size))
     return ClassifierRun(

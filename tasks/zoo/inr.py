@@ -26,6 +26,7 @@ from nfn_graph.tasks.zoo.siren import (
     FitSettings,
     FitTargets,
     Siren,
+    SirenInit,
     SirenShape,
     fit_sirens,
     pixel_grid,
@@ -55,6 +56,11 @@ class InrZooOptions(BuildOptions):
         learning_rate: Of Adam.
         points: Points per step; 0 for all pixels of an image, or 1,024 of a shape.
         samples: Points around each shape whose distance is computed.
+        init: How weights are initialised: as by Sitzmann et al., or as the INRs of DWSNets.
+        same_init: Whether all networks of one shape start with the same weights.
+        output_offset: What is added to the outputs.
+        stop_psnr: The ratio of peak signal to noise, in decibels, at which a network is finished
+            before --steps; 0 for none.
     """
 
     data: str = "digits"
@@ -70,11 +76,17 @@ class InrZooOptions(BuildOptions):
     learning_rate: float = 1e-3
     points: int = 0
     samples: int = 8192
+    init: SirenInit = "sitzmann"
+    same_init: bool = False
+    output_offset: Annotated[
+        float | None, arg(help_behavior_hint="(default: 0.5, for clouds 0)")
+    ] = None
+    stop_psnr: float = 0.0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        for name in ("images", "test_images", "points"):
+        for name in ("images", "test_images", "points", "stop_psnr"):
             check_at_least(name, getattr(self, name), 0)
         for name in ("fits", "test_fits"):
             check_networks(name, getattr(self, name))
@@ -128,13 +140,16 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
     def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
         super().__init__(options, source)
         is_image = isinstance(self.source, Images)
+        offset = options.output_offset
         self.settings = FitSettings(
             options.w0,
-            0.5 if is_image else 0.0,
+            (0.5 if is_image else 0.0) if offset is None else offset,
             options.steps,
             options.learning_rate,
             options.points or (0 if is_image else _CLOUD_POINTS),
             options.seed,
+            options.init,
+            options.stop_psnr,
         )
 
     def open_source(self) -> Images | Clouds:
@@ -188,7 +203,7 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
         """The fitted networks."""
         targets = targets_of(self.source, group, self.options.samples)
         targets = FitTargets(*(x.to(self.device, self.dtype) for x in targets))
-        seeds = [fit.seed for fit in group]
+        seeds = [self.options.seed if self.options.same_init else fit.seed for fit in group]
         found = fit_sirens(group[0].shape, seeds, targets, self.settings, on_steps)
         for i, (fit, error) in enumerate(zip(group, found.errors.tolist(), strict=True)):
             parameters = {key: x[i].cpu() for key, x in found.parameters.items()}
