@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,10 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tyro.conf import Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion import (
     Options,
     Report,
@@ -31,7 +30,6 @@ from nfn_graph.converters.conversion.jobs import Part, counting
 from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
-from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.converters.store.dataset import WeightDataset, choose
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.verification import find_damage
@@ -39,27 +37,31 @@ from nfn_graph.converters.summary import COLUMNS, Summary, summary
 from nfn_graph.messages import UserError, exit_code, located, one_line, printable, reason_of
 
 Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
-Arch = Annotated[str | None, arg(metavar="MODULE:NAME")]
-InputShape = Annotated[tuple[int, ...] | None, arg(metavar="N ...")]
 Patterns = Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")]
-Globals = Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")]
 _MOST_FAILURES = 20
 _MOST_PRINTED = 1000
+
+
+@dataclass(frozen=True)
+class ReadingOptions(Options):
+    """How checkpoint files are read, as options of a command."""
+
+    arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
+    input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
+    safe_globals: Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")] = None
+    only: Patterns = None
+    exclude: Patterns = None
+
+
+Reading = OmitArgPrefixes[ReadingOptions]
+_DEFAULTS = ReadingOptions()
 
 
 def inspect(
     files: Files,
     /,
     *,
-    arch: Arch = None,
-    flatten: FlattenOrder | None = None,
-    orientation: Orientation | None = None,
-    input_shape: InputShape = None,
-    key: str | None = None,
-    safe_globals: Globals = None,
-    only: Patterns = None,
-    exclude: Patterns = None,
-    heads: int | None = None,
+    reading: Reading = _DEFAULTS,
     json: bool = False,
 ) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
@@ -79,34 +81,15 @@ def inspect(
 
     Args:
         files: Checkpoint files, or folders of them.
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
-        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
-        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
-        heads: Attention heads of a transformer, if no config.json beside the file says it.
+        reading: How files are read.
         json: Print one JSON object per line instead of tables.
     """
-    options = Options(
-        arch,
-        flatten,
-        input_shape,
-        orientation,
-        key,
-        safe_globals,
-        only=only,
-        exclude=exclude,
-        heads=heads,
-    )
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     done = failed = 0
     for path in _found(files):
         try:
-            table = summary(load_file(path, options))
+            table = summary(load_file(path, reading))
         except Exception as error:
             failed += 1
             print(f"nfn-graph: {located(path, reason_of(error))}", file=sys.stderr)
@@ -129,21 +112,13 @@ def convert(
     /,
     *,
     out: Path,
-    arch: Arch = None,
-    flatten: FlattenOrder | None = None,
-    orientation: Orientation | None = None,
-    input_shape: InputShape = None,
-    key: str | None = None,
-    safe_globals: Globals = None,
+    reading: Reading = _DEFAULTS,
     labels: Path | None = None,
     file_column: str | None = None,
     split: Annotated[
         tuple[float, float, float] | None, arg(metavar="TRAIN VALIDATION TEST")
     ] = None,
     seed: int = 0,
-    only: Patterns = None,
-    exclude: Patterns = None,
-    heads: int | None = None,
     workers: int = 0,
     overwrite: bool = False,
     shard: Annotated[str, arg(metavar="I/N")] = "1/1",
@@ -173,20 +148,12 @@ def convert(
     Args:
         files: Checkpoint files, or folders of them.
         out: The store to write to, a folder; made if it does not exist.
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        reading: How files are read.
         labels: A table with a row per file: .csv, .parquet, or .jsonl with an object per line.
         file_column: The column of the labels that names the files; found by itself if not given.
         split: The shares of train, validation and test if the labels have no column 'split';
             0.8 0.1 0.1 if not given. Networks that are in the store keep theirs.
         seed: Seed of the division into train, validation and test.
-        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
-        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
-        heads: Attention heads of a transformer, if no config.json beside the file says it.
         workers: Processes; 0 for one per core.
         overwrite: Convert again what was converted before; replace networks of other files.
         shard: The part of the files to convert, for the second of four machines 2/4.
@@ -205,24 +172,13 @@ def convert(
     table = None
     if labels is not None:
         table = read_labels(labels, file_column, Fractions(split, seed))
-    options = Options(
-        arch,
-        flatten,
-        input_shape,
-        orientation,
-        key,
-        safe_globals,
-        only=only,
-        exclude=exclude,
-        heads=heads,
-    )
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
         if engine == "local":
             report = convert_files(
                 paths,
                 out,
-                options,
+                reading,
                 given=files,
                 labels=table,
                 workers=workers,
@@ -235,7 +191,7 @@ def convert(
             report = convert_in_parts(
                 paths,
                 out,
-                options,
+                reading,
                 engine,
                 given=files,
                 labels=table,
@@ -252,12 +208,7 @@ def draw(
     /,
     *,
     output: Annotated[Path, arg(aliases=["-o"])],
-    arch: Arch = None,
-    flatten: FlattenOrder | None = None,
-    orientation: Orientation | None = None,
-    input_shape: InputShape = None,
-    key: str | None = None,
-    safe_globals: Globals = None,
+    reading: Reading = _DEFAULTS,
     max_neurons: int = 16,
 ) -> int:
     """Draw the network of a checkpoint file: neurons, weights by colour, kernels.
@@ -269,21 +220,14 @@ def draw(
     Args:
         file: A checkpoint file.
         output: The picture; its suffix says the format (png, pdf, svg).
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        reading: How files are read.
         max_neurons: How many neurons of a layer are shown at most.
     """
     from nfn_graph.converters.draw import draw as draw_graph
 
     if output.is_dir():
         raise IsADirectoryError(f"Expected a file to draw to (got the folder '{output}')")
-    graph: WeightGraph = load_file(
-        file, Options(arch, flatten, input_shape, orientation, key, safe_globals)
-    )
+    graph: WeightGraph = load_file(file, reading)
     figure = draw_graph(graph, max_neurons=max_neurons)
     formats = figure.canvas.get_supported_filetypes()
     if output.suffix.lower().lstrip(".") not in formats:
@@ -299,12 +243,7 @@ def run(
     *,
     input: Annotated[tuple[Path, ...], arg(metavar="NPY ...")],
     output: Annotated[Path | None, arg(aliases=["-o"])] = None,
-    arch: Arch = None,
-    activation: str | None = None,
-    flatten: FlattenOrder | None = None,
-    orientation: Orientation | None = None,
-    key: str | None = None,
-    safe_globals: Globals = None,
+    reading: Reading = _DEFAULTS,
 ) -> int:
     """Run the network of a checkpoint file on inputs, from its graph.
 
@@ -319,12 +258,7 @@ def run(
         file: A checkpoint file, or a graph.
         input: Arrays, one for each input of the network, with a batch axis.
         output: Where to write the outputs: an .npy file, or .npz for several. Printed if none.
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        activation: The function between linear layers, such as relu or sin:30, if not in the file.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        reading: How files are read.
     """
     import numpy as np
     import torch
@@ -332,10 +266,9 @@ def run(
     if not input:
         raise UserError("Expected an .npy file for every input of the network (got none)")
     inputs = [_read_array(path) for path in input]
-    options = Options(arch, flatten, None, orientation, key, safe_globals, activation)
-    if arch is not None:
-        options = replace(options, input_shape=tuple(inputs[0].shape))
-    graph: WeightGraph = load_file(file, options)
+    if reading.arch is not None and reading.input_shape is None:
+        reading = replace(reading, input_shape=tuple(inputs[0].shape))
+    graph: WeightGraph = load_file(file, reading)
     with torch.no_grad():
         outputs = graph.run(inputs)
     arrays = [x.numpy() for x in ([outputs] if isinstance(outputs, torch.Tensor) else outputs)]

@@ -202,6 +202,10 @@ def _parse(
     except SystemExit as stop:
         if not stop.code:
             return None
+        # Of options that were checked when they were made, the reason is ours.
+        reason = getattr(stop.__context__, "__context__", None)
+        if isinstance(reason, UserError):
+            raise reason from None
     parts = COMMANDS[name].parts
     part = [word for word in arguments[:1] if word in parts]
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from nfn_graph.converters.chain import FlattenOrder
-from nfn_graph.converters.conversion import Options as ReadingOptions
+from nfn_graph.converters.commands import ReadingOptions
 from nfn_graph.converters.conversion.jobs import counting
-from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify
 from nfn_graph.tasks.classify_inr import ClassifyInr
@@ -136,30 +134,14 @@ class PredictOptions:
         files: Checkpoint files in any readable format, folders of them, or stores.
         out: The table to write, a CSV file: a row for every network.
         overwrite: Replace a table that is there.
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        activation: The function between linear layers, such as relu, for models that run networks.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
-        only: Patterns of the keys to read, such as encoder.*; all if not given.
-        exclude: Patterns of the keys to leave out.
+        reading: How files are read.
     """
 
     run: Positional[Path]
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
     out: Path
     overwrite: bool = False
-    arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
-    activation: str | None = None
-    flatten: FlattenOrder | None = None
-    orientation: Orientation | None = None
-    input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
-    key: str | None = None
-    safe_globals: Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")] = None
-    only: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
-    exclude: Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")] = None
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
 def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
@@ -181,19 +163,8 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
             f"Expected a new file as --out (got '{options.out}', which exists). Choose another, or "
             f"replace it with --overwrite."
         )
-    reading = ReadingOptions(
-        options.arch,
-        options.flatten,
-        options.input_shape,
-        options.orientation,
-        options.key,
-        options.safe_globals,
-        options.activation,
-        options.only,
-        options.exclude,
-    )
     with counting("Predicting", len(options.files)) as count_on:
-        found = predict_files(options.run, options.files, reading, on_done=count_on)
+        found = predict_files(options.run, options.files, options.reading, on_done=count_on)
     for file, reason in found.failed.items():
         print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
     written = "nothing written"

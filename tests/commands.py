@@ -56,19 +56,28 @@ def _leaves(function: Callable[..., int]) -> Iterator[tuple[tuple[str, ...], lis
             for part in typing.get_args(kind):
                 yield (_subcommand(part),), _fields(_without_notes(part))
             return
-        if _is_options(kind):
-            yield (), _fields(kind)
-            return
-    yield (), [_option(n, hints[n], p.default is p.empty) for n, p in parameters.items()]
+    empty = inspect.Parameter.empty
+    yield (), [o for n, p in parameters.items() for o in _options(n, hints[n], p.default is empty)]
 
 
 def _fields(kind: Any) -> list[Option]:
     hints = typing.get_type_hints(kind, include_extras=True)
     missing = dataclasses.MISSING
     return [
-        _option(field.name, hints[field.name], field.default is missing)
+        option
         for field in dataclasses.fields(kind)
+        for option in _options(
+            field.name,
+            hints[field.name],
+            field.default is missing and field.default_factory is missing,
+        )
     ]
+
+
+def _options(name: str, hint: Any, is_required: bool) -> list[Option]:
+    """An option, or those of a group that several commands share."""
+    kind = _without_notes(hint)
+    return _fields(kind) if _is_options(kind) else [_option(name, hint, is_required)]
 
 
 def _option(name: str, hint: Any, is_required: bool) -> Option:

@@ -1,9 +1,12 @@
-"""Safetensors files: small ones read at once, large ones mapped into memory."""
+"""Safetensors files: small ones read at once, large ones mapped into memory.
+
+The library reads them. It would drop one of two tensors of the same name, and takes as much memory
+as a header asks for, so headers are checked before.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +18,6 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import MAP_FROM, OpenedFile, check_tensors, check_unique
-from nfn_graph.messages import UserError
 
 # Where the header keeps what is no tensor.
 _NOTES = "__metadata__"
@@ -60,16 +62,6 @@ class SafetensorsFile(NamedTuple):
     metadata: Mapping[str, str]
 
 
-class _Entry(NamedTuple):
-    """A tensor by the header: its name, and where its bytes begin and end."""
-
-    begin: int
-    end: int
-    key: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 def recognise(opened: OpenedFile) -> bool:
     """Whether a file begins with a header of safetensors, whose size it can have."""
     if opened.head[8:9] != b"{":
@@ -98,29 +90,24 @@ def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
         path: The file.
         map_from: Bytes from which on it is mapped into memory instead of read.
     """
-    content: bytearray | None = None
+    purpose = "to read .safetensors files"
+    library, with_torch = require("safetensors", purpose), require("safetensors.torch", purpose)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size < map_from:
-            content = bytearray(file.read())
-            size = len(content)
-            length = _header_size(path, content[:8], size)
-            text = bytes(content[8 : 8 + length])
-        else:
-            length = _header_size(path, file.read(8), size)
-            text = file.read(length)
-    _check_counts(path, text)
-    header = _parse(path, text)
-    del text
+        length = _header_size(path, file.read(8), size)
+        header = _parse(path, file.read(length))
     metadata = header.pop(_NOTES, {})
-    start = 8 + length
-    entries = _entries(path, header, size - start)
-    if content is not None:
-        tensors = {entry.key: _read_tensor(content, start, entry) for entry in entries}
-    else:
-        data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        tensors = {entry.key: _mapped_tensor(data, start, entry) for entry in entries}
-    if any(entry.dtype.is_complex for entry in entries):
+    _check_types(path, header)
+    try:
+        if size < map_from:
+            found = with_torch.load(path.read_bytes())
+        else:
+            with library.safe_open(path, "pt") as opened:
+                found = {key: opened.get_tensor(key) for key in header}
+        tensors = {key: found[key] for key in sorted(header, key=lambda k: _place(header[k]))}
+    except (library.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(path, f"one that cannot be read: {error}") from error
+    if any(tensor.is_complex() for tensor in tensors.values()):
         check_tensors(path, tensors)
     if _ORDER in metadata:
         tensors = {key: tensors[key] for key in _order(path, tensors, metadata)}
@@ -176,25 +163,23 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
             check_unique(path, [key for key, _ in pairs])
         return found
 
+    _check_counts(path, text)
     try:
         header = json.loads(text)
         # Most files name everything once, and need no closer look.
-        entries = len(header) - (_NOTES in header)
-        if text.count(b"data_offsets") != entries or text.count(_NOTES.encode()) > 1:
+        if text.count(b"data_offsets") != len(header) - (_NOTES in header):
             header = json.loads(text, object_pairs_hook=unique)
     except ConversionError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, f"a header that is no JSON of tensors: {error}") from error
-    metadata = header.get(_NOTES, {}) if isinstance(header, dict) else None
-    if not isinstance(header, dict) or not isinstance(metadata, dict):
+    if not isinstance(header, dict) or not isinstance(header.get(_NOTES, {}), dict):
         raise _damaged(path, "a header without named tensors")
     return header
 
 
-def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Entry]:
-    """The tensors in the order of the file, which they fill without gaps."""
-    entries = []
+def _check_types(path: Path, header: Mapping[str, Any]) -> None:
+    """Refuses types that could not be written again."""
     for key, value in header.items():
         kind = value.get("dtype") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in _DTYPES:
@@ -202,51 +187,11 @@ def _entries(path: Path, header: Mapping[str, Any], available: int) -> list[_Ent
                 f"Expected '{key}' of '{path}' in a type that is known: {', '.join(_DTYPES)} (got "
                 f"{kind[:40]!r})"
             )
-        try:
-            begin, end = value["data_offsets"]
-            entry = _Entry(begin, end, key, _DTYPES[value["dtype"]], tuple(value["shape"]))
-            sizes = (begin, end, *entry.shape)
-            if not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
-                raise UserError(f"sizes {list(sizes)}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, f"'{key}' as {str(value)[:200]}") from error
-        if math.prod(entry.shape) * entry.dtype.itemsize != end - begin:
-            raise _damaged(
-                path,
-                f"'{key}' of shape {list(entry.shape)} and type {entry.dtype} in {end - begin} "
-                f"bytes",
-            )
-        entries.append(entry)
-    entries.sort()
-    position = 0
-    for entry in entries:
-        if entry.begin != position:
-            raise _damaged(path, f"'{entry.key}' at byte {entry.begin} instead of {position}")
-        position = entry.end
-    if position != available:
-        raise _damaged(path, f"{available} bytes for tensors of {position} bytes")
-    return entries
 
 
-def _read_tensor(content: bytearray, start: int, entry: _Entry) -> Tensor:
-    if entry.begin == entry.end:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    at, size = start + entry.begin, entry.dtype.itemsize
-    if at % size:
-        # Numbers must lie at multiples of their size.
-        content, at = content[at : start + entry.end], 0
-    count = (entry.end - entry.begin) // size
-    found = torch.frombuffer(content, dtype=entry.dtype, count=count, offset=at)
-    return found.view(entry.shape)
-
-
-def _mapped_tensor(data: Tensor, start: int, entry: _Entry) -> Tensor:
-    if entry.begin == entry.end:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    part = data[start + entry.begin : start + entry.end]
-    if (start + entry.begin) % entry.dtype.itemsize:
-        part = part.clone()
-    return part.view(entry.dtype).view(entry.shape)
+def _place(entry: Any) -> tuple[int, int]:
+    begin, end = entry["data_offsets"]
+    return begin, end
 
 
 def _order(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> list[str]:

@@ -256,12 +256,13 @@ def check_as_written(module: nn.Module) -> None:
         )
 
 
-def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor]]:
-    """The direction and length of each weight that `nn.utils.weight_norm` computes, by its id."""
+def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor, int]]:
+    """The direction, length and axis of each weight of `nn.utils.weight_norm`, by its id."""
     return {
         id(vars(module)[hook.name]): (
             getattr(module, f"{hook.name}_v"),
             getattr(module, f"{hook.name}_g"),
+            hook.dim,
         )
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, WeightNorm)
