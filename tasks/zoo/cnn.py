@@ -21,6 +21,7 @@ from nfn_graph.tasks.zoo.builder import (
 )
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR
+from nfn_graph.tasks.zoo.recipes import check_recipe
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.training import (
     KEPT_OF,
@@ -39,6 +40,8 @@ class CnnZooOptions(SampledZooOptions):
     positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
 
     Attributes:
+        recipe: Make networks like those of a published zoo, whose options are those of the recipe
+            unless they are given as well.
         arch: Convolutional networks or MLPs.
         widths: Channels or neurons of every hidden layer; one is drawn per network.
         depths: Hidden layers; one is drawn per network.
@@ -56,6 +59,7 @@ class CnnZooOptions(SampledZooOptions):
     """
 
     networks: int = 1000
+    recipe: Literal["small-cnn-zoo"] | None = None
     arch: Literal["cnn", "mlp"] = "cnn"
     widths: tuple[int, ...] = (16,)
     depths: tuple[int, ...] = (3,)
@@ -76,6 +80,7 @@ class CnnZooOptions(SampledZooOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
+        check_recipe("cnn", self)
         self.check_choices("activations", "inits", "checkpoints")
         check_several("widths", self.widths, 1)
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)

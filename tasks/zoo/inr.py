@@ -17,10 +17,12 @@ from nfn_graph.tasks.option_checks import (
     check_above,
     check_at_least,
     check_networks,
+    check_part,
     check_several,
 )
 from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
 from nfn_graph.tasks.zoo.builder import BuildOptions, Built, OnSteps, Row, Split, ZooBuilder
+from nfn_graph.tasks.zoo.recipes import check_recipe
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
 from nfn_graph.tasks.zoo.siren import (
     FitSettings,
@@ -41,6 +43,8 @@ class InrZooOptions(BuildOptions):
     """Fit a zoo of SIRENs to images, or to the unsigned distance from shapes.
 
     Attributes:
+        recipe: Make networks like those of a published zoo, whose options are those of the recipe
+            unless they are given as well.
         data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
             CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
             file, or a folder with .off or .ply files in a subfolder per class.
@@ -58,11 +62,12 @@ class InrZooOptions(BuildOptions):
         samples: Points around each shape whose distance is computed.
         init: How weights are initialised: as by Sitzmann et al., or as the INRs of DWSNets.
         same_init: Whether all networks of one shape start with the same weights.
-        output_offset: What is added to the outputs.
+        output_offset: What is added to the outputs, between 0 and 1.
         stop_psnr: The ratio of peak signal to noise, in decibels, at which a network is finished
             before --steps; 0 for none.
     """
 
+    recipe: Literal["dws", "nfn", "inr2vec"] | None = None
     data: str = "digits"
     kind: Literal["image", "cloud"] = "image"
     images: int = 0
@@ -86,8 +91,11 @@ class InrZooOptions(BuildOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
+        check_recipe("inr", self)
         for name in ("images", "test_images", "points", "stop_psnr"):
             check_at_least(name, getattr(self, name), 0)
+        if self.output_offset is not None:
+            check_part("output_offset", self.output_offset)
         for name in ("fits", "test_fits"):
             check_networks(name, getattr(self, name))
         for name in ("steps", "samples"):

@@ -1,13 +1,15 @@
 """How published zoos were made, as options of the commands that build zoos.
 
 `--recipe NAME` puts the options of a recipe before those of the command line, so every option that
-is given as well counts instead. In Python: `InrZooOptions(out, **RECIPES["inr"]["dws"].options)`.
+is given as well counts instead. In Python, `InrZooOptions(out, recipe="dws",
+**RECIPES["inr"]["dws"].options)` does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from nfn_graph.messages import UserError
@@ -155,13 +157,24 @@ def expanded(arguments: Sequence[str]) -> list[str]:
     """The words of `nfn-graph zoo ...` with those of a recipe, if there is a `--recipe`."""
     words = list(arguments)
     known = RECIPES.get(words[0], {}) if words else {}
-    for i, word in enumerate(words):
+    for word, after in pairwise([*words, ""]):
         option, equals, value = word.partition("=")
-        if option != "--recipe" or not known:
-            continue
-        name = value if equals else words[i + 1] if i + 1 < len(words) else ""
-        if name not in known:
-            raise UserError(f"Expected --recipe: {', '.join(known)} (got '{name}')")
-        rest = words[1:i] + words[i + (1 if equals else 2) :]
-        return [words[0], *known[name].words, *rest]
+        name = value if equals else after
+        if option == "--recipe" and name in known:
+            return [words[0], *known[name].words, *words[1:]]
     return words
+
+
+def check_recipe(command: str, options: Any) -> None:
+    """Raises if options name a recipe and have none of its values."""
+    if options.recipe is None:
+        return
+    recipe = RECIPES[command][options.recipe]
+    default = type(options)(options.out)
+    own = {k: v for k, v in recipe.options.items() if v != getattr(default, k)}
+    if not any(getattr(options, name) == value for name, value in own.items()):
+        raise UserError(
+            f"Expected options with the values of the recipe '{options.recipe}', such as "
+            f"{type(options).__name__}(out, recipe={options.recipe!r}, "
+            f"**RECIPES[{command!r}][{options.recipe!r}].options) (got none of them)"
+        )
