@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -195,18 +196,20 @@ def _parse(
         )
         return call
 
+    parts = COMMANDS[name].parts
     complaint, page = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return parsed(arguments)
     except SystemExit as stop:
         if not stop.code:
+            if parts and not set(arguments) & set(parts):
+                print(_options_of_parts(name, parsed))
             return None
         # Of options that were checked when they were made, the reason is ours.
         reason = getattr(stop.__context__, "__context__", None)
         if isinstance(reason, UserError):
             raise reason from None
-    parts = COMMANDS[name].parts
     part = [word for word in arguments[:1] if word in parts]
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         parsed([*part, "--help"])
@@ -215,6 +218,32 @@ def _parse(
         f"{_first_section(complaint.getvalue())})"
         f"{_meant(arguments, () if part else parts, page.getvalue())}"
     )
+
+
+def _options_of_parts(name: str, parse: Callable[[list[str]], object]) -> str:
+    """The options of all subcommands by name, first those that every subcommand has."""
+    options: dict[str, list[str]] = {}
+    for part in COMMANDS[name].parts:
+        with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+            parse([part, "--help"])
+        # The name of an option begins its line, possibly after a short one: `-o PATH, --output`.
+        pattern = r"^[│ ] {1,2}(?:-\w[^,]*, )?(--(?!help)[a-z][a-z0-9-]*)"
+        options[part] = re.findall(pattern, _plain(page.getvalue()), re.MULTILINE)
+    first, *others = options.values()
+    common = [option for option in first if all(option in other for other in others)]
+    rows = {"all": common} if common else {}
+    rows |= {part: [n for n in names if n not in common] for part, names in options.items()}
+    width = max(map(len, rows)) + 4
+    lines = [f"options of the subcommands ('nfn-graph {name} SUBCOMMAND --help' explains them):"]
+    for row, names in rows.items():
+        lines += textwrap.wrap(
+            " ".join(names) or "none",
+            78,
+            initial_indent=f"  {row}".ljust(width),
+            subsequent_indent=" " * width,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:

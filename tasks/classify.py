@@ -41,11 +41,11 @@ def _smaller(
 
 @dataclass(frozen=True)
 class ClassifyOptions(SupervisedOptions):
-    """Predict the class of networks from their weights.
+    """Predict a class from the weights of a network.
 
     Attributes:
-        preset: The model and training of the paper's second task (3 NF-Layers of 512 channels), or
-            smaller ones.
+        preset: The model and training settings: those of the paper's second task (3 NF-Layers of
+            512 channels), or smaller ones.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {

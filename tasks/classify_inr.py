@@ -30,13 +30,13 @@ _SHOWN = 64
 
 @dataclass(frozen=True)
 class ClassifyInrOptions(ClassifyOptions):
-    """Classify the images or shapes that SIRENs hold, from their weights.
+    """Classify the images or shapes that SIRENs store, from their weights.
 
     Attributes:
-        canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
-            function that the network computes stays the same.
-        rotate: Augmentation: rotations of the image within so many degrees.
-        shift: Augmentation: shifts of the image within this distance; the image is 2 wide.
+        canonical: Whether to move the phase of every hidden neuron into [0, pi/2] first, which does
+            not change what the network computes.
+        rotate: Augmentation: the largest angle of random rotations of the image, in degrees.
+        shift: Augmentation: the largest distance of random shifts of the image, whose width is 2.
     """
 
     canonical: bool = True

@@ -36,20 +36,21 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class EditInrOptions(TrainOptions):
-    """Edit the images that SIRENs hold, through their weights.
+    """Edit the images that SIRENs store, by changing their weights.
 
     Attributes:
-        preset: The paper's model and training (3 NF-Layers, 128 channels between them), or
-            smaller ones. The last NF-Layer has one channel and is not among --channels.
-        operation: What is to happen to the images.
-        amount: Pixels of dilate and erode, factor of contrast, pixels of blur, degrees of
-            rotate; 0 for 3, 1.5, 1 and 45.
-        edit_scale: What gamma of U + gamma f(U) starts at.
+        preset: The model and training settings: those of the paper (3 NF-Layers with 128 channels
+            between them), or smaller ones. --channels does not include the last NF-Layer, which
+            has one channel.
+        operation: The image operation to learn.
+        amount: The strength of the operation: pixels for dilate, erode and blur, a factor for
+            contrast, degrees for rotate. 0 stands for 3 (dilate, erode), 1 (blur), 1.5 and 45.
+        edit_scale: The initial value of gamma in U + gamma f(U).
         ensemble: How many networks the editor makes of one. Their images are averaged, and they are
             stored as one network whose hidden layers are that many times as wide.
-        scale_per_tensor: Whether every type of weight or bias has a gamma of its own.
-        canonical: Whether to bring every hidden neuron's phase into [0, pi/2] first; the
-            function that the network computes stays the same.
+        scale_per_tensor: Whether every type of weight or bias has its own gamma.
+        canonical: Whether to move the phase of every hidden neuron into [0, pi/2] first, which does
+            not change what the network computes.
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {

@@ -1,13 +1,26 @@
-"""Checks of options: one line that names the option, as the command line spells it."""
+"""Ranges of options: how the help shows them, and errors that name the option in one line."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
+
+from tyro.conf import arg
 
 from nfn_graph.messages import UserError
 
 _MOST_NETWORKS = 10_000_000
+_BETWEEN = arg(
+    metavar="LOW HIGH",
+    help_behavior_hint=lambda default: f"(default: {default.replace(' ', ' to ')})",
+)
+
+# Types of options, whose help says what they range over.
+Share = Annotated[float, arg(metavar="0..1")]
+Shares = Annotated[tuple[float, ...], arg(metavar="[0..1 [0..1 ...]]")]
+Interval = Annotated[tuple[float, float], _BETWEEN]
+Integers = Annotated[tuple[int, int], _BETWEEN]
 
 
 def flag(name: str) -> str:
@@ -30,7 +43,7 @@ def check_above(name: str, value: float, limit: float) -> None:
 def check_share(name: str, value: float) -> None:
     """Raises for what is not a share of a whole."""
     if not 0 <= value <= 1:
-        raise UserError(f"Expected {flag(name)} within 0 and 1 (got {value})")
+        raise UserError(f"Expected {flag(name)} between 0 and 1 (got {value})")
 
 
 def check_part(name: str, value: float) -> None:

@@ -31,12 +31,12 @@ _MOST_GROUPS = 8
 
 @dataclass(frozen=True)
 class RegressOptions(SupervisedOptions):
-    """Predict a number of networks from their weights.
+    """Predict a number from the weights of a network.
 
     Attributes:
-        preset: The model and training of the paper's first task, or smaller ones.
-        target: What the numbers are: any numbers, whose squared error counts in units of their
-            standard deviation, or shares between 0 and 1, with binary cross-entropy.
+        preset: The model and training settings: those of the paper's first task, or smaller ones.
+        target: The kind of the numbers: any numbers (squared error in units of their standard
+            deviation), or shares between 0 and 1 (binary cross-entropy).
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {

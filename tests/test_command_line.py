@@ -60,6 +60,35 @@ def test_nothing_is_suggested_for_words_that_are_like_none(
     assert "Did you mean" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "zoo"])
+def test_help_lists_the_options_of_subcommands(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.partition("options of the subcommands")[2].splitlines()[1:]
+    shown: dict[str, set[str]] = {}
+    for line in lines:
+        if not line.startswith("   "):
+            part = line.split()[0]
+        shown.setdefault(part, set()).update(word for word in line.split() if word[:2] == "--")
+    common = shown.pop("all", set())
+    expected = {
+        leaf.words[1]: leaf.options for leaf in leaves().values() if leaf.words[0] == command
+    }
+    assert {part: names | common for part, names in shown.items()} == {
+        part: {option.name for option in options if option.name.startswith("--")}
+        for part, options in expected.items()
+    }
+
+
+def test_help_shows_ranges_as_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "cnn", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "--learning-rate LOW HIGH" in text and "(default: 0.0005 to 0.05)" in text
+    assert "--epochs LOW HIGH" in text and "(default: 4 to 40)" in text
+    assert "--test-share 0..1" in text and "--train-fractions [0..1 [0..1 ...]]" in text
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version", "-v"], ["inspct"], []])
 def test_nothing_heavy_is_imported_to_say_little(arguments: list[str]) -> None:
     script = (

@@ -14,6 +14,7 @@ from nfn_graph.converters.store.table import check_shares
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
 from nfn_graph.tasks.option_checks import (
+    Share,
     check_above,
     check_at_least,
     check_part,
@@ -29,7 +30,8 @@ _PRESET = "(default: that of the preset)"
 _INTEGER = arg(metavar="INT", help_behavior_hint=_PRESET)
 _INTEGERS = arg(metavar="[INT [INT ...]]", help_behavior_hint=_PRESET)
 _NUMBER = arg(metavar="FLOAT", help_behavior_hint=_PRESET)
-_SHARES = arg(metavar="FLOAT FLOAT FLOAT", help_behavior_hint="(default: the zoo's own)")
+_SHARE = arg(metavar="0..1", help_behavior_hint=_PRESET)
+_SHARES = arg(metavar="0..1 0..1 0..1", help_behavior_hint="(default: the zoo's own)")
 _CHOICE = arg(metavar="{constant,cosine}", help_behavior_hint=_PRESET)
 
 
@@ -39,9 +41,9 @@ class Preset:
 
     Attributes:
         model: The parts of the model.
-        epochs: How often it sees every network.
-        batch_size: Networks per step.
-        learning_rate: Of Adam.
+        epochs: The number of epochs.
+        batch_size: The number of networks per training step.
+        learning_rate: The learning rate of Adam.
         schedule: See :class:`TrainOptions`.
     """
 
@@ -58,43 +60,47 @@ class TrainOptions:
 
     Attributes:
         zoo: The folder of the zoo to train on.
-        out: The folder of the run; a run that was stopped goes on where it was.
-        model: The model: NFNs with layers for one of three symmetries, or a baseline. probe and
-            probe-grid evaluate the networks, at learned inputs or on a fixed grid.
-        seed: Decides the initial weights, the order of the networks and all else that is drawn.
+        out: The folder of the run. A run that was interrupted resumes when the command is run
+            again.
+        model: The model: an NFN whose layers respect one of three symmetries, or a baseline. probe
+            and probe-grid run the networks, on learned inputs or on a fixed grid of inputs.
+        seed: The random seed of the initial weights, the order of the networks and everything
+            else that is random.
         where: Which networks of the zoo to use, such as width=16 or width=8,16.
-        split: The shares of training, validation and test networks, drawn at random. By default
+        split: The shares of training, validation and test networks in a random split. By default
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
-        split_seed: Seed of the random split.
-        train_networks: How many networks to train on, the first ones; 0 for all.
+        split_seed: The seed of the random split.
+        train_networks: The number of training networks to use, from the first on; 0 for all.
         overfit: A check that a model can learn at all: train on so many networks, evaluate on the
             same ones, and say whether the model has learnt them by heart; 0 for ordinary training.
-        channels: Channels of each NF-Layer; gine, pna and transformer have as many layers, all with
-            the first number of channels.
-        head: Hidden sizes of the MLP behind them; of statnn and mlp, of the whole model.
-        head_dropout: The probability of a hidden neuron of that MLP to be dropped.
-        fourier_features: Number of Fourier features of the weights; 0 for none.
-        probes: How many inputs the networks are run on: by probe and probe-grid, and by editors,
-            which then know what every neuron does; 0 for editors that read weights alone.
-        epochs: How often the model sees every network.
-        batch_size: Networks per step, over all devices.
-        max_edges: The most weights of a batch on one device, instead of a number of networks: for
-            networks of very different sizes. 0 for batches of --batch-size networks.
-        learning_rate: The step size of Adam.
-        schedule: The learning rate over a training: constant, or cosine, which rises over the
-            first tenth of all steps and then falls to almost nothing.
-        weight_decay: The decay of AdamW; 0 for Adam.
-        patience: Epochs without a better validation metric after which training ends; 0 for never.
-        minutes: The most time that training may take; 0 for no limit.
+        channels: The channels of each NF-Layer. gine, pna and transformer have as many layers, all
+            with the first number of channels.
+        head: The hidden sizes of the MLP after these layers; for statnn and mlp, of the whole
+            model.
+        head_dropout: The dropout probability in that MLP.
+        fourier_features: The number of Fourier features of the weights; 0 for none.
+        probes: The number of inputs that probe and probe-grid run the networks on. Editors get the
+            activations of every neuron at these inputs; 0 for editors that only read weights.
+        epochs: The number of epochs.
+        batch_size: The number of networks per training step, over all devices.
+        max_edges: The largest number of weights in a batch on one device, for networks of very
+            different sizes; 0 for batches of --batch-size networks.
+        learning_rate: The learning rate of Adam.
+        schedule: The schedule of the learning rate: constant, or cosine, which rises over the first
+            tenth of all training steps and then falls to almost zero.
+        weight_decay: The weight decay of AdamW; 0 for Adam.
+        patience: The number of epochs without a better validation metric after which training
+            stops; 0 for no early stopping.
+        minutes: The time limit of training in minutes; 0 for no limit.
         noise: Augmentation: noise on the weights, as a share of their standard deviation.
-        drop: Augmentation: the probability of a weight to be set to zero.
+        drop: Augmentation: the probability that a weight is set to zero.
         compile: Whether to compile the model with torch.compile.
-        precision: The numbers to compute with, as Lightning calls them.
-        accelerator: Where to train; auto takes a GPU if there is one.
-        devices: How many devices of a machine, or processes on the CPU.
-        nodes: How many machines; the command is started on each, as Lightning or the scheduler
-            says (NODE_RANK, MASTER_ADDR, MASTER_PORT).
-        workers: Processes that load data; 0 to load in the main process.
+        precision: The floating-point precision, as Lightning names it.
+        accelerator: The device to train on; auto uses a GPU if there is one.
+        devices: The number of devices per machine, or of processes on the CPU.
+        nodes: The number of machines. Start the command on each, with the variables that Lightning
+            or the scheduler expects (NODE_RANK, MASTER_ADDR, MASTER_PORT).
+        workers: The number of processes that load data; 0 to load in the main process.
         in_memory: Whether to read and prepare all networks before training and keep them in
             memory, or to read every batch from the store; auto keeps small zoos in memory.
     """
@@ -113,7 +119,7 @@ class TrainOptions:
     overfit: int = 0
     channels: Annotated[tuple[int, ...] | None, _INTEGERS] = None
     head: Annotated[tuple[int, ...] | None, _INTEGERS] = None
-    head_dropout: Annotated[float | None, _NUMBER] = None
+    head_dropout: Annotated[float | None, _SHARE] = None
     fourier_features: Annotated[int | None, _INTEGER] = None
     probes: Annotated[int | None, _INTEGER] = None
     epochs: Annotated[int | None, _INTEGER] = None
@@ -125,7 +131,7 @@ class TrainOptions:
     patience: int = 0
     minutes: float = 0.0
     noise: float = 0.0
-    drop: float = 0.0
+    drop: Share = 0.0
     compile: bool = False
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"

@@ -25,6 +25,10 @@ from nfn_graph.data import Layout, gather_tensors
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 from nfn_graph.tasks.option_checks import (
+    Integers,
+    Interval,
+    Share,
+    Shares,
     check_at_least,
     check_interval,
     check_networks,
@@ -39,7 +43,6 @@ from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters, stack
 Split = Literal["train", "validation", "test"]
 Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
-Interval = tuple[float, float]
 Row = dict[str, Any]
 OnSteps = Callable[[int], None]
 # Numbers that the largest activation of one training step should hold: they stay in the cache.
@@ -53,18 +56,19 @@ class BuildOptions:
     """Options of every zoo.
 
     Attributes:
-        out: The folder to write to; what is there already is kept, so a run that was stopped
-            goes on where it was.
-        seed: Decides every network; the same seed gives the same zoo.
-        shard_size: Networks per file. It does not change the networks.
-        shard: Build a part of the shards, such as 2/4 for the second of four machines.
-        engine: Where to build the shards: in this process, in one process for each core, or as
-            tasks of a Ray cluster whose machines see the folder; the data are sent to them.
-        device: Where to train.
-        dtype: The precision of training and of the files.
-        together: Networks that are trained as one computation; 0 to choose by their size.
-        validation_share: The share of the networks (of INRs: of the training images) by which
-            the best epoch of a model is chosen.
+        out: The output folder. Finished parts are kept, so a build that was interrupted resumes
+            when the command is run again.
+        seed: The random seed of the whole zoo; the same seed gives the same networks.
+        shard_size: The number of networks per file. It does not change the networks.
+        shard: The part of the zoo to build, such as 2/4 on the second of four machines.
+        engine: Where to build: in this process, in one process per core, or on a Ray cluster whose
+            machines share the output folder.
+        device: The device to train on.
+        dtype: The floating-point type of training and of the files.
+        together: The number of networks that are trained in one computation; 0 chooses it by
+            their size.
+        validation_share: The share of networks (for INRs, of training images) in the validation
+            split.
     """
 
     out: Path
@@ -75,7 +79,7 @@ class BuildOptions:
     device: Device = "cpu"
     dtype: Dtype = "float32"
     together: int = 0
-    validation_share: float = 0.15
+    validation_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -96,17 +100,17 @@ class ImageZooOptions(BuildOptions):
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
-        grey: Whether to replace colours by their mean.
-        networks: How many to train.
-        batch_size: Images per step.
-        test_share: The share of networks for testing.
+        grey: Whether to replace the colours of the images by their mean.
+        networks: The number of networks to train.
+        batch_size: The number of images per training step.
+        test_share: The share of networks in the test split.
     """
 
     data: str = "digits"
     grey: bool = False
     networks: int = 500
     batch_size: int = 64
-    test_share: float = 0.15
+    test_share: Share = 0.15
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -121,20 +125,22 @@ class SampledZooOptions(ImageZooOptions):
     """Options of zoos whose networks are trained with random hyperparameters.
 
     Attributes:
-        init_scale: A factor of the initial weights, log-uniform between the two numbers.
-        optimisers: One is drawn per network.
-        learning_rate: Log-uniform between the two numbers; ten times as large for sgd.
-        l2: The penalty on the sum of squared weights, log-uniform between the two numbers.
-        train_fractions: The share of the training images that a network sees; one is drawn.
-        epochs: How often a network sees them: an integer between the two, drawn uniformly.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly.
+        optimisers: Optimisers; one is sampled for every network.
+        learning_rate: The range of learning rates, sampled log-uniformly; ten times as large for
+            sgd.
+        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly.
+        train_fractions: Shares of the training images that a network sees; one is sampled for
+            every network.
+        epochs: The range of the number of epochs, sampled uniformly.
     """
 
     init_scale: Interval = (0.3, 3.0)
     optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
     learning_rate: Interval = (5e-4, 5e-2)
     l2: Interval = (1e-8, 1e-2)
-    train_fractions: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
-    epochs: tuple[int, int] = (4, 40)
+    train_fractions: Shares = (0.1, 0.25, 0.5, 1.0)
+    epochs: Integers = (4, 40)
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Literal
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.option_checks import check_interval, check_part, check_several, check_share
+from nfn_graph.tasks.option_checks import (
+    Interval,
+    Share,
+    Shares,
+    check_interval,
+    check_part,
+    check_several,
+    check_share,
+)
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
     Built,
-    Interval,
     OnSteps,
     Row,
     SampledZooOptions,
@@ -34,28 +41,30 @@ from nfn_graph.tasks.zoo.training import (
 
 @dataclass(frozen=True)
 class CnnZooOptions(SampledZooOptions):
-    """Train a zoo of small classifiers with drawn hyperparameters.
+    """Train a zoo of small classifiers with random hyperparameters.
 
-    The recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean over all
-    positions, a dense layer; or MLPs. Every network draws its hyperparameters on its own.
+    The CNNs follow the recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean
+    over all positions, and a dense layer. The hyperparameters of every network are sampled
+    independently.
 
     Attributes:
-        recipe: Make networks like those of a published zoo, whose options are those of the recipe
+        recipe: Make networks like those of a published zoo. Its options are those of the recipe
             unless they are given as well.
-        arch: Convolutional networks or MLPs.
-        widths: Channels or neurons of every hidden layer; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
-        padding: Of the convolutions; auto is 0, or 1 if the images are too small for that.
-        activations: After every hidden layer; one is drawn per network.
-        inits: How weights are initialised; one is drawn per network.
-        init_scale: A factor of the initial weights, log-uniform between the two numbers (normal
-            and truncated_normal have a tenth of it as standard deviation).
-        init_std: The standard deviation of normal and truncated_normal instead, log-uniform between
-            the two numbers.
-        dropout: The probability of an activation to be dropped, uniform between the two numbers,
-            for those networks that have dropout at all.
+        arch: The architecture: CNNs or MLPs.
+        widths: Channels or neurons of every hidden layer; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
+        padding: The padding of the convolutions; auto is 0, or 1 if the images are too small for
+            that.
+        activations: Activation functions of the hidden layers; one is sampled for every network.
+        inits: Initialisations of the weights; one is sampled for every network.
+        init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
+            and truncated_normal, a tenth of it is the standard deviation.
+        init_std: The range of the standard deviation of normal and truncated_normal instead, sampled
+            log-uniformly.
+        dropout: The range of the dropout probability, sampled uniformly, for networks with
+            dropout.
         dropout_share: The share of networks with dropout.
-        checkpoints: When a network is written down, as shares of its training; each gives a row.
+        checkpoints: When to store a network, as shares of its training; each one adds a row.
     """
 
     networks: int = 1000
@@ -74,8 +83,8 @@ class CnnZooOptions(SampledZooOptions):
     )
     init_std: Interval | None = None
     dropout: Interval = (0.0, 0.5)
-    dropout_share: float = 0.5
-    checkpoints: tuple[float, ...] = (1.0,)
+    dropout_share: Share = 0.5
+    checkpoints: Shares = (1.0,)
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""

@@ -43,28 +43,29 @@ class InrZooOptions(BuildOptions):
     """Fit a zoo of SIRENs to images, or to the unsigned distance from shapes.
 
     Attributes:
-        recipe: Make networks like those of a published zoo, whose options are those of the recipe
+        recipe: Make networks like those of a published zoo. Its options are those of the recipe
             unless they are given as well.
         data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
-            CIFAR batches, or with pictures in a subfolder per class. Of --kind cloud: an .npz
+            CIFAR batches, or with pictures in a subfolder per class. With --kind cloud: an .npz
             file, or a folder with .off or .ply files in a subfolder per class.
-        kind: Whether data holds images or point clouds.
-        images: Training images or shapes, validation included; 0 for all of them.
-        test_images: Test images or shapes; 0 for all of them.
-        fits: Networks per training image, with initialisations of their own.
-        test_fits: Networks per validation or test image.
-        widths: Neurons of the hidden layers; one is drawn per network.
-        depths: Hidden layers; one is drawn per network.
+        kind: Whether --data contains images or point clouds.
+        images: The number of training and validation images or shapes; 0 for all of them.
+        test_images: The number of test images or shapes; 0 for all of them.
+        fits: The number of networks per training image, each with its own initialisation.
+        test_fits: The number of networks per validation or test image.
+        widths: Neurons of the hidden layers; one width is sampled for every network.
+        depths: Numbers of hidden layers; one is sampled for every network.
         w0: The frequency factor of all hidden layers.
-        steps: Steps of Adam.
-        learning_rate: Of Adam.
-        points: Points per step; 0 for all pixels of an image, or 1,024 of a shape.
-        samples: Points around each shape whose distance is computed.
-        init: How weights are initialised: as by Sitzmann et al., or as the INRs of DWSNets.
+        steps: The number of training steps.
+        learning_rate: The learning rate of Adam.
+        points: The number of points per training step; 0 for all pixels of an image, or for 1,024
+            points of a shape.
+        samples: The number of points around each shape whose distance is computed.
+        init: The initialisation of the weights: that of Sitzmann et al., or that of DWSNets.
         same_init: Whether all networks of one shape start with the same weights.
-        output_offset: What is added to the outputs, between 0 and 1.
-        stop_psnr: The ratio of peak signal to noise, in decibels, at which a network is finished
-            before --steps; 0 for none.
+        output_offset: A number between 0 and 1 that is added to the outputs.
+        stop_psnr: The peak signal-to-noise ratio, in decibels, at which the training of a network
+            ends before --steps; 0 for none.
     """
 
     recipe: Literal["dws", "nfn", "inr2vec"] | None = None

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
-from nfn_graph.tasks.option_checks import check_above, check_at_least, check_several
+from nfn_graph.tasks.option_checks import (
+    Share,
+    check_above,
+    check_at_least,
+    check_several,
+)
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, OnSteps, Row, split_of
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
@@ -32,27 +37,27 @@ MOST_POSITIONS = 16
 class TicketZooOptions(ImageZooOptions):
     """Find winning tickets: initialisations, each with a mask under which it trains well.
 
-    One step of iterative magnitude pruning: a network is trained, its largest weights are
-    kept, and the mask is laid on the weights that it started from. All networks are trained
-    alike, each from its own seed.
+    The masks come from one step of iterative magnitude pruning: a network is trained, and the mask
+    keeps the weights that are largest after training. All networks are trained in the same way,
+    each from a seed of its own.
 
     Attributes:
-        arch: MLPs of two hidden layers; or three 3 x 3 convolutions with stride 2, a hidden
-            and an output layer, which reads all positions of the last map.
-        widths: Neurons or channels of every hidden layer; one is drawn per network.
+        arch: The architecture: MLPs with two hidden layers, or CNNs with three 3 x 3 convolutions
+            of stride 2, one hidden layer that reads all positions, and an output layer.
+        widths: Neurons or channels of every hidden layer; one width is sampled for every network.
         sparsity: The share of the weights to prune. Biases are kept.
         scope: Whether weights compete within their network or within their layer.
-        activation: After every hidden layer.
-        init: How weights are initialised.
-        optimiser: For all networks.
-        learning_rate: Of the optimiser.
+        activation: The activation function of the hidden layers.
+        init: The initialisation of the weights.
+        optimiser: The optimiser of all networks.
+        learning_rate: The learning rate of the optimiser.
         l2: The penalty on the sum of squared weights.
-        epochs: How often a network sees the training images.
+        epochs: The number of epochs.
     """
 
     arch: Literal["mlp", "cnn"] = "mlp"
     widths: tuple[int, ...] = (64,)
-    sparsity: float = 0.95
+    sparsity: Share = 0.95
     scope: Scope = "global"
     activation: Activation = "relu"
     init: InitKind = "he_normal"
@@ -60,8 +65,8 @@ class TicketZooOptions(ImageZooOptions):
     learning_rate: float = 3e-3
     l2: float = 0.0
     epochs: int = 40
-    validation_share: float = 0.1
-    test_share: float = 0.1
+    validation_share: Share = 0.1
+    test_share: Share = 0.1
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.option_checks import check_several
+from nfn_graph.tasks.option_checks import (
+    Interval,
+    check_several,
+)
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
     Built,
     ImageZooBuilder,
-    Interval,
     OnSteps,
     Row,
     SampledZooOptions,
@@ -41,14 +43,15 @@ _EVALUATED = 256
 class TransformerZooOptions(SampledZooOptions):
     """Train a zoo of small transformers that read images row by row, as sequences.
 
-    Every network draws its hyperparameters on its own, its size included.
+    The hyperparameters of every network, including its size, are sampled independently.
 
     Attributes:
-        widths: Neurons of the residual stream; one is drawn per network.
-        heads: Attention heads; one is drawn per network. Every width is a multiple of at least 2.
-        depths: Blocks; one is drawn per network.
+        widths: Neurons of the residual stream; one width is sampled for every network.
+        heads: Numbers of attention heads; one is sampled for every network. Every width must be a
+            multiple of every number of heads, by a factor of two or more.
+        depths: Numbers of blocks; one is sampled for every network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
-            is drawn per network.
+            is sampled for every network.
     """
 
     widths: tuple[int, ...] = (8, 12, 16)

@@ -235,7 +235,7 @@ def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
         (["--shard", "3/2"], "--shard"),
         (["--dropout", "0.5", "1"], "--dropout"),
         (["--test-share", "0.9"], "--test-share of at most 1 together (got 0.15 and 0.9)"),
-        (["--test-share", "-0.1"], "--test-share within 0 and 1"),
+        (["--test-share", "-0.1"], "--test-share between 0 and 1"),
         (["--arch", "mlp", "--padding", "1"], "no --padding with --arch mlp"),
         (["--checkpoints"], "at least one value of --checkpoints"),
         (["--data", "nowhere"], "nowhere"),
