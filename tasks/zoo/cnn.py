@@ -59,8 +59,8 @@ class CnnZooOptions(SampledZooOptions):
         inits: Initialisations of the weights; one is sampled for every network.
         init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
             and truncated_normal, a tenth of it is the standard deviation.
-        init_std: The range of the standard deviation of normal and truncated_normal instead, sampled
-            log-uniformly.
+        init_std: The range of the standard deviation of normal and truncated_normal instead,
+            sampled log-uniformly.
         dropout: The range of the dropout probability, sampled uniformly, for networks with
             dropout.
         dropout_share: The share of networks with dropout.
