@@ -13,7 +13,7 @@ import torch
 from siren_data import blobs
 
 from nfn_graph.cli import main
-from nfn_graph.tasks.zoo import InrZooOptions, build_inr_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import InrZooOptions, build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.recipes import RECIPES, expanded
 from nfn_graph.tasks.zoo.siren import (
     FitSettings,
@@ -120,7 +120,7 @@ def test_one_start_for_all_networks(tmp_path: Path) -> None:
         options = InrZooOptions(
             tmp_path / str(same), widths=(4,), steps=1, learning_rate=1e-12, same_init=same
         )
-        zoo = open_zoo_folder(build_inr_zoo(options, source=blobs(6)))
+        zoo = open_zoo_folder(build_zoo(options, source=blobs(6)))
         first, second = zoo[0].to_tensors(), zoo[1].to_tensors()
         close = all(torch.allclose(x, second[key], atol=1e-6) for key, x in first.items())
         assert close == same
