@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from nfn_graph.spec import WeightKey
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 
+SirenInit = Literal["sitzmann", "dws"]
 _REPORT_EVERY = 20
 
 
@@ -46,21 +47,29 @@ class SirenShape:
         return len(self.hidden) + 1
 
 
-def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -> Parameters:
-    r"""Fresh parameters of one network, as Sitzmann et al. draw them.
+def initialise_siren(
+    shape: SirenShape, w0: float, generator: torch.Generator, kind: SirenInit = "sitzmann"
+) -> Parameters:
+    r"""Fresh parameters of one network.
 
-    Weights are uniform within :math:`\pm 1/n` in the first layer and within
-    :math:`\pm\sqrt{6/n}/\omega_0` in the others, biases within :math:`\pm 1/\sqrt{n}`, where
-    `n` is the number of inputs of a layer.
+    Let `n` be the number of inputs of a layer. As Sitzmann et al. sample them, weights are uniform
+    within :math:`\pm 1/n` in the first layer and within :math:`\pm\sqrt{6/n}/\omega_0` in the
+    others, and biases within :math:`\pm 1/\sqrt{n}`. In the INRs of DWSNets (`kind="dws"`), the
+    first layer is like the other hidden ones, their biases are zero, and weights and biases of the
+    last layer are uniform within :math:`\pm 1/\sqrt{n}`.
     """
     widths = (shape.inputs, *shape.hidden, shape.outputs)
     parameters = {}
     for i, (n, m) in enumerate(itertools.pairwise(widths)):
+        is_last = i == len(widths) - 2
         bound = math.sqrt(6 / n) / w0 if i else 1 / n
+        if kind == "dws":
+            bound = 1 / math.sqrt(n) if is_last else math.sqrt(6 / n) / w0
         weight = torch.rand(m, n, generator=generator) * 2 - 1
         bias = torch.rand(m, generator=generator) * 2 - 1
         parameters[f"layers.{i}.weight"] = weight * bound
-        parameters[f"layers.{i}.bias"] = bias / math.sqrt(n)
+        is_zero = kind == "dws" and not is_last
+        parameters[f"layers.{i}.bias"] = bias * (0.0 if is_zero else 1 / math.sqrt(n))
     return parameters
 
 
@@ -205,6 +214,9 @@ class FitSettings(NamedTuple):
         learning_rate: Of Adam.
         points: Points per step, the same for all networks; 0 for all of them.
         seed: What those points are drawn from.
+        init: How weights are initialised, see :func:`initialise_siren`.
+        stop_psnr: A network whose points of a step have this ratio of peak signal to noise, in
+            decibels, is left as it is from then on; 0 for never.
     """
 
     w0: float
@@ -213,6 +225,8 @@ class FitSettings(NamedTuple):
     learning_rate: float
     points: int
     seed: int
+    init: SirenInit = "sitzmann"
+    stop_psnr: float = 0.0
 
 
 class Fits(NamedTuple):
@@ -239,7 +253,10 @@ def fit_sirens(
         on_steps: Called with the number of steps made, summed over networks.
     """
     like = targets.values
-    fresh = [initialise_siren(shape, settings.w0, generator_of(s, "initial")) for s in seeds]
+    fresh = [
+        initialise_siren(shape, settings.w0, generator_of(s, "initial"), settings.init)
+        for s in seeds
+    ]
     stacked = {key: x.to(like.device, like.dtype) for key, x in stack(fresh).items()}
     rates = like.new_full((len(seeds),), settings.learning_rate)
     optimiser = BatchedOptimiser(stacked, ["adam"] * len(seeds), rates)
@@ -253,7 +270,11 @@ def fit_sirens(
             coordinates = coordinates.index_select(-1, chosen)
             values = values.index_select(-1, chosen)
         found = siren_forward(parameters, coordinates, settings.w0, settings.offset)
-        loss = (found - values).square_().sum() / (outputs * values.shape[-1])
+        errors = (found - values).square_().sum((1, 2)) / (outputs * values.shape[-1])
+        loss = errors.sum()
+        if settings.stop_psnr:
+            # Without a learning rate, a network stays as it is.
+            rates.masked_fill_(errors.detach() <= 10 ** (-settings.stop_psnr / 10), 0)
         optimiser.step(torch.autograd.grad(loss, list(parameters.values())))
         if (step + 1) % _REPORT_EVERY == 0:
             on_steps(_REPORT_EVERY * len(seeds))
