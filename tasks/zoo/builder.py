@@ -100,12 +100,14 @@ class ImageZooOptions(BuildOptions):
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
+        grey: Whether to replace the colours of the images by their mean.
         networks: The number of networks to train.
         batch_size: The number of images per training step.
         test_share: The share of networks in the test split.
     """
 
     data: str = "digits"
+    grey: bool = False
     networks: int = 500
     batch_size: int = 64
     test_share: Share = 0.15
@@ -193,6 +195,35 @@ class Built(Generic[Item]):
     masks: Parameters | None = None
 
 
+_BUILDERS: dict[type[BuildOptions], type[ZooBuilder[Any, Any, Any]]] = {}
+
+
+def build_zoo(options: BuildOptions, *, source: Any = None, progress: bool = False) -> Path:
+    """Trains the networks of a zoo, or what is missing of it.
+
+    Args:
+        options: What to build, and where; its type says which kind of zoo.
+        source: The images or point clouds, if they are not to be read from `options.data`.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The zoo's folder, for `open_zoo_folder`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     options = CnnZooOptions(Path(folder) / "zoo", networks=3, epochs=(1, 1))
+        ...     len(open_zoo_folder(build_zoo(options)))
+        3
+    """
+    if type(options) not in _BUILDERS:
+        names = ", ".join(kind.__name__ for kind in _BUILDERS)
+        raise TypeError(f"Expected options of a zoo: {names} (got {type(options).__name__})")
+    return _BUILDERS[type(options)](options, source).build(progress=progress)
+
+
 class ZooBuilder(ABC, Generic[Options, Source, Item]):
     """Builds a zoo of one kind, or what is missing of it.
 
@@ -205,6 +236,12 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
     """
 
     kind: ClassVar[str]
+    OPTIONS: ClassVar[type[BuildOptions]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "OPTIONS" in vars(cls):
+            _BUILDERS[cls.OPTIONS] = cls
 
     def __init__(self, options: Options, source: Source | None = None) -> None:
         options.check()
@@ -378,7 +415,8 @@ class ImageZooBuilder(ZooBuilder[ImageOptions, Images, Item]):
 
     def open_source(self) -> Images:
         """The images that the options name."""
-        return open_images(self.options.data)
+        images = open_images(self.options.data)
+        return images.in_grey() if self.options.grey else images
 
     def facts(self) -> dict[str, Any]:
         """The images."""

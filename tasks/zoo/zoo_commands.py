@@ -15,13 +15,18 @@ from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.builder import BuildOptions, Split, ZooBuilder
-from nfn_graph.tasks.zoo.cnn import CnnZooBuilder, CnnZooOptions
-from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, open_zoo_folder, zoo_facts
-from nfn_graph.tasks.zoo.inr import InrZooBuilder, InrZooOptions
-from nfn_graph.tasks.zoo.render import render_zoo
-from nfn_graph.tasks.zoo.tickets import TicketZooBuilder, TicketZooOptions
-from nfn_graph.tasks.zoo.transformer import TransformerZooBuilder, TransformerZooOptions
+from nfn_graph.tasks.zoo import (
+    CnnZooOptions,
+    InrZooOptions,
+    TicketZooOptions,
+    TransformerZooOptions,
+    build_zoo,
+    open_zoo_folder,
+    render_zoo,
+)
+from nfn_graph.tasks.zoo.builder import BuildOptions, Split
+from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, zoo_facts
+from nfn_graph.tasks.zoo.recipes import expanded
 
 
 @dataclass(frozen=True)
@@ -117,23 +122,17 @@ def _tickets(zoo: WeightDataset) -> str:
     return f"{zoo.folder}: {len(zoo)} tickets, mean test accuracy before pruning {mean:.3f}"
 
 
-def _built(
-    builder: type[ZooBuilder[Any, Any, Any]], describe: Callable[[WeightDataset], str]
-) -> Callable[[Any], str]:
-    """Builds a zoo; says in one line what is in it."""
-
-    def build(options: BuildOptions) -> str:
-        return describe(open_zoo_folder(builder(options).build(progress=True)))
-
-    return build
+def _built(describe: Callable[[WeightDataset], str]) -> Callable[[BuildOptions], str]:
+    """What builds a zoo and says in one line what is in it."""
+    return lambda options: describe(open_zoo_folder(build_zoo(options, progress=True)))
 
 
 # The options of every subcommand, and what it does: it returns what is to be printed.
 COMMANDS: dict[str, tuple[type, Callable[[Any], str]]] = {
-    "cnn": (CnnZooOptions, _built(CnnZooBuilder, accuracy_line)),
-    "inr": (InrZooOptions, _built(InrZooBuilder, _errors)),
-    "tickets": (TicketZooOptions, _built(TicketZooBuilder, _tickets)),
-    "transformer": (TransformerZooOptions, _built(TransformerZooBuilder, accuracy_line)),
+    "cnn": (CnnZooOptions, _built(accuracy_line)),
+    "inr": (InrZooOptions, _built(_errors)),
+    "tickets": (TicketZooOptions, _built(_tickets)),
+    "transformer": (TransformerZooOptions, _built(accuracy_line)),
     "render": (RenderOptions, _render),
     "info": (InfoOptions, _info),
     "import": (ImportOptions, _import),
@@ -149,13 +148,17 @@ else:
 def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     """Build collections of trained networks, and look at them.
 
-    A build that was stopped goes on where it was when the same command is given again.
+    A build that was stopped goes on where it was when the same command is given again. With
+    --recipe, networks are made like those of a published zoo: dws, nfn or inr2vec of zoo inr,
+    small-cnn-zoo of zoo cnn. Options that are given as well replace those of the recipe.
 
     Examples:
       nfn-graph zoo cnn --out zoos/digits --networks 1000
       nfn-graph zoo cnn --out zoos/mixed --widths 8 16 32 --depths 2 3
       nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
+      nfn-graph zoo inr --recipe dws --out zoos/dws --data mnist/ --images 20000
+      nfn-graph zoo cnn --recipe small-cnn-zoo --out zoos/grey --data cifar10.npz --networks 5000
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo transformer --out zoos/transformers --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
@@ -167,3 +170,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     """
     print(next(run for options, run in COMMANDS.values() if options is type(command))(command))
     return 0
+
+
+# `--recipe NAME` of `zoo inr` and `zoo cnn` stands for the options of that recipe.
+zoo.expanded = expanded  # type: ignore[attr-defined]
