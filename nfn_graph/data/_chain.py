@@ -55,8 +55,8 @@ def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> L
         placements.append(Placement.whole(key, weight, type_.key, axes))
         placements += [Placement.whole(k, b, type_.target, ("neuron",)) for k, b in bias]
     sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
-    shape = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
-    return Layout(spec, shape, tuple(placements))
+    shapes = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
+    return Layout(spec, shapes, tuple(placements))
 
 
 def _check_chain(
