@@ -25,7 +25,7 @@ from nfn_graph import NFN, Batch, WeightGraph
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Symmetry
 from nfn_graph.tasks.metrics import kendall_tau
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 
 CHANNELS, HEAD, BATCH = (16, 16, 5), (128, 128), 16
 Networks = tuple[list[Tensor], list[Tensor]]
@@ -79,7 +79,7 @@ def build_data(networks: int) -> tuple[tuple[Networks, Tensor], tuple[Networks, 
         options = CnnZooOptions(
             Path(folder) / "zoo", networks=networks, arch="mlp", depths=(2,), epochs=(2, 20)
         )
-        zoo = open_zoo_folder(build_cnn_zoo(options))
+        zoo = open_zoo_folder(build_zoo(options))
         rows = [i for i, row in enumerate(zoo.rows) if row["is_finite"]]
         states = [zoo.state_dict(i) for i in rows]
     labels = torch.tensor([zoo.rows[i]["test_accuracy"] for i in rows])

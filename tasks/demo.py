@@ -27,7 +27,7 @@ from nfn_graph.tasks.regress import (
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import WEIGHTS, describe_model, reads
 from nfn_graph.tasks.training.run import evaluate, train
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.folder import accuracy_line
 
 MODELS: tuple[ModelName, ...] = ("statnn", "nfn-np", "nfn-hnp", "probe")
@@ -140,7 +140,7 @@ def _zoo(
         # An early checkpoint beside the last: accuracies from chance to the best.
         checkpoints=(0.3, 1.0),
     )
-    return open_zoo_folder(build_cnn_zoo(chosen, progress=True))
+    return open_zoo_folder(build_zoo(chosen, progress=True))
 
 
 def _by_training_accuracy(networks: WeightDataset) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,23 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import save
+from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.conversion import load_file
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
 from nfn_graph.tasks.rendering import joined_networks, siren_layers
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.user_networks import (
-    ReadingOptions,
     check_sines,
     check_single,
-    read_network,
     save_like,
 )
 from nfn_graph.tasks.zoo.render import draw_sheet
 
 
 @dataclass(frozen=True)
-class EditOptions(ReadingOptions):
+class EditOptions:
     """Edit the image that a SIREN holds.
 
     Attributes:
@@ -42,6 +42,7 @@ class EditOptions(ReadingOptions):
             wider if the run has an --ensemble. A picture of before and after is written beside it,
             as .png.
         zoom: How many pixels wide each pixel of the picture is drawn.
+        reading: How the file is read.
     """
 
     checkpoint: Positional[Path]
@@ -49,6 +50,7 @@ class EditOptions(ReadingOptions):
     run: Path
     out: Path
     zoom: int = 8
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
 def edit(options: OmitArgPrefixes[EditOptions]) -> int:
@@ -66,7 +68,7 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, EditInr):
         raise UserError(f"Expected a run of edit-inr (got '{options.run}', of {task.name})")
-    graph = read_network(options.checkpoint, options)
+    graph = load_file(options.checkpoint, options.reading)
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
     if task.options.ensemble > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from torch import nn
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.converters.conversion import Options, find_files, load_file
-from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.store.description import is_store
 from nfn_graph.messages import UserError, reason_of
 from nfn_graph.tasks.supervised import SupervisedTask
@@ -40,14 +38,6 @@ class Answers:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        """Writes the rows as CSV, in one step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
 
     def add(self, names: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
         """Adds a row for each of several networks."""

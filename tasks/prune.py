@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,7 +10,8 @@ from torch import nn
 from tyro.conf import OmitArgPrefixes, Positional
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.conversion import load_file
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import (
     TicketScope,
@@ -22,17 +22,18 @@ from nfn_graph.tasks.masks import (
 )
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.reports.page import Table, print_rows
-from nfn_graph.tasks.retraining import Result, compare_masks
+from nfn_graph.tasks.retraining import compare_masks
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import ReadingOptions, check_single, read_network, save_like
+from nfn_graph.tasks.training.run_folder import write_csv
+from nfn_graph.tasks.user_networks import check_single, save_like
 from nfn_graph.tasks.winning_tickets import WinningTickets, mask_scores
 from nfn_graph.tasks.zoo.builder import Split
 from nfn_graph.tasks.zoo.folder import open_zoo_folder
 
 
 @dataclass(frozen=True)
-class PruneOptions(ReadingOptions):
+class PruneOptions:
     """Prune an initialisation before it is trained.
 
     Attributes:
@@ -47,6 +48,7 @@ class PruneOptions(ReadingOptions):
             possible: others carry no data.
         biases: Whether to prune the same share of every bias too: the smallest ones, because
             models learn to choose weights only.
+        reading: How the file is read.
     """
 
     checkpoint: Positional[Path]
@@ -56,6 +58,7 @@ class PruneOptions(ReadingOptions):
     scope: TicketScope = "expected"
     paths: bool = True
     biases: bool = False
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
 def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
@@ -71,7 +74,7 @@ def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
     task, model, facts = load_model(options.run)
     if not isinstance(task, WinningTickets):
         raise UserError(f"Expected a run of winning-tickets (got '{options.run}', of {task.name})")
-    graph = read_network(options.checkpoint, options)
+    graph = load_file(options.checkpoint, options.reading)
     sparsity = facts["sparsity"] if options.sparsity is None else options.sparsity
     mask = mask_network(
         model, graph, sparsity, options.scope, paths=options.paths, biases=options.biases
@@ -168,22 +171,14 @@ def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
         )
     images = None if options.data is None else open_images(options.data)
     results = compare_masks(options.runs, zoo, images=images)
-    _print(results)
-    if options.out is not None:
-        _write(options.out, results, [row["network"] for row in zoo.rows])
-    return 0
-
-
-def _print(results: list[Result]) -> None:
     rows = [[r.name, r.mean, r.standard_error, len(r.accuracies)] for r in results]
     print_rows(Table(["mask", "test accuracy", "standard error", "networks"], rows))
-
-
-def _write(path: Path, results: list[Result], networks: list[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["mask", "network", "test_accuracy"])
-        for result in results:
-            for network, accuracy in zip(networks, result.accuracies, strict=True):
-                writer.writerow([result.name, network, accuracy])
+    if options.out is not None:
+        networks = zoo.column("network").to_pylist()
+        found = (
+            {"mask": result.name, "network": network, "test_accuracy": accuracy}
+            for result in results
+            for network, accuracy in zip(networks, result.accuracies, strict=True)
+        )
+        write_csv(options.out, list(found))
+    return 0

@@ -25,6 +25,7 @@ from nfn_graph.tasks.reports.runs import format_value
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import evaluate as evaluate_run
 from nfn_graph.tasks.training.run import train as train_task
+from nfn_graph.tasks.training.run_folder import write_csv
 from nfn_graph.tasks.training.task import Task
 from nfn_graph.tasks.winning_tickets import WinningTickets
 from nfn_graph.tasks.zoo.builder import Split
@@ -169,7 +170,7 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
         print(f"nfn-graph: {located(file, reason)}", file=sys.stderr)
     written = "nothing written"
     if found.rows:
-        found.write(options.out)
+        write_csv(options.out, found.rows)
         written = str(options.out)
     print(f"{len(found.rows)} predicted, {len(found.failed)} failed ({written})")
     return exit_code(len(found.rows), len(found.failed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +10,13 @@ import torch
 
 from nfn_graph import WeightFeatures, WeightGraph
 from nfn_graph.converters import save
-from nfn_graph.converters.chain import FlattenOrder
-from nfn_graph.converters.conversion.reading import Options, load_file
 from nfn_graph.converters.files import keras, onnx
 from nfn_graph.converters.formats import KERAS, ONNX, detect, format_of
-from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.messages import UserError
 
 # Operators of ONNX that dense layers, and factors of activations, are made of.
 _LINEAR = {"Gemm", "MatMul", "Add", "Sub", "Mul", "Div"}
 _LINEAR |= {"Cast", "Constant", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """How the file of a network is read.
-
-    Attributes:
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
-        key: The name of the network in a file that holds several.
-    """
-
-    arch: str | None = None
-    flatten: FlattenOrder | None = None
-    orientation: Orientation | None = None
-    key: str | None = None
-
-
-def read_network(path: Path, options: ReadingOptions) -> WeightGraph:
-    """The network of a file; messages name options as the command line has them."""
-    chosen = Options(options.arch, options.flatten, None, options.orientation, options.key)
-    return load_file(path, chosen)
 
 
 def check_single(graph: WeightGraph) -> WeightFeatures:

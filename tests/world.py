@@ -20,9 +20,7 @@ from nfn_graph.tasks.zoo import (
     CnnZooOptions,
     InrZooOptions,
     TicketZooOptions,
-    build_cnn_zoo,
-    build_inr_zoo,
-    build_ticket_zoo,
+    build_zoo,
     open_zoo_folder,
 )
 
@@ -44,16 +42,16 @@ def make_world(folder: Path) -> None:
     convert_files([folder / "net.pt"], folder / "store", Options())
     images = tiny_images()
     shares = {"validation_share": 0.3, "test_share": 0.3}
-    build_cnn_zoo(
+    build_zoo(
         CnnZooOptions(
             folder / "cnn", networks=10, widths=(3,), depths=(1,), epochs=(1, 1), **shares
         ),
-        images=images,
+        source=images,
     )
-    build_inr_zoo(InrZooOptions(folder / "inr", widths=(4,), steps=2), source=blobs(16))
-    build_ticket_zoo(
+    build_zoo(InrZooOptions(folder / "inr", widths=(4,), steps=2), source=blobs(16))
+    build_zoo(
         TicketZooOptions(folder / "tickets", networks=10, widths=(4,), epochs=1, **shares),
-        images=images,
+        source=images,
     )
     editing = EditInrOptions(folder / "inr", folder / "edits", preset="tiny", epochs=1)
     train(EditInr(editing.resolved()))

@@ -359,16 +359,17 @@ def _read_csv(path: Path) -> Any:
             f"text that is not UTF-8, at byte {error.start}. Save it as CSV in UTF-8"
         ) from error
     parsing = csv.ParseOptions(newlines_in_values=True)
-    names = csv.open_csv(arrow().BufferReader(content), parse_options=parsing).schema.names
+    # Threads that read ahead may still run when a command ends with an error; arrow then aborts.
+    reading = csv.ReadOptions(use_threads=False)
+    opened = csv.open_csv(arrow().BufferReader(content), reading, parsing)
+    names = opened.schema.names
     # As text: names of files such as 0001 are not numbers.
     as_text = csv.ConvertOptions(
         column_types=dict.fromkeys(names, arrow().string()),
         null_values=[""],
         strings_can_be_null=True,
     )
-    return csv.read_csv(
-        arrow().BufferReader(content), parse_options=parsing, convert_options=as_text
-    )
+    return csv.read_csv(arrow().BufferReader(content), reading, parsing, as_text)
 
 
 def _read_lines(path: Path) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.messages import UserError, one_line
 from nfn_graph.tasks.reports.figures import bars
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
@@ -28,6 +26,7 @@ from nfn_graph.tasks.reports.runs import (
     scalar_metrics,
 )
 from nfn_graph.tasks.training.options import NEUTRAL
+from nfn_graph.tasks.training.run_folder import write_csv
 
 _ALWAYS = ("zoo", "model", "preset")
 _FACTS = ("parameters", "seconds")
@@ -311,19 +310,13 @@ def _about(rows: Sequence[Row], task: str) -> str:
 
 
 def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in rows[0] if name not in ("options", "values")]
-    options = list(dict.fromkeys(name for row in rows for name in row["options"]))
-    with (
-        replacing(out / "compare.csv") as temporary,
-        open(temporary, "w", encoding="utf-8", newline="") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow([*names, *options, "values"])
-        for row in rows:
-            values = " ".join(map(str, row["values"]))
-            chosen = [row["options"].get(name) for name in options]
-            writer.writerow([*(row[name] for name in names), *chosen, values])
+    options = dict.fromkeys(name for row in rows for name in row["options"])
+    table = []
+    for row in rows:
+        plain = {name: x for name, x in row.items() if name not in ("options", "values")}
+        values = " ".join(map(str, row["values"]))
+        table.append({**plain, **options, **row["options"], "values": values})
+    write_csv(out / "compare.csv", table)
     bars(out / "compare.png", rows)
     caption = "Bars: means. Whiskers: standard errors over seeds. Dots: single seeds."
     seeds = sorted({row["seeds"] for row in rows})

@@ -1,18 +1,14 @@
-"""The learning curve of a run, the time that it took, and when it ends early; all survive an
-interruption.
-"""
+"""The learning curve of a run, and when it ends early; both survive an interruption."""
 
 from __future__ import annotations
 
-import csv
-import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
 
-from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.tasks.training.run_folder import write_csv
 
 
 class History(pl.Callback):
@@ -34,16 +30,7 @@ class History(pl.Callback):
         row.update({name: float(value) for name, value in trainer.callback_metrics.items()})
         self.rows.append(row)
         if trainer.is_global_zero:
-            self.write()
-
-    def write(self) -> None:
-        """Writes the table."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(self.rows)
+            write_csv(self.path, self.rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Saved with every checkpoint."""
@@ -52,30 +39,6 @@ class History(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Called when a run goes on."""
         self.rows = list(state_dict["rows"])
-
-
-class Stopwatch(pl.Callback):
-    """Measures the time that training takes, and keeps it in the checkpoint.
-
-    Of a run that goes on, it is the time up to its last checkpoint and since it went on.
-    """
-
-    def __init__(self) -> None:
-        self._before = 0.0
-        self._started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """The time until now."""
-        return self._before + time.perf_counter() - self._started
-
-    def state_dict(self) -> dict[str, Any]:
-        """Saved with every checkpoint."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Called when a run goes on."""
-        self._before = float(state_dict["seconds"])
 
 
 class Patience(EarlyStopping):

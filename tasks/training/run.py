@@ -16,7 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
@@ -27,7 +27,7 @@ from nfn_graph.converters.files.graph import spec_to_json
 from nfn_graph.converters.store.dataset import choose
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models.build import count_parameters
-from nfn_graph.tasks.training.callbacks import History, Patience, Stopwatch
+from nfn_graph.tasks.training.callbacks import History, Patience
 from nfn_graph.tasks.training.checkpoints import (
     AtomicCheckpointIO,
     model_state,
@@ -79,9 +79,10 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
     if progress and os.environ.get("LOCAL_RANK", "0") == "0":
         print(_where_networks_are(data))
-    watch = Stopwatch()
+    limit = datetime.timedelta(minutes=options.minutes) if options.minutes else None
+    timer = Timer(limit, verbose=False)
     with quiet():
-        trainer = _trainer(task, folder, watch, progress)
+        trainer = _trainer(task, folder, timer, progress)
         trainer.fit(
             TaskModule(task, model, dict(data.facts), batches),
             datamodule=batches,
@@ -97,7 +98,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         "evaluations": {},
         "epochs": trainer.current_epoch,
         "best_epoch": int(best["epoch"]),
-        "seconds": round(watch.seconds, 1),
+        "seconds": round(timer.time_elapsed(), 1),
         "parameters": count_parameters(model),
     }
     if options.overfit:
@@ -234,9 +235,7 @@ def predict(
     return {name: torch.cat([part[name] for part in found]).cpu() for name in found[0]}
 
 
-def _trainer(
-    task: Task[Options], folder: RunFolder, watch: Stopwatch, progress: bool
-) -> pl.Trainer:
+def _trainer(task: Task[Options], folder: RunFolder, timer: Timer, progress: bool) -> pl.Trainer:
     options = task.options
     monitor = f"validation/{task.monitor}"
     every_epoch: dict[str, Any] = {
@@ -249,7 +248,7 @@ def _trainer(
         ModelCheckpoint(filename=folder.last.stem, **every_epoch),
     ]
     # The table comes first: the checkpoint is to hold the row of its own epoch.
-    callbacks: list[pl.Callback] = [watch, History(folder.path / "logs" / "metrics.csv")]
+    callbacks: list[pl.Callback] = [timer, History(folder.path / "logs" / "metrics.csv")]
     if options.patience:
         callbacks.append(Patience(monitor, task.best, options.patience))
     if progress:
@@ -263,7 +262,6 @@ def _trainer(
             use_distributed_sampler=False,
             precision=options.precision,
             max_epochs=options.epochs,
-            max_time=datetime.timedelta(minutes=options.minutes) if options.minutes else None,
             callbacks=[*callbacks, *checkpoints],
             plugins=[AtomicCheckpointIO()],
             logger=TensorBoardLogger(folder.path, "logs", version=""),

@@ -100,13 +100,7 @@ class RunFolder:
 
     def write_predictions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes `predictions.csv`."""
-        with (
-            replacing(self.path / "predictions.csv") as temporary,
-            temporary.open("w", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(self.path / "predictions.csv", rows)
 
 
 def _shown(name: str, config: Mapping[str, Any]) -> Any:
@@ -130,6 +124,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"Expected a JSON object in '{path}' (got {type(found).__name__})")
     return found
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a table in one step, with a column for every name in any of the rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = dict.fromkeys(name for row in rows for name in row)
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(names))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

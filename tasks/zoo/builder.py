@@ -193,6 +193,35 @@ class Built(Generic[Item]):
     masks: Parameters | None = None
 
 
+_BUILDERS: dict[type[BuildOptions], type[ZooBuilder[Any, Any, Any]]] = {}
+
+
+def build_zoo(options: BuildOptions, *, source: Any = None, progress: bool = False) -> Path:
+    """Trains the networks of a zoo, or what is missing of it.
+
+    Args:
+        options: What to build, and where; its type says which kind of zoo.
+        source: The images or point clouds, if they are not to be read from `options.data`.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The zoo's folder, for `open_zoo_folder`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     options = CnnZooOptions(Path(folder) / "zoo", networks=3, epochs=(1, 1))
+        ...     len(open_zoo_folder(build_zoo(options)))
+        3
+    """
+    if type(options) not in _BUILDERS:
+        names = ", ".join(kind.__name__ for kind in _BUILDERS)
+        raise TypeError(f"Expected options of a zoo: {names} (got {type(options).__name__})")
+    return _BUILDERS[type(options)](options, source).build(progress=progress)
+
+
 class ZooBuilder(ABC, Generic[Options, Source, Item]):
     """Builds a zoo of one kind, or what is missing of it.
 
@@ -205,6 +234,12 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
     """
 
     kind: ClassVar[str]
+    OPTIONS: ClassVar[type[BuildOptions]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "OPTIONS" in vars(cls):
+            _BUILDERS[cls.OPTIONS] = cls
 
     def __init__(self, options: Options, source: Source | None = None) -> None:
         options.check()

@@ -1,11 +1,10 @@
-"""Zoos of small classifiers: `build_cnn_zoo`."""
+"""Zoos of small classifiers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from nfn_graph.messages import UserError
@@ -95,26 +94,11 @@ class CnnZooOptions(SampledZooOptions):
             check_share("checkpoints", value)
 
 
-def build_cnn_zoo(
-    options: CnnZooOptions, *, images: Images | None = None, progress: bool = False
-) -> Path:
-    """Trains a zoo of classifiers, or what is missing of it.
-
-    Args:
-        options: What to build, and where.
-        images: The data, if not to be read from `options.data`.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The zoo's folder, for `open_zoo_folder`.
-    """
-    return CnnZooBuilder(options, images).build(progress=progress)
-
-
 class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
     """Builds a zoo of classifiers."""
 
     kind = "cnn"
+    OPTIONS = CnnZooOptions
 
     def draw(self, network: int) -> ClassifierRun:
         """The run of one network."""

@@ -1,11 +1,10 @@
-"""Zoos of SIRENs fitted to images or shapes: `build_inr_zoo`."""
+"""Zoos of SIRENs fitted to images or shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -102,29 +101,11 @@ class InrFit(NamedTuple):
     shape: SirenShape
 
 
-def build_inr_zoo(
-    options: InrZooOptions,
-    *,
-    source: Images | Clouds | None = None,
-    progress: bool = False,
-) -> Path:
-    """Fits a zoo of SIRENs, or what is missing of it.
-
-    Args:
-        options: What to build, and where.
-        source: The data, if not to be read from `options.data`.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The zoo's folder, for `open_zoo_folder` and `render_zoo`.
-    """
-    return InrZooBuilder(options, source).build(progress=progress)
-
-
 class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
     """Builds a zoo of SIRENs."""
 
     kind = "inr"
+    OPTIONS = InrZooOptions
 
     def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
         super().__init__(options, source)

@@ -1,11 +1,10 @@
-"""Zoos of winning tickets: `build_ticket_zoo`."""
+"""Zoos of winning tickets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -78,28 +77,14 @@ class TicketZooOptions(ImageZooOptions):
         check_sparsity(self.sparsity)
 
 
-def build_ticket_zoo(
-    options: TicketZooOptions, *, images: Images | None = None, progress: bool = False
-) -> Path:
-    """Trains and prunes the networks of a zoo, or those that are missing of it.
-
-    The checkpoints of the zoo are the initial weights; `zoo.state_dict(i, "mask")` are the masks.
-
-    Args:
-        options: What to build, and where.
-        images: The data, if not to be read from `options.data`.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The zoo's folder, for `open_zoo_folder`.
-    """
-    return TicketZooBuilder(options, images).build(progress=progress)
-
-
 class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
-    """Builds a zoo of winning tickets."""
+    """Builds a zoo of winning tickets.
+
+    Its networks are the initial weights; `zoo.state_dict(i, "mask")` are the masks.
+    """
 
     kind = "tickets"
+    OPTIONS = TicketZooOptions
 
     def facts(self) -> dict[str, Any]:
         """The images, and which entries run fastest where a convolution meets a dense layer."""

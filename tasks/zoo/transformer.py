@@ -1,4 +1,4 @@
-"""Zoos of small transformers that read images row by row: `build_transformer_zoo`."""
+"""Zoos of small transformers that read images row by row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -169,26 +168,11 @@ class RowTransformer(nn.Module):
         return self.head(x.mean(1))
 
 
-def build_transformer_zoo(
-    options: TransformerZooOptions, *, images: Images | None = None, progress: bool = False
-) -> Path:
-    """Trains a zoo of transformers, or what is missing of it.
-
-    Args:
-        options: What to build, and where.
-        images: The data, if not to be read from `options.data`.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The zoo's folder, for `open_zoo_folder`.
-    """
-    return TransformerZooBuilder(options, images).build(progress=progress)
-
-
 class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRun]):
     """Builds a zoo of transformers."""
 
     kind = "transformer"
+    OPTIONS = TransformerZooOptions
 
     def draw(self, network: int) -> TransformerRun:
         """The run of one network."""

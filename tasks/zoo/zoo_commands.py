@@ -15,13 +15,17 @@ from nfn_graph.converters import WeightDataset, open_zoo
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.builder import BuildOptions, Split, ZooBuilder
-from nfn_graph.tasks.zoo.cnn import CnnZooBuilder, CnnZooOptions
-from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, open_zoo_folder, zoo_facts
-from nfn_graph.tasks.zoo.inr import InrZooBuilder, InrZooOptions
-from nfn_graph.tasks.zoo.render import render_zoo
-from nfn_graph.tasks.zoo.tickets import TicketZooBuilder, TicketZooOptions
-from nfn_graph.tasks.zoo.transformer import TransformerZooBuilder, TransformerZooOptions
+from nfn_graph.tasks.zoo import (
+    CnnZooOptions,
+    InrZooOptions,
+    TicketZooOptions,
+    TransformerZooOptions,
+    build_zoo,
+    open_zoo_folder,
+    render_zoo,
+)
+from nfn_graph.tasks.zoo.builder import BuildOptions, Split
+from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, zoo_facts
 
 
 @dataclass(frozen=True)
@@ -117,23 +121,17 @@ def _tickets(zoo: WeightDataset) -> str:
     return f"{zoo.folder}: {len(zoo)} tickets, mean test accuracy before pruning {mean:.3f}"
 
 
-def _built(
-    builder: type[ZooBuilder[Any, Any, Any]], describe: Callable[[WeightDataset], str]
-) -> Callable[[Any], str]:
-    """Builds a zoo; says in one line what is in it."""
-
-    def build(options: BuildOptions) -> str:
-        return describe(open_zoo_folder(builder(options).build(progress=True)))
-
-    return build
+def _built(describe: Callable[[WeightDataset], str]) -> Callable[[BuildOptions], str]:
+    """What builds a zoo and says in one line what is in it."""
+    return lambda options: describe(open_zoo_folder(build_zoo(options, progress=True)))
 
 
 # The options of every subcommand, and what it does: it returns what is to be printed.
 COMMANDS: dict[str, tuple[type, Callable[[Any], str]]] = {
-    "cnn": (CnnZooOptions, _built(CnnZooBuilder, accuracy_line)),
-    "inr": (InrZooOptions, _built(InrZooBuilder, _errors)),
-    "tickets": (TicketZooOptions, _built(TicketZooBuilder, _tickets)),
-    "transformer": (TransformerZooOptions, _built(TransformerZooBuilder, accuracy_line)),
+    "cnn": (CnnZooOptions, _built(accuracy_line)),
+    "inr": (InrZooOptions, _built(_errors)),
+    "tickets": (TicketZooOptions, _built(_tickets)),
+    "transformer": (TransformerZooOptions, _built(accuracy_line)),
     "render": (RenderOptions, _render),
     "info": (InfoOptions, _info),
     "import": (ImportOptions, _import),

@@ -12,7 +12,7 @@ from imitations_cnn import wild_park
 from imitations_inr import dws_fashion
 
 from nfn_graph.cli import main
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo
 
 
 def test_a_published_zoo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_zoo_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = CnnZooOptions(out=tmp_path / "zoo", networks=4, epochs=(1, 1), widths=(4,))
-    build_cnn_zoo(options)
+    build_zoo(options)
     assert main(["zoo", "info", str(tmp_path / "zoo"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["layout"] == "nfn-graph" and facts["kind"] == "cnn"

@@ -24,7 +24,7 @@ from nfn_graph.tasks.regress import (
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.training.data import fitted, load_data
 from nfn_graph.tasks.training.run_batches import EpochSampler, RunBatches
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo
 from nfn_graph.tasks.zoo.seeds import seed_of
 
 # The last of three steps has one network: nothing for the second process.
@@ -54,7 +54,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch_size=16,
         validation_share=0.25,
     )
-    return build_cnn_zoo(options, images=tiny_images())
+    return build_zoo(options, source=tiny_images())
 
 
 @pytest.fixture(scope="module")

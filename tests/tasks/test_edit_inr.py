@@ -28,9 +28,8 @@ from nfn_graph.tasks.models.editors import Editor, EditorName, build_editor
 from nfn_graph.tasks.rendering import joined_networks, render_graphs
 from nfn_graph.tasks.training import evaluate, train
 from nfn_graph.tasks.user_networks import check_sines
-from nfn_graph.tasks.zoo import InrZooOptions, build_inr_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, pixel_grid
-from nfn_graph.tasks.zoo.steps import siren_computation
+from nfn_graph.tasks.zoo import InrZooOptions, build_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, pixel_grid, siren_computation
 from nfn_graph.testing import assert_equivariant
 
 SETTINGS = ModelSettings((6, 6), (16,), io_encoding=True, probes=0)
@@ -40,13 +39,13 @@ EQUIVARIANT = ("nfn-np", "nfn-hnp", "nfn-pointwise")
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("zoos") / "inr"
-    return build_inr_zoo(InrZooOptions(out, widths=(6, 8), steps=150), source=blobs(40))
+    return build_zoo(InrZooOptions(out, widths=(6, 8), steps=150), source=blobs(40))
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("zoos") / "wide"
-    return build_inr_zoo(InrZooOptions(out, widths=(10,), steps=150, seed=1), source=blobs(20))
+    return build_zoo(InrZooOptions(out, widths=(10,), steps=150, seed=1), source=blobs(20))
 
 
 @pytest.fixture(scope="module")

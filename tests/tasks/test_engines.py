@@ -26,7 +26,7 @@ from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, to_state_dict
 from nfn_graph.converters.conversion import jobs as engines
 from nfn_graph.converters.conversion.jobs import run_jobs
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     killed: list[int] = []
     watch = threading.Thread(target=kill_one, args=(tmp_path / "ray", marks, killed))
     watch.start()
-    build_cnn_zoo(options, images=IMAGES)
+    build_zoo(options, source=IMAGES)
     watch.join()
     begun: dict[str, set[int]] = {}
     for process, shard, _ in (mark.name.split("-") for mark in marks.iterdir()):
@@ -91,7 +91,7 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     twice = [processes for processes in begun.values() if len(processes) > 1]
     assert len(begun) == 6 and len(killed) == len(twice) == 1 and killed[0] in twice[0]
     here = replace(options, out=tmp_path / "here", engine="local")
-    build_cnn_zoo(here, images=IMAGES)
+    build_zoo(here, source=IMAGES)
     zoos = [open_zoo_folder(tmp_path / name) for name in ("ray", "here")]
     assert len(zoos[0]) == 12 and same_networks(*zoos)
     names = [
@@ -101,8 +101,8 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     assert names[0] == names[1]
     assert sum(name.startswith("shards/") for name in names[0]) == 6
     # Finished: nothing is begun again, and the other engine takes it for its own.
-    build_cnn_zoo(options, images=IMAGES)
-    build_cnn_zoo(replace(options, engine="local"), images=IMAGES)
+    build_zoo(options, source=IMAGES)
+    build_zoo(replace(options, engine="local"), source=IMAGES)
     assert len(list(marks.iterdir())) == 7
 
 
@@ -133,7 +133,7 @@ def test_processes_build_the_same_zoo(tmp_path: Path) -> None:
     zoos = []
     for engine in ("local", "processes"):
         options = small(tmp_path / engine, networks=6, shard_size=2, dtype="float64", engine=engine)
-        zoos.append(open_zoo_folder(build_cnn_zoo(options, images=IMAGES)))
+        zoos.append(open_zoo_folder(build_zoo(options, source=IMAGES)))
     assert len(zoos[1]) == 6 and same_networks(*zoos)
 
 

@@ -35,8 +35,7 @@ from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOption
 from nfn_graph.tasks.zoo import (
     CnnZooOptions,
     InrZooOptions,
-    build_cnn_zoo,
-    build_inr_zoo,
+    build_zoo,
     open_zoo_folder,
 )
 
@@ -51,21 +50,21 @@ def small_zoo(out: Path) -> CnnZooOptions:
 
 @pytest.fixture(scope="module")
 def cnn_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_cnn_zoo(small_zoo(tmp_path_factory.mktemp("zoos") / "cnn"), images=IMAGES)
+    return build_zoo(small_zoo(tmp_path_factory.mktemp("zoos") / "cnn"), source=IMAGES)
 
 
 @pytest.fixture(scope="module")
 def wide_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("zoos") / "wide"
     options = CnnZooOptions(out, networks=10, widths=(6,), depths=(2,), epochs=(1, 4), seed=1)
-    return build_cnn_zoo(options, images=IMAGES)
+    return build_zoo(options, source=IMAGES)
 
 
 @pytest.fixture(scope="module")
 def inr_zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("zoos") / "inr"
     options = InrZooOptions(out, widths=(3, 5), steps=5)
-    return build_inr_zoo(options, source=IMAGES)
+    return build_zoo(options, source=IMAGES)
 
 
 def generalization(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
@@ -176,7 +175,7 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
         train(generalization(cnn_zoo, tmp_path / "run", seed=1))
     # As many networks, of the same images.
     other = replace(small_zoo(tmp_path / "other"), learning_rate=(1e-3, 2e-2))
-    zoo = build_cnn_zoo(other, images=IMAGES)
+    zoo = build_zoo(other, source=IMAGES)
     with pytest.raises(ValueError, match=r"begun with: zoo = ") as caught:
         train(generalization(zoo, tmp_path / "run"))
     was, got = (
@@ -205,8 +204,8 @@ def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_p
     # As if it had taken an hour until then.
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
-    assert 0 < checkpoint["callbacks"]["Stopwatch"]["seconds"] <= whole["seconds"] + 0.1
-    checkpoint["callbacks"]["Stopwatch"]["seconds"] = 3600.0
+    assert 0 < checkpoint["callbacks"]["Timer"]["time_elapsed"]["train"] <= whole["seconds"] + 0.1
+    checkpoint["callbacks"]["Timer"]["time_elapsed"]["train"] = 3600.0
     torch.save(checkpoint, last)
     again = train(generalization(cnn_zoo, tmp_path / "run", **options))
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
@@ -305,7 +304,7 @@ def test_other_classes(inr_zoo: Path, tmp_path: Path) -> None:
     """A label means something else in a zoo of other classes."""
     train(ClassifyInr(ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny")))
     options = InrZooOptions(tmp_path / "other", widths=(3,), steps=2)
-    other = build_inr_zoo(options, source=tiny_images(classes=4))
+    other = build_zoo(options, source=tiny_images(classes=4))
     with pytest.raises(ValueError, match=r"classes 0, 1, 2, .*other' with 0, 1, 2, 3"):
         evaluate(tmp_path / "run", other)
 

@@ -24,7 +24,7 @@ from nfn_graph.converters import WeightDataset, from_state_dict, to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
-from nfn_graph.tasks.zoo import CnnZooOptions, build_cnn_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.builder import ZooWriter
 from nfn_graph.tasks.zoo.classifiers import Architecture, build_module
 
@@ -55,7 +55,7 @@ def same_networks(first: WeightDataset, second: WeightDataset) -> bool:
 
 def test_table_and_checkpoints(tmp_path: Path) -> None:
     options = small(tmp_path / "zoo", checkpoints=(0.0, 1.0))
-    zoo = open_zoo_folder(build_cnn_zoo(options, images=IMAGES))
+    zoo = open_zoo_folder(build_zoo(options, source=IMAGES))
     assert len(zoo) == 20
     assert [row["network"] for row in zoo.rows] == [i // 2 for i in range(20)]
     assert [row["is_last"] for row in zoo.rows] == [False, True] * 10
@@ -75,7 +75,7 @@ def test_table_and_checkpoints(tmp_path: Path) -> None:
 
 
 def test_stored_networks_have_the_stated_accuracy(tmp_path: Path) -> None:
-    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo", epochs=(4, 6)), images=IMAGES))
+    zoo = open_zoo_folder(build_zoo(small(tmp_path / "zoo", epochs=(4, 6)), source=IMAGES))
     x, y = IMAGES.values(IMAGES.test_index) * 2 - 1, IMAGES.labels[IMAGES.test_index]
     for i, row in enumerate(zoo.rows):
         shape = Architecture((1, 8, 8), (row["width"],) * row["depth"], (), 3, row["padding"])
@@ -87,7 +87,7 @@ def test_stored_networks_have_the_stated_accuracy(tmp_path: Path) -> None:
 
 
 def test_graphs(tmp_path: Path) -> None:
-    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES))
+    zoo = open_zoo_folder(build_zoo(small(tmp_path / "zoo"), source=IMAGES))
     graph = zoo[3]
     for key, value in zoo.state_dict(3).items():
         assert torch.equal(graph.to_tensors()[key], value)
@@ -105,7 +105,7 @@ def test_graphs(tmp_path: Path) -> None:
 
 def test_seed_decides_everything(tmp_path: Path) -> None:
     zoos = [
-        open_zoo_folder(build_cnn_zoo(small(tmp_path / n, seed=s), images=IMAGES))
+        open_zoo_folder(build_zoo(small(tmp_path / n, seed=s), source=IMAGES))
         for n, s in (("a", 0), ("b", 0), ("c", 1))
     ]
     assert same_networks(zoos[0], zoos[1])
@@ -114,11 +114,9 @@ def test_seed_decides_everything(tmp_path: Path) -> None:
 
 def test_sharding_does_not_matter(tmp_path: Path) -> None:
     chosen = {"dtype": "float64", "checkpoints": (0.5, 1.0)}
-    one = open_zoo_folder(
-        build_cnn_zoo(small(tmp_path / "a", shard_size=100, **chosen), images=IMAGES)
-    )
+    one = open_zoo_folder(build_zoo(small(tmp_path / "a", shard_size=100, **chosen), source=IMAGES))
     for part in ("2/3", "3/3", "1/3"):
-        build_cnn_zoo(small(tmp_path / "b", shard_size=2, shard=part, **chosen), images=IMAGES)
+        build_zoo(small(tmp_path / "b", shard_size=2, shard=part, **chosen), source=IMAGES)
     many = open_zoo_folder(tmp_path / "b")
     assert len({row["shard"] for row in many.rows}) == 5
     assert [r["network"] for r in one.rows] == [r["network"] for r in many.rows]
@@ -133,7 +131,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_zoo_build import IMAGES, small
-from nfn_graph.tasks.zoo import build_cnn_zoo
+from nfn_graph.tasks.zoo import build_zoo
 import time
 from nfn_graph.tasks.zoo import cnn
 train = cnn.train_classifiers
@@ -143,13 +141,13 @@ def slow(*args, **options):
         time.sleep(0.01)
         yield checkpoint
 cnn.train_classifiers = slow
-build_cnn_zoo(small(Path(sys.argv[1]), networks=24, shard_size=2), images=IMAGES)
+build_zoo(small(Path(sys.argv[1]), networks=24, shard_size=2), source=IMAGES)
 """
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
     whole = open_zoo_folder(
-        build_cnn_zoo(small(tmp_path / "whole", networks=24, shard_size=2), images=IMAGES)
+        build_zoo(small(tmp_path / "whole", networks=24, shard_size=2), source=IMAGES)
     )
     folder = tmp_path / "killed"
     for shards in (2, 5):
@@ -170,7 +168,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         assert len(open_zoo_folder(folder)) == 2 * done
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*/0*") if p.stem in published}
     assert len(before) == 3 * done
-    build_cnn_zoo(small(folder, networks=24, shard_size=2), images=IMAGES)
+    build_zoo(small(folder, networks=24, shard_size=2), source=IMAGES)
     resumed = open_zoo_folder(folder)
     assert [row["network"] for row in resumed.rows] == list(range(24))
     assert same_networks(whole, resumed)
@@ -179,12 +177,12 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 
 def test_half_a_shard_does_not_count(tmp_path: Path) -> None:
-    zoo = open_zoo_folder(build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES))
+    zoo = open_zoo_folder(build_zoo(small(tmp_path / "zoo"), source=IMAGES))
     (tmp_path / "zoo" / "shards" / "00001.json").unlink()
     (tmp_path / "zoo" / "weights" / "00001.safetensors").write_bytes(b"half")
     (tmp_path / "zoo" / "metadata" / ".00001.0123.parquet").write_bytes(b"half")
     assert len(open_zoo_folder(tmp_path / "zoo")) == 6
-    build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES)
+    build_zoo(small(tmp_path / "zoo"), source=IMAGES)
     assert same_networks(zoo, open_zoo_folder(tmp_path / "zoo"))
     assert not list((tmp_path / "zoo").rglob(".*"))
 
@@ -219,12 +217,12 @@ def test_two_builders_of_a_shard_do_not_mix(
 
 
 def test_another_zoo_is_not_overwritten(tmp_path: Path) -> None:
-    build_cnn_zoo(small(tmp_path / "zoo"), images=IMAGES)
+    build_zoo(small(tmp_path / "zoo"), source=IMAGES)
     with pytest.raises(ValueError, match=r"learning-rate = .* \(got \[0\.1, 0\.2\]\)"):
-        build_cnn_zoo(small(tmp_path / "zoo", learning_rate=(0.1, 0.2)), images=IMAGES)
+        build_zoo(small(tmp_path / "zoo", learning_rate=(0.1, 0.2)), source=IMAGES)
     with pytest.raises(ValueError, match="fingerprint"):
-        build_cnn_zoo(small(tmp_path / "zoo"), images=tiny_images(55))
-    build_cnn_zoo(small(tmp_path / "zoo", together=3, data="elsewhere"), images=IMAGES)
+        build_zoo(small(tmp_path / "zoo"), source=tiny_images(55))
+    build_zoo(small(tmp_path / "zoo", together=3, data="elsewhere"), source=IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +253,7 @@ def test_bad_options_get_one_line(
 
 def test_a_part_without_shards(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--shard to name at most 3 parts.*got '4/4'"):
-        build_cnn_zoo(small(tmp_path / "zoo", shard="4/4"), images=IMAGES)
+        build_zoo(small(tmp_path / "zoo", shard="4/4"), source=IMAGES)
 
 
 def test_a_folder_with_brackets(
@@ -266,7 +264,7 @@ def test_a_folder_with_brackets(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "300")  # Room for a long path.
     out = tmp_path / "a[" / "red]"
-    build_cnn_zoo(small(out, networks=2), images=IMAGES, progress=True)
+    build_zoo(small(out, networks=2), source=IMAGES, progress=True)
     assert len(open_zoo_folder(out)) == 2
     assert "a[/red]" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from nfn_graph.tasks.sources import Clouds
 from nfn_graph.tasks.sources.clouds import normalise
 from nfn_graph.tasks.zoo import (
     InrZooOptions,
-    build_inr_zoo,
+    build_zoo,
     open_zoo_folder,
     render_networks,
     render_zoo,
@@ -102,7 +102,7 @@ def test_own_coordinates() -> None:
 
 
 def test_zoo(tmp_path: Path) -> None:
-    zoo = open_zoo_folder(build_inr_zoo(small(tmp_path / "zoo"), source=IMAGES))
+    zoo = open_zoo_folder(build_zoo(small(tmp_path / "zoo"), source=IMAGES))
     rows = zoo.rows
     by_split = {s: [r for r in rows if r["split"] == s] for s in ("train", "validation", "test")}
     assert len(by_split["test"]) == 2
@@ -121,7 +121,7 @@ def test_zoo(tmp_path: Path) -> None:
 
 def test_several_fits_differ_in_weights_not_in_the_picture(tmp_path: Path) -> None:
     options = small(tmp_path / "zoo", steps=400, widths=(24,), fits=3, validation_share=0.0)
-    zoo = open_zoo_folder(build_inr_zoo(options, source=IMAGES))
+    zoo = open_zoo_folder(build_zoo(options, source=IMAGES))
     assert [(r["image"], r["fit"]) for r in zoo.rows[:3]] == [
         (zoo.rows[0]["image"], f) for f in range(3)
     ]
@@ -136,9 +136,7 @@ def test_sharding_does_not_matter(tmp_path: Path) -> None:
     chosen = {"dtype": "float64", "points": 20}
     zoos = [
         open_zoo_folder(
-            build_inr_zoo(
-                small(tmp_path / str(n), shard_size=n, together=t, **chosen), source=IMAGES
-            )
+            build_zoo(small(tmp_path / str(n), shard_size=n, together=t, **chosen), source=IMAGES)
         )
         for n, t in ((100, 0), (3, 2))
     ]
@@ -158,7 +156,7 @@ def sphere_clouds() -> Clouds:
 def test_clouds(tmp_path: Path) -> None:
     options = small(tmp_path / "zoo", kind="cloud", images=3, test_images=1, widths=(), steps=300)
     options = replace(options, samples=2000, fits=1)
-    zoo = open_zoo_folder(build_inr_zoo(options, source=sphere_clouds()))
+    zoo = open_zoo_folder(build_zoo(options, source=sphere_clouds()))
     assert zoo.rows[0]["shape"] == "3-128-1"
     assert all(row["psnr"] > 20 for row in zoo.rows)
     parameters = {key: x.unsqueeze(0) for key, x in zoo.state_dict(0).items()}
@@ -203,7 +201,7 @@ def test_too_many_images(tmp_path: Path) -> None:
 
 def test_diverged_fits_are_known_as_such(tmp_path: Path) -> None:
     options = small(tmp_path / "zoo", images=2, test_images=1, fits=1, steps=3, learning_rate=1e38)
-    zoo = open_zoo_folder(build_inr_zoo(options, source=IMAGES))
+    zoo = open_zoo_folder(build_zoo(options, source=IMAGES))
     assert all(math.isnan(row["mse"]) and math.isnan(row["psnr"]) for row in zoo.rows)
     task = ClassifyInr(ClassifyInrOptions(tmp_path / "zoo", tmp_path / "run"))
     assert len(task.usable(zoo)) == 0 < len(zoo)
@@ -212,7 +210,7 @@ def test_diverged_fits_are_known_as_such(tmp_path: Path) -> None:
 def test_colour(tmp_path: Path) -> None:
     images = tiny_images(10, channels=3)
     options = small(tmp_path / "zoo", images=2, test_images=1, fits=1)
-    zoo = open_zoo_folder(build_inr_zoo(options, source=images))
+    zoo = open_zoo_folder(build_zoo(options, source=images))
     assert zoo.rows[0]["shape"].endswith("-3")
     assert render_networks(zoo, [0], (5, 6)).shape == (1, 3, 5, 6)
     render_zoo(zoo, tmp_path / "a.png")

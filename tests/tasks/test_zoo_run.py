@@ -17,7 +17,7 @@ from nfn_graph.tasks.regress import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training.run import load_model, train
-from nfn_graph.tasks.zoo import CnnZooOptions, InrZooOptions, build_cnn_zoo, build_inr_zoo
+from nfn_graph.tasks.zoo import CnnZooOptions, InrZooOptions, build_zoo
 from nfn_graph.tasks.zoo.classifiers import (
     Activation,
     Architecture,
@@ -81,7 +81,7 @@ def test_probes_read_what_sirens_of_all_sizes_show(
     """The class is the brightness of an image, which weights do not show."""
     sizes = {"widths": (4, 6), "depths": (1, 2)}
     zoo = InrZooOptions(tmp_path / "zoo", steps=100, learning_rate=1e-2, **sizes)
-    build_inr_zoo(zoo, source=tiny_images(120))
+    build_zoo(zoo, source=tiny_images(120))
     chosen = {"epochs": 20, "probes": 16, "learning_rate": 1e-2, "head": (16,)}
     run = tmp_path / "run"
     found = train(ClassifyInr(ClassifyInrOptions(tmp_path / "zoo", run, model, "tiny", **chosen)))
@@ -102,7 +102,7 @@ def test_probes_read_what_sirens_of_all_sizes_show(
 
 def test_probes_are_images_for_classifiers(tmp_path: Path) -> None:
     zoo = CnnZooOptions(tmp_path / "zoo", networks=12, widths=(4, 5), depths=(2,), epochs=(1, 2))
-    build_cnn_zoo(zoo, images=tiny_images())
+    build_zoo(zoo, source=tiny_images())
     options = PredictGeneralizationOptions(
         tmp_path / "zoo", tmp_path / "run", "probe", "tiny", probes=5, epochs=1
     )

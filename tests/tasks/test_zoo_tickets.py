@@ -14,7 +14,7 @@ from zoo_data import tiny_images
 
 from nfn_graph.tasks.masks import masks_from_scores
 from nfn_graph.tasks.retraining import options_of
-from nfn_graph.tasks.zoo import build_ticket_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.classifiers import TrainingData, initialise
 from nfn_graph.tasks.zoo.seeds import generator_of
 from nfn_graph.tasks.zoo.tickets import ticket_architecture, ticket_run
@@ -91,9 +91,7 @@ def test_pairs_are_one_step_of_pruning(zoo: Path) -> None:
 def test_l2_shrinks_what_is_pruned_by(tmp_path: Path) -> None:
     """The penalty reaches training: other tickets for the same initial weights."""
     zoos = [
-        open_zoo_folder(
-            build_ticket_zoo(small(tmp_path / f"{l2}", networks=2, l2=l2), images=IMAGES)
-        )
+        open_zoo_folder(build_zoo(small(tmp_path / f"{l2}", networks=2, l2=l2), source=IMAGES))
         for l2 in (0.0, 1e-2)
     ]
     key = "layers.0.weight"
@@ -118,7 +116,7 @@ def test_convolutions_keep_their_positions(tmp_path: Path) -> None:
 def test_a_stopped_zoo_goes_on(zoo: Path, tmp_path: Path) -> None:
     for part in ("2/2", "1/1"):
         options = small(tmp_path / "zoo", widths=(5, 7), shard=part)
-        again = open_zoo_folder(build_ticket_zoo(options, images=IMAGES))
+        again = open_zoo_folder(build_zoo(options, source=IMAGES))
         assert len(again) == (10 if part == "2/2" else 30)
     first = open_zoo_folder(zoo)
     for i in (0, 29):
@@ -132,5 +130,5 @@ def test_a_stopped_zoo_goes_on(zoo: Path, tmp_path: Path) -> None:
 def test_images_of_one_split_are_refused(tmp_path: Path) -> None:
     images = replace(IMAGES, is_test=torch.zeros_like(IMAGES.is_test))
     with pytest.raises(ValueError, match="training and test data"):
-        build_ticket_zoo(small(tmp_path / "zoo"), images=images)
+        build_zoo(small(tmp_path / "zoo"), source=images)
     assert not (tmp_path / "zoo").exists()

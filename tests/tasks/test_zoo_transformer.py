@@ -17,7 +17,7 @@ from nfn_graph.converters import to_state_dict
 from nfn_graph.tasks.sources import open_images
 from nfn_graph.tasks.zoo import (
     TransformerZooOptions,
-    build_transformer_zoo,
+    build_zoo,
     open_zoo_folder,
 )
 from nfn_graph.tasks.zoo.classifiers import TrainingData
@@ -84,7 +84,7 @@ def tensors_of(graph: WeightGraph, network: nn.Module) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_transformer_zoo(options(tmp_path_factory.mktemp("zoo") / "zoo"))
+    return build_zoo(options(tmp_path_factory.mktemp("zoo") / "zoo"))
 
 
 def test_graphs_are_those_of_the_networks(zoo: Path) -> None:
@@ -114,7 +114,7 @@ def test_heads_widths_and_depths_share_a_batch(zoo: Path) -> None:
 
 
 def test_a_zoo_is_the_same_in_any_shards(zoo: Path, tmp_path: Path) -> None:
-    other = open_zoo_folder(build_transformer_zoo(options(tmp_path / "zoo", shard_size=5)))
+    other = open_zoo_folder(build_zoo(options(tmp_path / "zoo", shard_size=5)))
     for graph, again in zip(open_zoo_folder(zoo), other, strict=True):
         for key, tensor in to_state_dict(graph).items():
             assert torch.allclose(tensor, to_state_dict(again)[key], atol=1e-5)
@@ -130,7 +130,7 @@ def test_a_zoo_is_the_same_in_any_shards(zoo: Path, tmp_path: Path) -> None:
 )
 def test_options_that_make_no_sense(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        build_transformer_zoo(options(tmp_path / "zoo", **changes))
+        build_zoo(options(tmp_path / "zoo", **changes))
 
 
 def test_commands(zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

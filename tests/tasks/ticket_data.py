@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo_data import tiny_images
 
-from nfn_graph.tasks.zoo import TicketZooOptions, build_ticket_zoo
+from nfn_graph.tasks.zoo import TicketZooOptions, build_zoo
 
 IMAGES = tiny_images()
 COLOURS = tiny_images(size=16, channels=3)
@@ -22,10 +22,10 @@ def small(out: Path, **options: Any) -> TicketZooOptions:
 
 def build_mlps(out: Path) -> Path:
     """MLPs of two widths."""
-    return build_ticket_zoo(small(out, widths=(5, 7)), images=IMAGES)
+    return build_zoo(small(out, widths=(5, 7)), source=IMAGES)
 
 
 def build_cnns(out: Path) -> Path:
     """CNNs whose dense layer reads four positions."""
     options = small(out, arch="cnn", widths=(3,), networks=12)
-    return build_ticket_zoo(options, images=COLOURS)
+    return build_zoo(options, source=COLOURS)
