@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +162,7 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
     sections = [
         Section(
             "Results",
-            f"{_conclusion(table)}\n\n"
+            f"{_conclusion(table.rows)}\n\n"
             f"Four models learn to predict the test accuracy of a network from {len(zoo):,} "
             f"checkpoints of {options.networks:,} small CNNs of widths {_list(SEEN)}, which were "
             f"trained on scikit-learn's digits with random hyperparameters. The models are tested "
@@ -182,18 +182,16 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
     )
 
 
-def _conclusion(table: Table) -> str:
+def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
     """One sentence made from the numbers of the table."""
-    models = {str(row[0]): row for row in table.rows}
-    readers = [name for name in MODELS if models[name][1] == WEIGHTS]
-    best = max(readers, key=lambda name: models[name][2])
-    held_out, unseen = models[best][2], models[best][4]
+    taus = {str(row[0]): (float(row[2]), float(row[4])) for row in rows}
+    readers = [str(row[0]) for row in rows if row[1] == WEIGHTS]
+    best = max(readers, key=lambda name: taus[name])
+    shown = {name: f"{held_out:.3f} and {unseen:.3f}" for name, (held_out, unseen) in taus.items()}
     return (
-        f"Of the models that read weights, {best} ranks held-out networks best (tau "
-        f"{held_out:.3f}, and {unseen:.3f} for unseen widths); probe, which also runs the "
-        f"networks, has {models['probe'][2]:.3f} and {models['probe'][4]:.3f}, and the training "
-        f"accuracy itself {models['training accuracy'][2]:.3f} and "
-        f"{models['training accuracy'][4]:.3f}."
+        f"Of the models that read weights, {best} ranks held-out networks best: its tau on held-out "
+        f"networks and on unseen widths is {shown[best]}. probe, which also runs the networks, has "
+        f"{shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
     )
 
 

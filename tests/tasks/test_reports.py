@@ -331,8 +331,8 @@ def test_the_report_of_a_classifier(tmp_path: Path) -> None:
     page = Page(run_report(run))
     texts = [text for tag, text in page.texts if tag == "p"]
     assert texts[0] == (
-        "On 4 test networks, nfn-np reaches an accuracy of 0.500; always choosing the most frequent "
-        "class gives 0.750."
+        "On 4 test networks, nfn-np reaches an accuracy of 0.500; always choosing the most "
+        "frequent class gives 0.750."
     )
     assert_self_contained(page)
     assert page.rows[:2] == [
