@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d, mse_loss
 
 from nfn_graph import NFN, Batch, DataLoader, WeightGraph
-from nfn_graph.tasks.rendering import render_graphs
+from nfn_graph.converters import from_state_dict
 from nfn_graph.tasks.zoo.optimisers import stack
 from nfn_graph.tasks.zoo.siren import (
     SirenShape,
@@ -36,9 +36,8 @@ def fit_sirens(images: Tensor, width: int) -> list[WeightGraph]:
         optimizer.step()
     graphs = []
     for i, target in enumerate(max_pool2d(images.unsqueeze(1), 3, stride=1, padding=1)):
-        weights = [networks[f"layers.{j}.weight"][i].detach() for j in range(3)]
-        biases = [networks[f"layers.{j}.bias"][i].detach() for j in range(3)]
-        graph = WeightGraph.from_tensors(weights, biases)
+        state = {key: value[i].detach() for key, value in networks.items()}
+        graph = from_state_dict(state, activation=f"sin:{W0}")
         graph.y = target.unsqueeze(0)
         graphs.append(graph)
     return graphs
@@ -46,7 +45,8 @@ def fit_sirens(images: Tensor, width: int) -> list[WeightGraph]:
 
 def shown(batch: Batch) -> Tensor:
     """The images `[networks, 1, 8, 8]` that a batch of SIRENs holds."""
-    return render_graphs(batch, (8, 8), torch.full((len(batch),), W0), torch.zeros(len(batch)))
+    outputs: Tensor = batch.run(pixel_grid(8, 8).T)
+    return outputs.mT.unflatten(-1, (8, 8))
 
 
 if __name__ == "__main__":

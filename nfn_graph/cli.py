@@ -179,6 +179,9 @@ def _parse(
     """The command with its arguments; None if they asked for help, which was printed."""
     import tyro
 
+    # Some commands have words that stand for others.
+    arguments = getattr(command, "expanded", list)(arguments)
+
     @functools.wraps(command)
     def bind(*args: Any, **kwargs: Any) -> functools.partial[int]:
         return functools.partial(command, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from nfn_graph import WeightGraph
 from nfn_graph.converters import save
 from nfn_graph.converters.commands import ReadingOptions
 from nfn_graph.converters.conversion import load_file
+from nfn_graph.data import Layout, Placement
 from nfn_graph.messages import UserError
+from nfn_graph.spec import Key
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
-from nfn_graph.tasks.rendering import joined_networks, siren_layers
 from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.user_networks import (
     check_sines,
@@ -25,6 +26,7 @@ from nfn_graph.tasks.user_networks import (
     save_like,
 )
 from nfn_graph.tasks.zoo.render import draw_sheet
+from nfn_graph.tasks.zoo.siren import siren_layers
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,55 @@ def edit_network(
     if task.options.ensemble > 1:
         edited = joined_networks(edited)
     return edited, pictures(prepared), pictures(edited)
+
+
+def joined_networks(graph: WeightGraph) -> WeightGraph:
+    r"""One SIREN that shows the mean of the images of several, which are the channels of a graph.
+
+    .. math:: \frac{1}{k} \sum_{c=1}^k f_c(x)
+
+    Their hidden neurons stand beside each other, so its hidden layers are `k` times as wide and
+    block diagonal; the last weights are divided by `k`, the last biases are the mean. It is a
+    network like any other, with the tensor names of the original.
+
+    Args:
+        graph: One network (not a batch) with a channel for each of the networks to join.
+    """
+    layout = graph.layout
+    if not isinstance(layout, Layout):
+        raise TypeError("Expected one network (got a batch; take batch[i] of it)")
+    siren_layers(layout.spec)
+    if any(p.view != p.shape or not p.is_whole for p in layout.placements):
+        raise UserError("Expected tensors that hold one layer each (got others)")
+    raw = graph.features()
+    count, free = raw.channels, {n.name for n in layout.spec.neurons if not n.fixed}
+    stores: dict[Key, Tensor] = {}
+    for name, x in raw.neurons.items():
+        joined = x.movedim(-1, 0).flatten(0, 1) if name in free else x.mean(-1)
+        stores[name] = joined.unsqueeze(-1)
+    for key, x in raw.weights.items():
+        blocks = x.movedim(-1, 0).reshape(count, layout.num_rows(key[2]), layout.num_rows(key[0]))
+        if key[0] not in free:
+            weight = blocks.flatten(0, 1) if key[2] in free else blocks.mean(0)
+        elif key[2] in free:
+            weight = torch.block_diag(*blocks)
+        else:
+            weight = blocks.transpose(0, 1).flatten(1) / count
+        stores[key] = weight.reshape(-1, 1, 1)
+    sizes = zip(layout.spec.neurons, layout.shape.sizes, strict=True)
+    shape = layout.shape._replace(
+        sizes=tuple(tuple(n * (count if t.name in free else 1) for n in own) for t, own in sizes),
+    )
+    placements = tuple(_widened(p, free, count) for p in layout.placements)
+    return graph.rebuilt(replace(layout, shape=shape, placements=placements, before=None), stores)
+
+
+def _widened(placement: Placement, free: set[str], count: int) -> Placement:
+    """The placement of a tensor whose hidden layers have more neurons."""
+    store = placement.store
+    ends = {"neuron": store, "source": store[0], "target": store[-1]}
+    shape = tuple(
+        n * (count if ends.get(axis) in free else 1)
+        for n, axis in zip(placement.shape, placement.axes, strict=True)
+    )
+    return replace(placement, shape=shape, view=shape, stop=shape)

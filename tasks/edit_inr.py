@@ -25,9 +25,9 @@ from nfn_graph.tasks.models import ModelSettings
 from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.models.editors import EditorName, build_editor
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.rendering import render_graphs
 from nfn_graph.tasks.training.options import Preset, TrainOptions
 from nfn_graph.tasks.training.task import Metrics, Predictions, Task
+from nfn_graph.tasks.zoo.render import render_graphs
 from nfn_graph.tasks.zoo.siren import siren_computation
 from nfn_graph.transforms import CanonicalPhases
 
@@ -128,8 +128,8 @@ class EditInr(Task[EditInrOptions]):
         self.facts({"train": zoo})
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """How every network is drawn, and the error of its own fit."""
-        columns = {"w0": "w0", "offset": "output_offset", "mse_fit": "mse"}
+        """The frequency factor of every network, and the error of its own fit."""
+        columns = {"w0": "w0", "mse_fit": "mse"}
         return {
             name: torch.from_numpy(zoo.column(column).to_numpy().astype(np.float32))
             for name, column in columns.items()
@@ -142,13 +142,13 @@ class EditInr(Task[EditInrOptions]):
         if graph.layout.computation.reason is not None:
             computation = siren_computation(graph.layout, w0, offset)
             graph.layout = graph.layout.noting(computation=computation)
-        graph.w0, graph.offset = torch.tensor([w0]), torch.tensor([offset])
+        graph.w0 = torch.tensor([w0])
         return self.prepare(graph, facts)
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
         """Adds the image that an edited network is to show, and the error of doing nothing."""
         height, width = facts["image_shape"][1:]
-        original = render_graphs(graph, (height, width), graph.w0, graph.offset)
+        original = render_graphs(graph, (height, width))
         graph.y = edit_images(original, self.options.operation, self.options.amount)
         graph.mse_unedited = _errors(original, graph.y)
         return CanonicalPhases(graph.w0)(graph) if self.options.canonical else graph
@@ -208,7 +208,7 @@ class EditInr(Task[EditInrOptions]):
 def pictures(graph: WeightGraph) -> Tensor:
     """The images that prepared networks show, in the size of their targets."""
     height, width = graph.y.shape[2:]
-    return render_graphs(graph, (height, width), graph.w0, graph.offset)
+    return render_graphs(graph, (height, width))
 
 
 def _errors(images: Tensor, targets: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from mkdocs.exceptions import PluginError
 
 from nfn_graph import cli
 from nfn_graph.converters import formats
+from nfn_graph.converters.keras import layer_recorder
+from nfn_graph.converters.onnx import node_recorder
 from test_readme import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -270,3 +272,15 @@ def test_formats_are_those_of_the_converters() -> None:
     rows = _table((DOCS / "converters.md").read_text("utf-8"), "| suffix |")
     suffixes = [suffix for row in rows for suffix in re.findall(r"`(\.\w+)`", row[0])]
     assert sorted(suffixes) == sorted(formats.SUFFIXES)
+
+
+def test_the_operators_that_run_are_listed() -> None:
+    """The page on running names what files may consist of, neither more nor less."""
+    _, onnx, keras = re.split("^### .*$", (DOCS / "running.md").read_text("utf-8"), flags=re.M)
+    recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
+    expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
+    assert set(re.findall(r"`(\w+)`", onnx)) == expected
+    layers = {re.sub("[123]D", "", name) for name in layer_recorder._HANDLERS}
+    examples = {"Relu", "Gelu", "Dropout"}
+    assert examples <= {*layer_recorder._AS_LAYERS.split(), *layer_recorder._NOTHING.split()}
+    assert set(re.findall(r"`(\w+)`", keras)) == layers | examples

@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_network(name: str) -> None:
             assert close(found[key], gradient), key
 
 
-def test_depths_and_widths_and_kernels_are_mixed() -> None:
+def test_depths_and_widths_are_mixed() -> None:
     x = torch.randn(5, 3, dtype=torch.float64)
     modules = [mlp(3, 4, 2), mlp(3, 7, 2), mlp(3, 5, 6, 2), mlp(3, 2, 2, 2), mlp(3, 4, 2)]
     outputs = Batch.from_data_list([from_module(m) for m in modules]).run(x)
@@ -238,6 +238,39 @@ def test_networks_are_filled_up_to_few_sizes(name: str, filling: bool) -> None:
     # Neurons that are concatenated would have zeros between them.
     assert (group.filled is not None) == (filling and name == "cnn")
     assert group.is_ragged
+
+
+def _read_twice(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.b(F.relu(y) + 2 * y)
+
+
+def _viewed_first(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    flat = y.flatten(2)
+    return m.b(F.relu(y)) + flat.mean((1, 2)).reshape(-1, 1, 1, 1)
+
+
+def _of_the_input(m: Any, x: Tensor) -> Tensor:
+    return m.b(F.relu(m.a(F.relu(x)))) + x.mean()
+
+
+@pytest.mark.parametrize("function", [_read_twice, _viewed_first, _of_the_input])
+@pytest.mark.parametrize("activations", [False, True])
+def test_nothing_is_overwritten_that_is_read_later(
+    function: Callable[[Any, Tensor], Tensor], activations: bool, filling: bool
+) -> None:
+    modules = [
+        One(function, a=nn.Conv2d(3, w, 3), b=nn.Conv2d(w, 2, 1)).double() for w in (4, 7, 6)
+    ]
+    x = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    before = x.clone()
+    with torch.no_grad():
+        found = batch.run(x, return_activations=activations)
+        outputs = found[0] if activations else found
+        assert close(outputs, torch.stack([module(x) for module in modules]))
+    assert torch.equal(x, before)
 
 
 ALONG_NEURONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -400,16 +433,26 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
     assert largest.entries <= sum(widths) * inputs * positions
 
 
-def test_grown_kernels_are_left_out() -> None:
-    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    modules = [
-        S(nn.Conv2d(3, w, k, padding=p), nn.ReLU(), nn.Conv2d(w, 2, k, 2)).double()
-        for w, k, p in ((4, 3, 1), (5, 5, 2), (6, 3, 1))
-    ]
+def test_widths_and_depths_and_kernels_are_mixed(filling: bool) -> None:
+    """Smaller kernels have zeros around them in a batch; the run leaves these out again."""
+    x = torch.randn(2, 3, 9, 9, dtype=torch.float64, requires_grad=True)
+
+    def network(width: int, kernel: int, depth: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for inputs in [3, *[width] * (depth - 1)]:
+            layers += [nn.Conv2d(inputs, width, kernel, padding=kernel // 2), nn.Tanh()]
+        last = nn.Linear(width, 2)
+        return S(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last).double()
+
+    kinds = [(4, 3, 1), (5, 5, 1), (6, 3, 2), (6, 3, 1), (4, 5, 2), (7, 1, 2), (3, 1, 1)]
+    modules = [network(*kind) for kind in kinds]
     graphs = [from_module(module) for module in modules]
     grow = GrowKernels.to_largest(graphs)
-    for graph, module in zip(graphs, modules, strict=True):
-        assert close(grow(graph).run(x), module(x))
+    batch = Batch.from_data_list([grow(graph) for graph in graphs])
+    outputs, expected = batch.run(x), torch.stack([module(x) for module in modules])
+    assert close(outputs, expected)
+    gradients = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (outputs, expected)]
+    assert close(*gradients)
 
 
 @pytest.mark.parametrize("transform", [FillBiases(), RoleTypes()])

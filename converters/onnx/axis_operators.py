@@ -165,7 +165,18 @@ def _expand(node: Node) -> Value:
     shape = node.shapes.get(node.outputs[0]) or node.computed(1)
     if isinstance(node.x, Weight) and shape is not None:
         return node.x.broadcast(max(node.x.rank, len(shape)))
+    if isinstance(node.x, Signal) and shape is not None:
+        return node.wiring.expand(node.x, shape)
     return node.x
+
+
+def _tile(node: Node) -> Value:
+    """All entries of an axis in their order, and then again."""
+    y = node.x
+    for axis, times in enumerate(node.integers("repeats", 1) or []):
+        if times != 1:
+            y = node.wiring.repeat(y, axis, times, is_tiled=True)
+    return y
 
 
 def _places(node: Node) -> Value:
@@ -210,6 +221,7 @@ AXIS_OPERATORS = by_name(
         ),
         (_gather, "Gather"),
         (_expand, "Expand"),
+        (_tile, "Tile"),
         (_places, "ArgMax ArgMin"),
         (_largest, "TopK"),
         (_one_hot, "OneHot"),

@@ -67,28 +67,19 @@ def _as_number(mask: Any) -> Any:
 
 def _projected(m: nn.MultiheadAttention, query: Any, key: Any, value: Any) -> list[Any]:
     """Queries, keys and values."""
-    inputs = (query, key, value)
-    if query is key and key is value and m.in_proj_weight is not None:
-        return _thirds(F.linear(query, m.in_proj_weight, m.in_proj_bias), -1)
-    if key is value and m.in_proj_weight is not None:
-        sizes, bias = [m.embed_dim, 2 * m.embed_dim], m.in_proj_bias
-        first = m.in_proj_weight.split(sizes)
-        second = (None, None) if bias is None else bias.split(sizes)
-        q = F.linear(query, first[0], second[0])
-        both = F.linear(key, first[1], second[1]).chunk(2, -1)
-        return [q, both[0], both[1]]
-    biases = [None] * 3 if m.in_proj_bias is None else _thirds(m.in_proj_bias, 0)
-    weights: Any
+    weights: Any = (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
     if m.in_proj_weight is not None:
-        weights = _thirds(m.in_proj_weight, 0)
-    else:
-        weights = (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
-    return [F.linear(*parts) for parts in zip(inputs, weights, biases, strict=True)]
+        weights = _thirds(m.in_proj_weight)
+    biases = [None] * 3 if m.in_proj_bias is None else _thirds(m.in_proj_bias)
+    return [F.linear(*parts) for parts in zip((query, key, value), weights, biases, strict=True)]
 
 
-def _thirds(x: Any, dim: int) -> list[Any]:
-    parts = x.chunk(3, dim)
+def _thirds(stored: Any) -> list[Any]:
+    parts = stored.chunk(3)
     return [parts[i] for i in range(3)]
+
+
+# Hints that a mask is causal change nothing; they are named `*is_causal`.
 
 
 def encode_layer(
@@ -96,7 +87,8 @@ def encode_layer(
     src: Any,
     src_mask: Any = None,
     src_key_padding_mask: Any = None,
-    is_causal: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """What `nn.TransformerEncoderLayer` computes."""
 
@@ -115,8 +107,8 @@ def decode_layer(
     memory_mask: Any = None,
     tgt_key_padding_mask: Any = None,
     memory_key_padding_mask: Any = None,
-    tgt_is_causal: bool = False,
-    memory_is_causal: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """What `nn.TransformerDecoderLayer` computes."""
 
@@ -132,34 +124,17 @@ def decode_layer(
     return _residual(m, x, lambda x: _feed_forward(m, x), m.norm3)
 
 
-def encode(
-    m: nn.TransformerEncoder,
-    src: Any,
-    mask: Any = None,
-    src_key_padding_mask: Any = None,
-    is_causal: Any = None,
-) -> Any:
+def encode(m: nn.TransformerEncoder, src: Any, mask: Any = None, *masks: Any, **named: Any) -> Any:
     """What `nn.TransformerEncoder` computes."""
     for layer in m.layers:
-        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+        src = layer(src, mask, *masks, **named)
     return src if m.norm is None else m.norm(src)
 
 
-def decode(
-    m: nn.TransformerDecoder,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: Any = None,
-    memory_is_causal: bool = False,
-) -> Any:
+def decode(m: nn.TransformerDecoder, tgt: Any, memory: Any, *masks: Any, **named: Any) -> Any:
     """What `nn.TransformerDecoder` computes."""
-    masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     for layer in m.layers:
-        tgt = layer(tgt, memory, *masks)
+        tgt = layer(tgt, memory, *masks, **named)
     return tgt if m.norm is None else m.norm(tgt)
 
 
@@ -173,12 +148,11 @@ def transform(
     src_key_padding_mask: Any = None,
     tgt_key_padding_mask: Any = None,
     memory_key_padding_mask: Any = None,
-    src_is_causal: Any = None,
-    tgt_is_causal: Any = None,
-    memory_is_causal: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> Any:
     """What `nn.Transformer` computes."""
-    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=src_key_padding_mask)
+    memory = m.encoder(src, src_mask, src_key_padding_mask)
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     return m.decoder(tgt, memory, *masks)
 

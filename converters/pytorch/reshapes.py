@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from nfn_graph.converters.pytorch.handling import (
@@ -15,7 +14,6 @@ from nfn_graph.converters.pytorch.handling import (
 )
 from nfn_graph.converters.wiring import (
     Opaque,
-    Positions,
     Signal,
     Value,
     Weight,
@@ -88,25 +86,13 @@ def squeeze(w: Wiring, input: Value, dim: Any = None) -> Value:
 
 @handles("expand", "broadcast_to")
 def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
-    """Axes of size 1 repeated: only positions."""
+    """Axes of size 1 repeated."""
     shape = sizes_in(sizes)
     if isinstance(input, Weight):
         return input.broadcast(len(shape))
     if not isinstance(input, Signal):
         return w.opaque([input])
-    kept = [True] * (len(shape) - input.rank) + [isinstance(a, Positions) for a in input.axes]
-    wanted = [n if k and n != -1 else 1 for n, k in zip(shape, kept, strict=True)]
-    y = w.combine(input, w.constant(wanted))
-    if not isinstance(y, Signal):
-        return y
-    old = (*[1] * (len(shape) - input.rank), *input.shape)
-    stored = [
-        Positions(axis.size, is_copied=True)
-        if isinstance(axis, Positions) and before == 1
-        else axis
-        for axis, before in zip(y.stored, old, strict=True)
-    ]
-    return replace(y, stored=tuple(stored))
+    return w.expand(input, shape)
 
 
 @handles("repeat_interleave")
@@ -128,20 +114,19 @@ def channel_shuffle(w: Wiring, input: Value, groups: int) -> Value:
 
 @handles("repeat", "tile")
 def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
-    """Positions repeated."""
+    """All entries of an axis in their order, and then again."""
     if not isinstance(input, Signal):
         return w.refuse("Expected an activation (got a tensor of the checkpoint)")
     times = sizes_in(sizes)
-    times = [*[1] * (input.rank - len(times)), *times]
-    if len(times) > input.rank:
-        return w.refuse(
-            f"Expected at most {input.rank} repeats, one for each axis (got {len(times)})"
-        )
-    w.mixes(input, [i for i, n in enumerate(times) if n != 1])
-    stored = [
-        Positions(None) if n != 1 else axis for n, axis in zip(times, input.stored, strict=True)
-    ]
-    return replace(input, stored=tuple(stored))
+    y: Value = input
+    for _new in range(len(times) - input.rank):
+        y = w.unsqueeze(y, 0)
+    for back, count in enumerate(reversed(times), 1):
+        if count is None:
+            return w.refuse("Expected known numbers of repeats (got one that depends on values)")
+        if count != 1:
+            y = w.repeat(y, -back, count, is_tiled=True)
+    return y
 
 
 @handles("cat", "concat", "concatenate")

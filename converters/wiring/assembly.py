@@ -21,6 +21,7 @@ from nfn_graph.converters.wiring.axes import (
     Segments,
     describe,
     size_of,
+    take,
 )
 from nfn_graph.converters.wiring.nesting import Ends, Nesting, without_fixed
 from nfn_graph.converters.wiring.tape import Tape
@@ -80,6 +81,27 @@ class Use:
             return
         self.roles[axis], self.neurons[axis] = role, segments
 
+    @property
+    def row_bounds(self) -> tuple[int, int]:
+        """The first of the entries along the first axis, and the one behind the last."""
+        return self.rows or (0, self.shape[0] if self.shape else 1)
+
+    def absorb(self, other: Use) -> None:
+        """Says that rows of the same tensor are used in another place, too."""
+        offset = self.row_bounds[0]
+        start, stop = (bound - offset for bound in other.row_bounds)
+        for axis, (role, segments) in enumerate(zip(other.roles, other.neurons, strict=True)):
+            own = self.neurons[axis]
+            if role == "tap":
+                self.set_taps(axis)
+            elif axis and role is not None and segments is not None:
+                self.set_neurons(axis, role, segments)
+            elif segments is not None:
+                if own is None:
+                    self._contradict(axis)
+                else:
+                    tie(take(own, start, stop), segments)
+
     def neuron_roles(self) -> list[PlacementAxis]:
         """Whether each axis is one of target or source neurons; taps count as targets."""
         found = [axis for axis, segments in enumerate(self.neurons) if segments is not None]
@@ -138,7 +160,10 @@ def build_layout(
     parallel: Counter[tuple[str, str]] = Counter()
     placements = []
     known: dict[str, dict[tuple[str, str], WeightKey]] = {}
-    for key, use in uses.items():
+    # The rows of a tensor come together, whether they are used together or one by one.
+    first = {key: i for i, key in enumerate(dict.fromkeys(use.key for use in uses.values()))}
+    in_rows = sorted(uses.items(), key=lambda item: (first[item[1].key], item[1].rows or (0, 0)))
+    for key, use in in_rows:
         stores = known.setdefault(use.key, {})
         for piece in pieces[key]:
             ends = [names[nest] for nest in nesting.types(piece.ends)]

@@ -162,14 +162,44 @@ class AxisOperations(ValueSource):
         )
         return replace(x, stored=stored)
 
-    def repeat(self, x: Value, axis: int, times: int) -> Value:
-        """Every entry of an axis several times, one after another: keys that heads share."""
+    def repeat(self, x: Value, axis: int, times: int, *, is_tiled: bool = False) -> Value:
+        """Every entry of an axis several times, one after another: keys that heads share.
+
+        Args:
+            x: The value.
+            axis: The axis.
+            times: How often each entry comes.
+            is_tiled: Whether all entries come in their order, and then again.
+        """
         if not isinstance(x, Signal):
             return self._unneeded(x)
         at = position_of(axis, x.rank)
         self.check_certain(x, [axis])
-        merged = merge_axes([x.stored[at], Positions(times, is_copied=True)])
+        own, copies = x.stored[at], Positions(times, is_copied=True)
+        if isinstance(own, Positions) and own.size == 1:
+            return replace(x, stored=with_axis(x.stored, at, copies))
+        merged = merge_axes([copies, own] if is_tiled else [own, copies])
         return replace(x, stored=with_axis(x.stored, at, merged))
+
+    def expand(self, x: Signal, shape: Sizes) -> Value:
+        """Copies along axes of size 1, up to a shape; 1 and -1 leave an axis as it is."""
+        extra = max(0, len(shape) - x.rank)
+        old = (*[Positions(1)] * extra, *x.axes)
+        shape = (*[1] * (len(old) - len(shape)), *shape)
+        wanted = [
+            n if isinstance(axis, Positions) and n != -1 else 1
+            for n, axis in zip(shape, old, strict=True)
+        ]
+        y = self.combine(x, self.constant(wanted))
+        if not isinstance(y, Signal):
+            return y
+        stored = [
+            Positions(axis.size, is_copied=before.size == 1 or before.is_copied)
+            if isinstance(axis, Positions) and isinstance(before, Positions)
+            else axis
+            for axis, before in zip(y.stored, old, strict=True)
+        ]
+        return replace(y, stored=tuple(stored))
 
     def select(self, x: Value, axis: int, index: int) -> Value:
         """One entry of an axis, which is dropped; entries of a weight are taps."""

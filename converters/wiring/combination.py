@@ -17,6 +17,8 @@ from nfn_graph.converters.wiring.values import (
     Signal,
     Value,
     Weight,
+    distinct,
+    settled,
     shown,
 )
 from nfn_graph.data import PlacementAxis
@@ -149,8 +151,8 @@ def _activation_and_weight(wiring: ValueSource, x: Signal, weight: Weight) -> Si
                     f"(got {list(weight.shape)})"
                 )
             role = ("neuron", segments)
-        elif isinstance(axis, Positions) and axis.size == 1 and size != 1:
-            stored[i] = Positions(size)
+        elif isinstance(axis, Positions) and size != 1:
+            stored[i] = Positions(size if axis.size == 1 else axis.size)
         roles.append(role)
     wiring.use(weight, roles)
     return Signal(tuple(stored), x.guessed)
@@ -186,7 +188,10 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
         for axis, n in zip(x.stored, shape, strict=True)
     ]
-    return Signal(tuple(stored), x.guessed)
+    found = Signal(tuple(stored), x.guessed)
+    return (
+        found if other.is_uniform else distinct(found, [i for i, n in enumerate(shape) if n != 1])
+    )
 
 
 def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Signal:
@@ -194,13 +199,35 @@ def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Sig
     first, second = _padded(first, rank), _padded(second, rank)
     _choose(wiring, first, [isinstance(axis, Neurons) for axis in second.axes])
     _choose(wiring, second, [isinstance(axis, Neurons) for axis in first.axes])
+    _nest_apart(first, second)
     stored = [
         _common_axis(i, a, b) for i, (a, b) in enumerate(zip(first.axes, second.axes, strict=True))
     ]
     return Signal(tuple(stored), first.guessed or second.guessed)
 
 
+def _nest_apart(first: Signal, second: Signal) -> None:
+    """Settles reshapes of both values unless all of their axes meet, each its own counterpart."""
+    for a, b in zip(first.axes, second.axes, strict=True):
+        if not (isinstance(a, Part) and isinstance(b, Part)):
+            continue
+        places = [
+            [axis.index if isinstance(axis, Part) and axis.split is split else None for axis in x]
+            for x, split in ((first.axes, a.split), (second.axes, b.split))
+        ]
+        if places[0] != places[1] or a.split.sizes != b.split.sizes:
+            for part in (a, b):
+                if part.split.axes is None:
+                    part.split.nest()
+
+
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
+    a, b = settled(a), settled(b)
+    if isinstance(a, Part) and isinstance(b, Part):
+        # What was reshaped alike may stay open.
+        if a.split is not b.split:
+            tie(a.split.segments, b.split.segments)
+        return a
     if isinstance(a, Positions) and isinstance(b, Positions):
         size = (
             b.size
@@ -213,7 +240,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     if isinstance(a, Positions):
         a, b = b, a
     if isinstance(b, Positions):
-        if b.size == 1:
+        if b.size == 1 or (b.is_copied and a.size != 1):
             return a
         if a.size == 1 and b.size is not None and isinstance(a, Neurons):
             return b
@@ -221,24 +248,20 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
             f"Expected the neurons of both operands on the same axis (got neurons and "
             f"{'?' if b.size is None else b.size} positions along axis {i}). {_HINT}"
         )
-    if isinstance(a, Neurons) and isinstance(b, Neurons):
-        if (a.size == 1) != (b.size == 1):
-            return b if a.size == 1 else a
-        if a.size is None or b.size is None:
-            raise ConversionError(
-                f"Expected known shapes along neurons (got {shown([a.size, b.size])} along axis "
-                f"{i}). {_HINT}"
-            )
-        tie(a.segments, b.segments)
-        return a
-    if isinstance(a, Part) and isinstance(b, Part) and a.split.sizes == b.split.sizes:
-        if a.index == b.index and a.split is not b.split:
-            tie(a.split.segments, b.split.segments)
-        return a
-    raise ConversionError(
-        f"Expected operands that were reshaped in the same way (got {shown([a.size, b.size])} "
-        f"entries along axis {i}, of different reshapes)"
-    )
+    for axis in (a, b):
+        if isinstance(axis, Part):
+            axis.split.nest()
+            return _common_axis(i, a, b)
+    segments = [axis.segments for axis in (a, b) if isinstance(axis, Neurons)]
+    if (a.size == 1) != (b.size == 1):
+        return b if a.size == 1 else a
+    if a.size is None or b.size is None:
+        raise ConversionError(
+            f"Expected known shapes along neurons (got {shown([a.size, b.size])} along axis {i}). "
+            f"{_HINT}"
+        )
+    tie(*segments)
+    return a
 
 
 def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:

@@ -16,6 +16,7 @@ from nfn_graph.converters.wiring.values import (
     Split,
     Value,
     Weight,
+    distinct,
     with_axis,
 )
 from nfn_graph.converters.wiring.vocabulary import Wiring
@@ -68,6 +69,7 @@ def recur(
     if isinstance(x.axes[-1], Part):
         w.neurons(x, -1)
     # The order of time shows in what is computed.
+    x = distinct(x, range(x.rank - 1))
     w.mixes(x, range(x.rank - 1))
     layer = w.layer(hidden)
     state = layer if projection is None else w.layer(projection.shape[0])

@@ -17,6 +17,7 @@ from nfn_graph.converters.wiring.values import (
     Sizes,
     Value,
     Weight,
+    distinct,
     layers_in,
     position_of,
     with_axis,
@@ -126,6 +127,7 @@ class Reductions(AxisOperations):
                         "Expected an operation along positions (got one along the neurons, "
                         "whose result depends on their order)"
                     )
+            return distinct(x, range(x.rank) if axes is None else axes)
         return x
 
     def is_placed(self, x: Signal, axis: int) -> bool:

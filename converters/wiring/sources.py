@@ -105,12 +105,12 @@ class ValueSource:
         """The entries `start:stop` of a stored tensor along its first axis, as one of their own.
 
         So the weights of queries, keys and values that are stored in one tensor. All other entries
-        must be used in the same way.
+        must be used, too, in whatever parts.
         """
         parts = []
         for part, own in weight.parts:
             key, (first, _) = self._rows.get(part, (part, (0, 0)))
-            if not own or own[0] != 0 or part in self.uses:
+            if not own or own[0] != 0:
                 self.refuse(
                     f"Expected a stored tensor as it is (got a view of '{part}' whose first axis "
                     f"is taken apart)"

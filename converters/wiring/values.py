@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from nfn_graph.converters.errors import ConversionError
@@ -28,7 +28,8 @@ class Positions:
 
     Args:
         size: The number of entries.
-        is_copied: Whether all entries are copies of one, so that they are in no order.
+        is_copied: Whether all entries are copies of one, so that they are in no order. Whatever
+            treats them differently has to drop it; see :func:`distinct`.
     """
 
     size: int | None = None
@@ -251,6 +252,18 @@ def layers_in(x: Signal) -> list[Layer]:
         if not isinstance(axis, Positions)
         for layer in layers_of(axis.segments if isinstance(axis, Neurons) else axis.split.segments)
     ]
+
+
+def distinct(x: Signal, along: Sequence[int]) -> Signal:
+    """A value whose entries along some axes are not copies of each other any more."""
+    places = {position_of(axis, x.rank) for axis in along}
+    return replace(
+        x,
+        stored=tuple(
+            Positions(axis.size) if i in places and isinstance(axis, Positions) else axis
+            for i, axis in enumerate(x.stored)
+        ),
+    )
 
 
 def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:

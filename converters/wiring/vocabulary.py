@@ -371,8 +371,9 @@ class Wiring(Reductions):
             if letter not in own:
                 axes[letter] = self.fresh(size)
                 roles.append(("target", plain(*layers_of(axes[letter].segments))))  # type: ignore[union-attr]
-            elif isinstance(x.axes[own.index(letter)], Positions):
+            elif isinstance(axis := x.axes[own.index(letter)], Positions):
                 roles.append(None)
+                axes[letter] = Positions(axis.size)
             else:
                 known = solve(self.neurons(x, own.index(letter)), size)
                 roles.append(("source" if letter in reading else "target", known))
@@ -399,14 +400,32 @@ class Wiring(Reductions):
         for weight in self._shown:
             for key, own in weight.parts:
                 self._fix_shown(key, own)
+        self._join_rows()
         self._check_rows()
         return build_layout(self.uses, self.tensors, self.tied, self.values, self.mixed, self.tape)
+
+    def _join_rows(self) -> None:
+        """Rows of a tensor that is also used in larger parts belong to the same neurons there."""
+        for name, small in list(self.uses.items()):
+            bounds = small.row_bounds
+            for key, large in self.uses.items():
+                first, last = large.row_bounds
+                if (
+                    small.key == large.key
+                    and key != name
+                    and first <= bounds[0] < bounds[1] <= last
+                ):
+                    large.absorb(small)
+                    del self.uses[name]
+                    if name in self.mixed:
+                        self.mixed[key] = None
+                    break
 
     def _check_rows(self) -> None:
         """Refuses tensors of which only some rows are used, or the same ones twice."""
         rows: dict[str, list[tuple[int, int]]] = {}
         for use in self.uses.values():
-            rows.setdefault(use.key, []).append(use.rows or (0, use.shape[0] if use.shape else 1))
+            rows.setdefault(use.key, []).append(use.row_bounds)
         for key, found in rows.items():
             bounds = [n for pair in sorted(found) for n in pair]
             size = (*self.tensors[key].shape, 1)[0]

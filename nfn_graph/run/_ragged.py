@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,8 @@ from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
 from nfn_graph.run._products import Window, complete_layers, product
 
+#: Operations whose results share no memory with their operands.
+_FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm")
 #: Functions of single entries that are finite at zero, as are their derivatives there.
 _FINITE_AT_ZERO = """
     relu selu sigmoid tanh sin cos atan asinh erf square abs neg positive detach relu6 leaky_relu
@@ -156,6 +159,7 @@ def evaluate_ragged(
     """
     results: list[Any] = []
     kept = {ref.step for ref in wanted}
+    overwriting = frozenset() if torch.is_grad_enabled() else _overwriting(computation)
     for number, step in enumerate(computation.steps):
         if step.operation == "input":
             results.append(Same(inputs[number_in(step.args)]))
@@ -167,12 +171,31 @@ def evaluate_ragged(
         else:
             args = [resolved(arg, results.__getitem__) for arg in step.args]
             kwargs = {name: resolved(arg, results.__getitem__) for name, arg in step.kwargs}
-            results.append(_apply(step.operation, args, kwargs, num_networks))
+            if number in overwriting and isinstance(args[0], Rows):
+                results.append(replace(args[0], data=args[0].data.relu_()))
+            else:
+                results.append(_apply(step.operation, args, kwargs, num_networks))
         # Memory that was used a moment ago is the fastest to use again.
         for done in computation.last_uses[number]:
             if done not in kept:
                 results[done] = None
     return results
+
+
+@lru_cache(maxsize=64)
+def _overwriting(computation: Computation) -> frozenset[int]:
+    """The steps that may write their result over the only operand, which nothing else reads."""
+    steps = computation.steps
+    named = [*computation.outputs, *(neurons.value for neurons in computation.activations)]
+    uses = Counter(ref.step for ref in (*named, *(r for step in steps for r in step.operands)))
+    found = []
+    for number, step in enumerate(steps):
+        operands = list(step.operands)
+        if step.operation == "relu" and len(operands) == len(step.args) == 1 and not step.kwargs:
+            (ref,) = operands
+            if steps[ref.step].operation in _FRESH and uses[ref.step] == 1:
+                found.append(number)
+    return frozenset(found)
 
 
 def as_same(value: Any, num_networks: int) -> Any:

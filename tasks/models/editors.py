@@ -33,7 +33,7 @@ class Editor(nn.Module):
     r"""Adds a learned change to every weight of a network: :math:`U' = U + \gamma f(U)`.
 
     Where :math:`f` has several channels, every channel of the result is a network of its own;
-    :func:`nfn_graph.tasks.rendering.joined_networks` makes one network of them.
+    :func:`nfn_graph.tasks.edit.joined_networks` makes one network of them.
 
     Args:
         network: The function :math:`f`, from features before the fold to features of the same

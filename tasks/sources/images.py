@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -149,6 +149,12 @@ class Images(Labelled):
         """The pixels of some images as float32 within [0, 1]."""
         chosen = self.pixels[index]
         return chosen if chosen.is_floating_point() else chosen.to(torch.float32) / 255
+
+    def in_grey(self) -> Images:
+        """The same images with the mean of their colours as the only channel."""
+        if self.shape[0] == 1:
+            return self
+        return replace(self, pixels=self.values(slice(None)).mean(1, keepdim=True))
 
     @classmethod
     def joined(

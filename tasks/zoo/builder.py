@@ -100,12 +100,14 @@ class ImageZooOptions(BuildOptions):
     Attributes:
         data: The images: digits (they come with scikit-learn), an .npz file, or a folder with the
             idx files of MNIST, with CIFAR batches, or with pictures in a subfolder per class.
+        grey: Whether to replace the colours of the images by their mean.
         networks: The number of networks to train.
         batch_size: The number of images per training step.
         test_share: The share of networks in the test split.
     """
 
     data: str = "digits"
+    grey: bool = False
     networks: int = 500
     batch_size: int = 64
     test_share: Share = 0.15
@@ -413,7 +415,8 @@ class ImageZooBuilder(ZooBuilder[ImageOptions, Images, Item]):
 
     def open_source(self) -> Images:
         """The images that the options name."""
-        return open_images(self.options.data)
+        images = open_images(self.options.data)
+        return images.in_grey() if self.options.grey else images
 
     def facts(self) -> dict[str, Any]:
         """The images."""

@@ -27,6 +27,7 @@ from nfn_graph.tasks.zoo.builder import (
 )
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR
+from nfn_graph.tasks.zoo.recipes import check_recipe
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.training import (
     KEPT_OF,
@@ -46,6 +47,8 @@ class CnnZooOptions(SampledZooOptions):
     independently.
 
     Attributes:
+        recipe: Make networks like those of a published zoo. Its options are those of the recipe
+            unless they are given as well.
         arch: The architecture: CNNs or MLPs.
         widths: Channels or neurons of every hidden layer; one width is sampled for every network.
         depths: Numbers of hidden layers; one is sampled for every network.
@@ -55,6 +58,8 @@ class CnnZooOptions(SampledZooOptions):
         inits: Initialisations of the weights; one is sampled for every network.
         init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
             and truncated_normal, a tenth of it is the standard deviation.
+        init_std: The range of the standard deviation of normal and truncated_normal instead,
+            sampled log-uniformly.
         dropout: The range of the dropout probability, sampled uniformly, for networks with
             dropout.
         dropout_share: The share of networks with dropout.
@@ -62,6 +67,7 @@ class CnnZooOptions(SampledZooOptions):
     """
 
     networks: int = 1000
+    recipe: Literal["small-cnn-zoo"] | None = None
     arch: Literal["cnn", "mlp"] = "cnn"
     widths: tuple[int, ...] = (16,)
     depths: tuple[int, ...] = (3,)
@@ -74,6 +80,7 @@ class CnnZooOptions(SampledZooOptions):
         "normal",
         "truncated_normal",
     )
+    init_std: Interval | None = None
     dropout: Interval = (0.0, 0.5)
     dropout_share: Share = 0.5
     checkpoints: Shares = (1.0,)
@@ -81,11 +88,14 @@ class CnnZooOptions(SampledZooOptions):
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
+        check_recipe("cnn", self)
         self.check_choices("activations", "inits", "checkpoints")
         check_several("widths", self.widths, 1)
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
         if self.arch == "mlp" and self.padding != "auto":
             raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        if self.init_std is not None:
+            check_interval("init_std", self.init_std, above=0)
         check_interval("dropout", self.dropout)
         for value in self.dropout:
             check_part("dropout", value)
@@ -147,6 +157,8 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
     epochs = draws.integer(*options.epochs)
     width, depth = draws.choice(options.widths), draws.choice(options.depths)
     split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
+    if options.init_std is not None and init in ("normal", "truncated_normal"):
+        init_scale = 10 * draws.log_uniform(*options.init_std)
     num_images = max(1, round(train_fraction * len(images.train_index)))
     num_steps = max(1, math.ceil(epochs * num_images / options.batch_size))
     return ClassifierRun(

@@ -16,15 +16,18 @@ from nfn_graph.tasks.option_checks import (
     check_above,
     check_at_least,
     check_networks,
+    check_part,
     check_several,
 )
 from nfn_graph.tasks.sources import Clouds, Images, open_clouds, open_images, sample_distances
 from nfn_graph.tasks.zoo.builder import BuildOptions, Built, OnSteps, Row, Split, ZooBuilder
+from nfn_graph.tasks.zoo.recipes import check_recipe
 from nfn_graph.tasks.zoo.seeds import Draws, generator_of, seed_of
 from nfn_graph.tasks.zoo.siren import (
     FitSettings,
     FitTargets,
     Siren,
+    SirenInit,
     SirenShape,
     fit_sirens,
     pixel_grid,
@@ -39,6 +42,8 @@ class InrZooOptions(BuildOptions):
     """Fit a zoo of SIRENs to images, or to the unsigned distance from shapes.
 
     Attributes:
+        recipe: Make networks like those of a published zoo. Its options are those of the recipe
+            unless they are given as well.
         data: The images: digits, an .npz file, or a folder with the idx files of MNIST, with
             CIFAR batches, or with pictures in a subfolder per class. With --kind cloud: an .npz
             file, or a folder with .off or .ply files in a subfolder per class.
@@ -55,8 +60,14 @@ class InrZooOptions(BuildOptions):
         points: The number of points per training step; 0 for all pixels of an image, or for 1,024
             points of a shape.
         samples: The number of points around each shape whose distance is computed.
+        init: The initialisation of the weights: that of Sitzmann et al., or that of DWSNets.
+        same_init: Whether all networks of one shape start with the same weights.
+        output_offset: A number between 0 and 1 that is added to the outputs.
+        stop_psnr: The peak signal-to-noise ratio, in decibels, at which the training of a network
+            ends before --steps; 0 for none.
     """
 
+    recipe: Literal["dws", "nfn", "inr2vec"] | None = None
     data: str = "digits"
     kind: Literal["image", "cloud"] = "image"
     images: int = 0
@@ -70,12 +81,21 @@ class InrZooOptions(BuildOptions):
     learning_rate: float = 1e-3
     points: int = 0
     samples: int = 8192
+    init: SirenInit = "sitzmann"
+    same_init: bool = False
+    output_offset: Annotated[
+        float | None, arg(help_behavior_hint="(default: 0.5, for clouds 0)")
+    ] = None
+    stop_psnr: float = 0.0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
         super().check()
-        for name in ("images", "test_images", "points"):
+        check_recipe("inr", self)
+        for name in ("images", "test_images", "points", "stop_psnr"):
             check_at_least(name, getattr(self, name), 0)
+        if self.output_offset is not None:
+            check_part("output_offset", self.output_offset)
         for name in ("fits", "test_fits"):
             check_networks(name, getattr(self, name))
         for name in ("steps", "samples"):
@@ -110,13 +130,16 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
     def __init__(self, options: InrZooOptions, source: Images | Clouds | None = None) -> None:
         super().__init__(options, source)
         is_image = isinstance(self.source, Images)
+        offset = options.output_offset
         self.settings = FitSettings(
             options.w0,
-            0.5 if is_image else 0.0,
+            (0.5 if is_image else 0.0) if offset is None else offset,
             options.steps,
             options.learning_rate,
             options.points or (0 if is_image else _CLOUD_POINTS),
             options.seed,
+            options.init,
+            options.stop_psnr,
         )
 
     def open_source(self) -> Images | Clouds:
@@ -170,7 +193,7 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
         """The fitted networks."""
         targets = targets_of(self.source, group, self.options.samples)
         targets = FitTargets(*(x.to(self.device, self.dtype) for x in targets))
-        seeds = [fit.seed for fit in group]
+        seeds = [self.options.seed if self.options.same_init else fit.seed for fit in group]
         found = fit_sirens(group[0].shape, seeds, targets, self.settings, on_steps)
         for i, (fit, error) in enumerate(zip(group, found.errors.tolist(), strict=True)):
             parameters = {key: x[i].cpu() for key, x in found.parameters.items()}

@@ -9,16 +9,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nfn_graph import WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.converters.errors import require
 from nfn_graph.converters.files.atomic import replacing
+from nfn_graph.data import Layout
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import check_at_least
-from nfn_graph.tasks.zoo.optimisers import stack
-from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward, voxel_grid
+from nfn_graph.tasks.zoo.siren import pixel_grid, voxel_grid
 
 _VOXELS = 48
 _GAP = 2
+
+
+def render_graphs(graph: WeightGraph, size: tuple[int, int]) -> Tensor:
+    """The images that SIRENs hold, differentiable in their weights.
+
+    Args:
+        graph: One network or a batch, of any widths and depths, which can be run. With several
+            channels, each holds the weights of a network, and the image is the mean of their
+            images.
+        size: Height and width of the images.
+
+    Returns:
+        `[networks, outputs, height, width]`.
+    """
+    grid = pixel_grid(*size, torch.float64).mT
+    channels = graph.features().channels
+    shown = [_channel(graph, c) if channels > 1 else graph for c in range(channels)]
+    values: Tensor = sum(own.run(grid) for own in shown) / channels
+    if isinstance(graph.layout, Layout):
+        values = values.unsqueeze(0)
+    return values.mT.unflatten(-1, size)
+
+
+def _channel(graph: WeightGraph, channel: int) -> WeightGraph:
+    """The graph of the network that is one channel of a graph."""
+    return graph.features().map(lambda x: x[..., channel : channel + 1]).to_graph()
 
 
 @torch.no_grad()
@@ -39,18 +66,12 @@ def render_networks(
     is_image = zoo.description["signal"] == "image"
     pictures = []
     for i in indices:
-        row = zoo.rows[i]
-        parameters = stack([zoo.state_dict(i)])
-        dtype = parameters["layers.0.weight"].dtype
         if is_image:
             height, width = size or zoo.description["image_shape"][1:]
-            grid = pixel_grid(height, width, dtype)
-            found = siren_forward(parameters, grid, row["w0"], row["output_offset"])
-            pictures.append(found.unflatten(-1, (height, width))[0])
+            pictures.append(render_graphs(zoo[i], (height, width))[0])
         else:
-            grid = voxel_grid(_VOXELS, dtype)
-            found = siren_forward(parameters, grid, row["w0"], row["output_offset"])
-            nearest = found.unflatten(-1, (_VOXELS,) * 3)[0].amin(2)
+            found = zoo[i].run(voxel_grid(_VOXELS, torch.float64).mT)
+            nearest = found.mT.unflatten(-1, (_VOXELS,) * 3).amin(2)
             # Seen from the side, upright, dark where the shape is.
             pictures.append((nearest * 4).clamp(0, 1).transpose(1, 2).flip(1))
     return torch.stack(pictures)

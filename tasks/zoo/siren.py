@@ -12,15 +12,19 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from nfn_graph import NetworkSpec
 from nfn_graph.data import Argument, Computation, Layout, Neurons, Ref, Step
+from nfn_graph.messages import UserError
+from nfn_graph.spec import WeightKey
 from nfn_graph.tasks.zoo.optimisers import BatchedOptimiser, Parameters, stack
 from nfn_graph.tasks.zoo.seeds import generator_of
 
+SirenInit = Literal["sitzmann", "dws"]
 _REPORT_EVERY = 20
 
 
@@ -43,21 +47,29 @@ class SirenShape:
         return len(self.hidden) + 1
 
 
-def initialise_siren(shape: SirenShape, w0: float, generator: torch.Generator) -> Parameters:
-    r"""Fresh parameters of one network, as Sitzmann et al. draw them.
+def initialise_siren(
+    shape: SirenShape, w0: float, generator: torch.Generator, kind: SirenInit = "sitzmann"
+) -> Parameters:
+    r"""Fresh parameters of one network.
 
-    Weights are uniform within :math:`\pm 1/n` in the first layer and within
-    :math:`\pm\sqrt{6/n}/\omega_0` in the others, biases within :math:`\pm 1/\sqrt{n}`, where
-    `n` is the number of inputs of a layer.
+    Let `n` be the number of inputs of a layer. As Sitzmann et al. sample them, weights are uniform
+    within :math:`\pm 1/n` in the first layer and within :math:`\pm\sqrt{6/n}/\omega_0` in the
+    others, and biases within :math:`\pm 1/\sqrt{n}`. In the INRs of DWSNets (`kind="dws"`), the
+    first layer is like the other hidden ones, their biases are zero, and weights and biases of the
+    last layer are uniform within :math:`\pm 1/\sqrt{n}`.
     """
     widths = (shape.inputs, *shape.hidden, shape.outputs)
     parameters = {}
     for i, (n, m) in enumerate(itertools.pairwise(widths)):
+        is_last = i == len(widths) - 2
         bound = math.sqrt(6 / n) / w0 if i else 1 / n
+        if kind == "dws":
+            bound = 1 / math.sqrt(n) if is_last else math.sqrt(6 / n) / w0
         weight = torch.rand(m, n, generator=generator) * 2 - 1
         bias = torch.rand(m, generator=generator) * 2 - 1
         parameters[f"layers.{i}.weight"] = weight * bound
-        parameters[f"layers.{i}.bias"] = bias / math.sqrt(n)
+        is_zero = kind == "dws" and not is_last
+        parameters[f"layers.{i}.bias"] = bias * (0.0 if is_zero else 1 / math.sqrt(n))
     return parameters
 
 
@@ -113,6 +125,29 @@ def siren_forward(
     return x
 
 
+def siren_layers(spec: NetworkSpec) -> list[WeightKey]:
+    """The layers of a SIREN that reads the two coordinates of an image, the first one first.
+
+    Raises:
+        UserError: If the network is not a chain of dense layers with biases, or if it does not
+            have two inputs.
+    """
+    after = {weight.source: weight.key for weight in spec.weights}
+    before = {weight.target: weight.key for weight in spec.weights}
+    first = [n for n in spec.neurons if n.name not in before]
+    is_chain = len(after) == len(before) == len(spec.weights) == len(spec.neurons) - 1
+    is_dense = all(w.taps == 1 and spec.neuron[w.target].taps == 1 for w in spec.weights)
+    if not (is_chain and is_dense and len(first) == 1 and first[0].size == 2):
+        raise UserError(
+            f"Expected a SIREN of an image: dense layers with biases, one after the other, the "
+            f"first of which reads 2 coordinates (got {spec})"
+        )
+    keys = [after[first[0].name]]
+    while keys[-1][2] in after:
+        keys.append(after[keys[-1][2]])
+    return keys
+
+
 def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
     """What a SIREN computes, so that the graph of a file that does not say it can be run.
 
@@ -130,12 +165,11 @@ def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
         return Ref(len(steps) - 1)
 
     x = Ref(0)
-    for i, weight in enumerate(layout.spec.weights):
-        parameters = [step("parameter", numbers[key]) for key in (weight.key, weight.target)]
-        x = step("linear", x, *parameters)
-        is_last = i == len(layout.spec.weights) - 1
-        x = step("add", x, offset) if is_last else step("sin", step("mul", x, w0))
-        activations.append(Neurons(weight.target, x, -1))
+    *hidden, last = siren_layers(layout.spec)
+    for key in (*hidden, last):
+        x = step("linear", x, step("parameter", numbers[key]), step("parameter", numbers[key[2]]))
+        x = step("add", x, offset) if key == last else step("sin", step("mul", x, w0))
+        activations.append(Neurons(key[2], x, -1))
     # Some checkpoints hold weights [in, out].
     turned = {
         number: [("permute", ((1, 0),))]
@@ -180,6 +214,9 @@ class FitSettings(NamedTuple):
         learning_rate: Of Adam.
         points: Points per step, the same for all networks; 0 for all of them.
         seed: What those points are drawn from.
+        init: How weights are initialised, see :func:`initialise_siren`.
+        stop_psnr: A network whose points of a step have this ratio of peak signal to noise, in
+            decibels, is left as it is from then on; 0 for never.
     """
 
     w0: float
@@ -188,6 +225,8 @@ class FitSettings(NamedTuple):
     learning_rate: float
     points: int
     seed: int
+    init: SirenInit = "sitzmann"
+    stop_psnr: float = 0.0
 
 
 class Fits(NamedTuple):
@@ -214,7 +253,10 @@ def fit_sirens(
         on_steps: Called with the number of steps made, summed over networks.
     """
     like = targets.values
-    fresh = [initialise_siren(shape, settings.w0, generator_of(s, "initial")) for s in seeds]
+    fresh = [
+        initialise_siren(shape, settings.w0, generator_of(s, "initial"), settings.init)
+        for s in seeds
+    ]
     stacked = {key: x.to(like.device, like.dtype) for key, x in stack(fresh).items()}
     rates = like.new_full((len(seeds),), settings.learning_rate)
     optimiser = BatchedOptimiser(stacked, ["adam"] * len(seeds), rates)
@@ -228,7 +270,11 @@ def fit_sirens(
             coordinates = coordinates.index_select(-1, chosen)
             values = values.index_select(-1, chosen)
         found = siren_forward(parameters, coordinates, settings.w0, settings.offset)
-        loss = (found - values).square_().sum() / (outputs * values.shape[-1])
+        errors = (found - values).square_().sum((1, 2)) / (outputs * values.shape[-1])
+        loss = errors.sum()
+        if settings.stop_psnr:
+            # Without a learning rate, a network stays as it is.
+            rates.masked_fill_(errors.detach() <= 10 ** (-settings.stop_psnr / 10), 0)
         optimiser.step(torch.autograd.grad(loss, list(parameters.values())))
         if (step + 1) % _REPORT_EVERY == 0:
             on_steps(_REPORT_EVERY * len(seeds))

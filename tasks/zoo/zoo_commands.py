@@ -26,6 +26,7 @@ from nfn_graph.tasks.zoo import (
 )
 from nfn_graph.tasks.zoo.builder import BuildOptions, Split
 from nfn_graph.tasks.zoo.folder import accuracy_line, as_json, as_text, zoo_facts
+from nfn_graph.tasks.zoo.recipes import expanded
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,17 @@ else:
 def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     """Build collections of trained networks, and look at them.
 
-    A build that was stopped goes on where it was when the same command is given again.
+    A build that was stopped goes on where it was when the same command is given again. With
+    --recipe, networks are made like those of a published zoo: dws, nfn or inr2vec of zoo inr,
+    small-cnn-zoo of zoo cnn. Options that are given as well replace those of the recipe.
 
     Examples:
       nfn-graph zoo cnn --out zoos/digits --networks 1000
       nfn-graph zoo cnn --out zoos/mixed --widths 8 16 32 --depths 2 3
       nfn-graph zoo inr --out zoos/fashion --data fashion-mnist/ --fits 10
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
+      nfn-graph zoo inr --recipe dws --out zoos/dws --data mnist/ --images 20000
+      nfn-graph zoo cnn --recipe small-cnn-zoo --out zoos/grey --data cifar10.npz --networks 5000
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo transformer --out zoos/transformers --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
@@ -165,3 +170,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     """
     print(next(run for options, run in COMMANDS.values() if options is type(command))(command))
     return 0
+
+
+# `--recipe NAME` of `zoo inr` and `zoo cnn` stands for the options of that recipe.
+zoo.expanded = expanded  # type: ignore[attr-defined]

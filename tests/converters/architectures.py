@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from nested_networks import Attention, Causal, ResNeXt, UNet, ViT, Window, grouped
+from nested_networks import (
+    Attention,
+    Causal,
+    CrossCovariance,
+    ResNeXt,
+    UNet,
+    ViT,
+    Window,
+    grouped,
+)
 from torch import Tensor, nn
 
 
@@ -510,6 +519,36 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "grouped-query attention": Architecture(
         lambda: Attention(heads=4), ((2, 5, 3),), (8, 2, 4, 4, 8, 4, 8), needs_example=True
+    ),
+    **{
+        f"grouped-query attention, {copies}": Architecture(
+            lambda copies=copies: Attention(heads=4, copies=copies),
+            ((2, 5, 3),), (8, 2, 4, 4, 8, 4, 8), needs_example=True,
+        )
+        for copies in ("expand", "axis", "flag")
+    },
+    "grouped-query attention, tile": Architecture(
+        # Heads of queries in another order: the copies are permuted in all heads of keys alike.
+        lambda: Attention(heads=4, copies="tile"),
+        ((2, 5, 3),), (8, 2, 4, 2, 4, 8, 4, 8), needs_example=True,
+    ),
+    "multi-query attention, flag": Architecture(
+        lambda: Attention(heads=4, shared=1, copies="flag"),
+        ((2, 5, 3),), (8, 2, 4, 8, 2, 8), needs_example=True,
+    ),
+    "cross-covariance attention": Architecture(
+        CrossCovariance, ((2, 5, 3),), (8, 2, 8, 8), needs_example=True
+    ),
+    "self and cross attention by one module": Architecture(
+        lambda: Two(
+            lambda m, x, y: m.out(
+                (h := m.attend(*[m.a(x)] * 3)[0]) + m.attend(h, m.b(y), m.b(y))[0]
+            ),
+            a=nn.Linear(3, 8), b=nn.Linear(6, 8), out=nn.Linear(8, 2),
+            attend=nn.MultiheadAttention(8, 2, batch_first=True),
+        ),
+        ((2, 5, 3), (2, 4, 6)),
+        (8, 2, 8, 8),
     ),
     "multi-query attention": Architecture(
         lambda: Attention(heads=4, shared=1), ((2, 5, 3),), (8, 2, 4, 8, 2, 8), needs_example=True

@@ -25,6 +25,7 @@ class Attention(nn.Module):
         shared: The heads of keys and values.
         time: The length of sequences, for rotary positions.
         style: How it is written.
+        copies: How keys and values come to as many heads as queries have.
         ends: The numbers of inputs and outputs.
     """
 
@@ -35,11 +36,12 @@ class Attention(nn.Module):
         shared: int = 2,
         time: int = 0,
         style: str = "matmul",
+        copies: str = "interleave",
         ends: tuple[int, int] = (3, 2),
     ) -> None:
         super().__init__()
         self.heads, self.shared, self.dim = heads, shared, width // heads
-        self.time, self.style = time, style
+        self.time, self.style, self.copies = time, style, copies
         angles = torch.arange(time)[:, None] * 10.0 ** -torch.arange(self.dim // 2)
         self.register_buffer("cos", torch.cat([angles.cos()] * 2, -1), persistent=False)
         self.register_buffer("sin", torch.cat([angles.sin()] * 2, -1), persistent=False)
@@ -65,8 +67,14 @@ class Attention(nn.Module):
         v = self.v(h).view(size, time, self.shared, self.dim).transpose(1, 2)
         if self.time:
             q, k = (rotated(y, self.cos, self.sin, self.dim // 2) for y in (q, k))
-        if self.shared not in (1, self.heads):
-            k, v = (y.repeat_interleave(self.heads // self.shared, 1) for y in (k, v))
+        if self.copies == "axis":
+            q = q.reshape(size, self.shared, -1, time, self.dim)
+            k, v = k.unsqueeze(2), v.unsqueeze(2)
+        elif self.copies == "flag":
+            y = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            return self.head((x + self.o(y.transpose(1, 2).reshape(size, time, width))).mean(1))
+        elif self.shared not in (1, self.heads):
+            k, v = (self._copied(y, self.heads // self.shared) for y in (k, v))
         if self.style == "function":
             y = F.scaled_dot_product_attention(q, k, v)
         elif self.style == "einsum":
@@ -81,8 +89,42 @@ class Attention(nn.Module):
             if self.style == "alibi":
                 scores = scores + self.slopes * self.distance
             y = torch.softmax(scores, -1) @ v
-        x = x + self.o(y.transpose(1, 2).reshape(size, time, width))
-        return self.head(x.mean(1))
+        y = y.flatten(1, -3).transpose(1, 2)
+        return self.head((x + self.o(y.reshape(size, time, width))).mean(1))
+
+    def _copied(self, x: Tensor, times: int) -> Tensor:
+        """Every head several times."""
+        if self.copies == "expand":
+            size, heads, *rest = x.shape
+            copies = x[:, :, None].expand(size, heads, times, *rest)
+            return copies.reshape(size, heads * times, *rest)
+        if self.copies == "tile":
+            return x.repeat(1, times, 1, 1)
+        return x.repeat_interleave(times, 1)
+
+
+class CrossCovariance(nn.Module):
+    """Attention between the dimensions of a head instead of between positions (XCiT)."""
+
+    def __init__(self, width: int = 8, heads: int = 2, ends: tuple[int, int] = (3, 2)) -> None:
+        super().__init__()
+        self.heads, self.embed = heads, nn.Linear(ends[0], width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.temperature, self.head = (
+            nn.Parameter(torch.rand(heads, 1, 1)),
+            nn.Linear(width, ends[1]),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One block, mean over time."""
+        x = self.embed(x)
+        size, time, width = x.shape
+        packed = self.qkv(x).reshape(size, time, 3, self.heads, width // self.heads)
+        q, k, v = packed.permute(2, 0, 3, 4, 1).unbind(0)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        scores = (q @ k.transpose(-2, -1)) * self.temperature
+        y = (scores.softmax(-1) @ v).permute(0, 3, 1, 2).reshape(size, time, width)
+        return self.head((x + self.out(y)).mean(1))
 
 
 class ViT(nn.Module):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from architectures import S
-from nested_networks import Attention
+from nested_networks import Attention, CrossCovariance
 from permuting import distance, outputs_of
 from torch import Tensor, nn
 
-from nfn_graph import Batch, NFLinear, symmetry
+from nfn_graph import Batch, NFLinear, WeightGraph, symmetry
 from nfn_graph.converters import ConversionError, draw, from_module, summary, to_module
 from nfn_graph.testing import completeness
 
@@ -21,6 +22,8 @@ COMPLETE: dict[str, tuple[Build, tuple[int, ...], int]] = {
     "attention": (lambda: Attention(4, ends=(1, 1)), (1, 2, 1), 2),
     "rotary": (lambda: Attention(4, time=2, ends=(1, 1)), (1, 2, 1), 1),
     "grouped query": (lambda: Attention(8, 4, ends=(1, 1)), (1, 2, 1), 3),
+    "tiled keys": (lambda: Attention(8, 4, copies="tile", ends=(1, 1)), (1, 2, 1), 2),
+    "cross-covariance": (lambda: CrossCovariance(4, ends=(1, 1)), (1, 2, 1), 2),
     "multi query": (lambda: Attention(4, shared=1, ends=(1, 1)), (1, 2, 1), 0),
     "grouped convolution": (
         lambda: S(nn.Conv1d(1, 4, 1), nn.Conv1d(4, 4, 1, groups=2), nn.Conv1d(4, 1, 1)),
@@ -48,6 +51,13 @@ def test_layers_on_converted_networks_are_complete(
     free = [n.name for n in graph.spec.neurons if not n.fixed and len(n.parents) < 2]
     found = completeness(layer, folded, sizes=dict.fromkeys(free, 2))
     assert sum(p.numel() for p in layer.parameters()) == found.rank == found.orbits
+
+
+@pytest.mark.parametrize("copies", ["expand", "axis", "flag"])
+def test_keys_are_shared_alike_however_it_is_written(copies: str) -> None:
+    x = torch.randn(1, 2, 3)
+    expected = from_module(Attention(heads=4), x).spec
+    assert from_module(Attention(heads=4, copies=copies), x).spec == expected
 
 
 def changed(module: nn.Module, inputs: Tensor, *rows: tuple[str, int, list[int]]) -> float:
@@ -184,11 +194,169 @@ def test_dimensions_of_heads_that_meet_are_permuted_together(function, shape) ->
     torch.manual_seed(0)
     network = Heads(function, *shape).double().eval()
     x = torch.randn(2, 5, 3, dtype=torch.float64)
+    _unchanged(network, x)
+
+
+def _unchanged(network: nn.Module, x: Tensor) -> WeightGraph:
+    """The graph of a network that five random elements of its group leave unchanged."""
     graph = from_module(network, x)
+    expected = network(x)
     for seed in range(5):
         moved = symmetry.sample(graph, "hnp", torch.Generator().manual_seed(seed)).apply(graph)
-        other = to_module(moved, Heads(function, *shape).double().eval())
-        torch.testing.assert_close(other(x), network(x), rtol=1e-9, atol=1e-9)
+        other = to_module(moved, copy.deepcopy(network))
+        torch.testing.assert_close(other(x), expected, rtol=1e-9, atol=1e-9)
+    return graph
+
+
+class Square(nn.Module):
+    """As many heads as dimensions, which a function lets meet."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed, self.out, self.function = nn.Linear(3, 9), nn.Linear(9, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A function of values with three heads of three dimensions."""
+        return self.out(self.function(self.embed(x).unflatten(-1, (3, 3))).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda v: v @ v, lambda v: v + v.transpose(-1, -2), lambda v: v @ v @ v.transpose(-1, -2)],
+    ids=["product", "sum", "three"],
+)
+def test_heads_that_meet_dimensions_are_tied_to_them(function: Callable[[Tensor], Tensor]) -> None:
+    """A graph has no place for two axes that are permuted alike, so that both keep their order."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    graph = _unchanged(Square(function).double(), x)
+    assert all(neuron.fixed for neuron in graph.spec.neurons)
+
+
+class Copies(nn.Module):
+    """Keys that several heads share, and a function of the copies."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> None:
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(3, 12), nn.Linear(3, 6), nn.Linear(12, 2)
+        self.function, self.stored = function, nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Four heads of queries, two of keys, three dimensions."""
+        size, time, _ = x.shape
+        q = self.q(x).view(size, time, 4, 3).transpose(1, 2)
+        k = self.k(x).view(size, time, 2, 3).transpose(1, 2)
+        k = self.function(k[:, :, None].expand(size, 2, 2, time, 3), self.stored)
+        k = k.reshape(size, 4, time, 3)
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ k
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+TWO = torch.tensor([1.0, 2.0], dtype=torch.float64).view(2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "are_copies"),
+    [
+        (lambda k, w: k, (1,), True),
+        (lambda k, w: (k * w).tanh() + k.softmax(2), (1,), True),
+        (lambda k, w: k + w, (5, 3), True),
+        (lambda k, w: k * TWO, (1,), False),
+        (lambda k, w: k * w, (2, 1, 1), False),
+        (lambda k, w: k.cumsum(2), (1,), False),
+        (lambda k, w: torch.where(TWO > 1, k, k * 2), (1,), False),
+        (lambda k, w: torch.einsum("bkgtd,gde->bkgte", k, w), (2, 3, 3), False),
+        (lambda k, w: torch.stack([k[:, :, 0], k[:, :, 1] * 2], 2), (1,), False),
+        (lambda k, w: F.pad(k[:, :, :1], (0, 0, 0, 0, 0, 1)), (1,), False),
+    ],
+    ids=[
+        "same",
+        "pointwise",
+        "positions",
+        "constant",
+        "stored",
+        "sum",
+        "where",
+        "map",
+        "stack",
+        "pad",
+    ],
+)
+def test_copies_are_in_no_order_until_something_tells_them_apart(
+    function: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], are_copies: bool
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    graph = _unchanged(Copies(function, *shape).double(), x)
+    # Heads of queries are nested in those of keys.
+    assert any(neuron.name == "group2" for neuron in graph.spec.neurons) == are_copies
+
+
+def test_copies_along_time_are_told_apart_by_a_recurrence() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gru = nn.Linear(3, 5), nn.GRU(5, 4, batch_first=True)
+            self.out = nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            repeated = self.embed(x).unsqueeze(1).expand(-1, 3, -1)
+            return self.out(self.gru(repeated)[0].flatten(1))
+
+    graph = _unchanged(Decoder().double(), torch.randn(2, 3, dtype=torch.float64))
+    assert [s[0] for s in graph.layout.shape.sizes] == [3, 5, 4, 2]
+
+
+class Rows(nn.Module):
+    """A stored tensor that is used as a whole and by its rows."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed, self.all, self.some = nn.Linear(3, 6), nn.Linear(12, 2), nn.Linear(4, 2)
+        self.weight, self.function = nn.Parameter(torch.randn(12, 6)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A function of the modules and of six neurons."""
+        return self.function(self, self.embed(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "free"),
+    [
+        (
+            lambda m, u: m.all(F.linear(u, m.weight).relu()) + m.some(F.linear(u, m.weight[:4])),
+            [6, 4, 8],
+        ),
+        (
+            lambda m, u: m.some(F.linear(u, m.weight[4:8])) + m.all(F.linear(u, m.weight).relu()),
+            [6, 4, 4, 4],
+        ),
+        (
+            # Parts that are added to each other are permuted alike.
+            lambda m, u: (
+                m.all(F.linear(u, m.weight))
+                + m.some(F.linear(u, m.weight[:4]) + F.linear(u, m.weight[4:8]))
+            ),
+            [6, 4, 4],
+        ),
+    ],
+    ids=["first rows", "rows before", "sum of rows"],
+)
+def test_rows_have_the_neurons_that_they_have_in_the_whole_tensor(
+    function: Callable[[nn.Module, Tensor], Tensor], free: list[int]
+) -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    graph = _unchanged(Rows(function).double(), x)
+    sizes = zip(graph.spec.neurons, graph.layout.shape.sizes, strict=True)
+    assert sorted(size for neuron, (size,) in sizes if not neuron.fixed) == sorted(free)
+
+
+def test_rows_that_overlap_are_refused() -> None:
+    def overlapping(m: nn.Module, u: Tensor) -> Tensor:
+        return m.some(F.linear(u, m.weight[2:6])) + m.some(F.linear(u, m.weight[:4]))
+
+    with pytest.raises(ConversionError, match=r"every row of 'weight' to be used in one place"):
+        from_module(Rows(overlapping), torch.randn(2, 3))
 
 
 def test_a_kernel_of_groups_that_is_also_dense_is_refused() -> None:

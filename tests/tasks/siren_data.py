@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import from_state_dict
 from nfn_graph.tasks.sources import Images
-from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren
+from nfn_graph.tasks.zoo.siren import SirenShape, initialise_siren, siren_computation
 
 
-def sirens(*hidden: tuple[int, ...], outputs: int = 1, seed: int = 0) -> list[WeightGraph]:
-    """Fresh SIRENs of some widths in double precision."""
+def sirens(
+    *hidden: tuple[int, ...],
+    outputs: int = 1,
+    seed: int = 0,
+    w0: Sequence[float] = (),
+    offset: Sequence[float] = (),
+) -> list[WeightGraph]:
+    """Fresh SIRENs of some widths in double precision, which can be run.
+
+    Their frequency factors are 30 and their offsets 0 if no others are given.
+    """
     generator = torch.Generator().manual_seed(seed)
-    shapes = [SirenShape(2, widths, outputs) for widths in hidden]
-    states = [initialise_siren(shape, 30.0, generator) for shape in shapes]
-    return [from_state_dict({k: x.double() for k, x in state.items()}) for state in states]
+    graphs = []
+    for i, widths in enumerate(hidden):
+        state = initialise_siren(SirenShape(2, widths, outputs), 30.0, generator)
+        graph = from_state_dict({key: x.double() for key, x in state.items()})
+        factor, added = w0[i] if w0 else 30.0, offset[i] if offset else 0.0
+        steps = siren_computation(graph.layout, factor, added)
+        graph.layout = graph.layout.noting(computation=steps)
+        graphs.append(graph)
+    return graphs
 
 
 def blobs(count: int, size: int = 8) -> Images:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.tasks.image_operations import Operation, edit_images
-from nfn_graph.tasks.rendering import render_graphs
-from nfn_graph.tasks.zoo.siren import pixel_grid, siren_forward
+from nfn_graph.tasks.zoo.render import render_graphs
+from nfn_graph.tasks.zoo.siren import pixel_grid, siren_computation, siren_forward
 
 SHAPES = ((4, 4), (3,), (5, 6), (4, 4), (3, 3, 3), (4, 4))
-W0 = torch.tensor([30.0, 20.0, 30.0, 30.0, 25.0, 10.0])
-OFFSET = torch.tensor([0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
+W0 = (30.0, 20.0, 30.0, 30.0, 25.0, 10.0)
+OFFSET = (0.5, 0.5, 0.0, 0.5, 0.5, 0.5)
 
 
 def alone(graph: WeightGraph, w0: float, offset: float) -> Tensor:
@@ -26,33 +26,32 @@ def alone(graph: WeightGraph, w0: float, offset: float) -> Tensor:
 
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_networks_of_all_shapes_together(outputs: int) -> None:
-    graphs = sirens(*SHAPES, outputs=outputs)
-    found = render_graphs(Batch.from_data_list(graphs), (6, 7), W0, OFFSET)
+    graphs = sirens(*SHAPES, outputs=outputs, w0=W0, offset=OFFSET)
+    found = render_graphs(Batch.from_data_list(graphs), (6, 7))
     assert found.shape == (6, outputs, 6, 7)
     for i, graph in enumerate(graphs):
-        expected = alone(graph, float(W0[i]), float(OFFSET[i]))
+        expected = alone(graph, W0[i], OFFSET[i])
         torch.testing.assert_close(found[i : i + 1], expected, atol=1e-12, rtol=0)
 
 
 def test_one_shape_and_one_network() -> None:
-    graphs = sirens((4, 5), (4, 5))
-    w0, offset = torch.tensor([30.0, 30.0]), torch.tensor([0.5, 0.5])
-    found = render_graphs(Batch.from_data_list(graphs), (6, 7), w0, offset)
+    graphs = sirens((4, 5), (4, 5), offset=(0.5, 0.5))
+    found = render_graphs(Batch.from_data_list(graphs), (6, 7))
     torch.testing.assert_close(found[1:], alone(graphs[1], 30.0, 0.5), atol=1e-12, rtol=0)
-    single = render_graphs(graphs[0], (6, 7), w0[:1], offset[:1])
+    single = render_graphs(graphs[0], (6, 7))
     torch.testing.assert_close(single, found[:1], atol=1e-12, rtol=0)
 
 
 def test_gradients_reach_every_weight() -> None:
     """As of each network alone."""
-    batch = Batch.from_data_list(sirens(*SHAPES))
+    batch = Batch.from_data_list(sirens(*SHAPES, w0=W0, offset=OFFSET))
     raw = batch.features()
     leaves = raw.map(lambda x: x.clone().requires_grad_())
-    render_graphs(leaves.to_graph(), (6, 7), W0, OFFSET).square().sum().backward()
+    render_graphs(leaves.to_graph(), (6, 7)).square().sum().backward()
     slopes = leaves.map(lambda x: x.grad if x.numel() else x.detach()).to_graph()
     for i, graph in enumerate(sirens(*SHAPES)):
         own = graph.features().map(lambda x: x.clone().requires_grad_())
-        alone(own.to_graph(), float(W0[i]), float(OFFSET[i])).square().sum().backward()
+        alone(own.to_graph(), W0[i], OFFSET[i]).square().sum().backward()
         expected = {**own.weights, **own.neurons}
         for key, x in slopes[i].features().tensors():
             if x.numel():
@@ -61,19 +60,14 @@ def test_gradients_reach_every_weight() -> None:
 
 
 def test_what_is_no_siren_of_an_image() -> None:
-    w0, offset = torch.tensor([30.0]), torch.tensor([0.5])
     classifier = WeightGraph.from_tensors([torch.rand(4, 3), torch.rand(2, 4)])
     with pytest.raises(ValueError, match=r"SIREN of an image.*input\[3\]"):
-        render_graphs(classifier, (6, 7), w0, offset)
+        siren_computation(classifier.layout, 30.0, 0.5)
     convolution = WeightGraph.from_tensors(
         [torch.rand(4, 2, 3, 3), torch.rand(2, 4)], [torch.rand(4), torch.rand(2)]
     )
     with pytest.raises(ValueError, match="SIREN of an image"):
-        render_graphs(convolution, (6, 7), w0, offset)
-    graph = sirens((4,))[0]
-    twice = graph.features().map(lambda x: torch.cat([x, x], -1)).to_graph()
-    with pytest.raises(ValueError, match="one channel"):
-        render_graphs(twice, (6, 7), w0, offset)
+        siren_computation(convolution.layout, 30.0, 0.5)
 
 
 def picture(channels: int = 1) -> Tensor:
