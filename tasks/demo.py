@@ -189,9 +189,9 @@ def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
     best = max(readers, key=lambda name: taus[name])
     shown = {name: f"{held_out:.3f} and {unseen:.3f}" for name, (held_out, unseen) in taus.items()}
     return (
-        f"Of the models that read weights, {best} ranks held-out networks best: its tau on held-out "
-        f"networks and on unseen widths is {shown[best]}. probe, which also runs the networks, has "
-        f"{shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
+        f"Of the models that read weights, {best} ranks held-out networks best: its tau on "
+        f"held-out networks and on unseen widths is {shown[best]}. probe, which also runs the networks, "
+        f"has {shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
     )
 
 
