@@ -190,7 +190,7 @@ def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
     shown = {name: f"{held_out:.3f} and {unseen:.3f}" for name, (held_out, unseen) in taus.items()}
     return (
         f"Of the models that read weights, {best} ranks held-out networks best: its tau on "
-        f"held-out networks and on unseen widths is {shown[best]}. probe, which also runs the networks, "
+        f"held-out networks and on unseen widths is {shown[best]}. probe runs the networks and "
         f"has {shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
     )
 
