@@ -414,7 +414,7 @@ def export(
     Args:
         path: The folder of a store.
         out: The folder to write to; made if it does not exist.
-        format: Of the checkpoints; graph for files with the layout and all channels.
+        format: The format of the checkpoints; graph for files with the layout and all channels.
         channel: Which channel to write, of networks that have several, such as weights or mask.
         where: Only networks whose columns have these values: width=8 or width=8,16.
         overwrite: Replace files that are there.

@@ -58,13 +58,7 @@ class Part(NamedTuple):
 
 @contextmanager
 def counting(what: str, total: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on the error stream, if that is a terminal; the function adds to its count.
-
-    Args:
-        what: What is being done.
-        total: How many steps or networks there are.
-        shown: Whether there is a bar at all.
-    """
+    """A bar on the error stream, if that is a terminal; the function adds to its count."""
     if not shown or not total:
         yield lambda count: None
         return

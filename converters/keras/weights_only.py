@@ -254,12 +254,7 @@ def _fits(size: int, chain: Chain, at: int) -> bool:
 
 
 def read_chain(file: KerasFile, flatten: FlattenOrder | None) -> KerasModel:
-    """The layers of a file as a Sequential model.
-
-    Args:
-        file: A file without a configuration.
-        flatten: The order of the entries between a convolution and a dense layer, if known.
-    """
+    """The layers of a file as a Sequential model."""
     found = list(_leaves(file))
     for layer in found:
         layer.class_name = class_of(layer, file.tensors)

@@ -57,9 +57,6 @@ class Store:
     Opening reads the table of all networks and compares it with its checksum; of the weights, it
     compares the sizes of files; `find_damage` compares all else. Nothing that is open is
     pickled: another process maps the files itself.
-
-    Args:
-        folder: The store's folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -233,7 +230,7 @@ class StoredGraphs(GraphList):
     """Networks in memory of their own, one after another.
 
     Args:
-        architectures: Of every network.
+        architectures: The architecture of every network.
         entries: The entries of all networks by type, network after network.
         notes: What single networks hold that is no tensor, as JSON; none if empty.
         attributes: Further attributes, one row per network.

@@ -44,12 +44,7 @@ def is_model_zoo(path: Path) -> bool:
 
 
 class ModelZooSource(ZooSource):
-    """The files of one of the Model Zoos.
-
-    Args:
-        path: The folder of the trials.
-        split_file: There is none in this layout.
-    """
+    """The files of one of the Model Zoos."""
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         refuse_split_file(path, split_file)
