@@ -107,9 +107,7 @@ def turned_back(layout: Layout, tensors: Mapping[str, Any]) -> Layout:
         for p in layout.placements
     )
     return replace(
-        layout,
-        placements=tuple(placements),
-        computation=layout.computation.reading(views),
+        layout, placements=tuple(placements), computation=layout.computation.reading(views)
     )
 
 

@@ -93,9 +93,7 @@ def _check_weights(layers: Sequence[ChainLayer]) -> None:
 
 
 def _own_layer(
-    key: str,
-    by_module: Mapping[str, list[ChainLayer]],
-    by_stem: Mapping[str, list[ChainLayer]],
+    key: str, by_module: Mapping[str, list[ChainLayer]], by_stem: Mapping[str, list[ChainLayer]]
 ) -> ChainLayer | None:
     """The weight that a bias has in its module, or that has its name but for the role."""
     if not is_bias(key):

@@ -182,10 +182,7 @@ def _cluster() -> Iterator[Any]:
 
 
 def run_parallel(
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    workers: int,
-    preload: str,
+    function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, preload: str
 ) -> Iterator[tuple[Job, Result | None]]:
     """The result of every job as it is done; None for one that kills its process.
 
@@ -225,10 +222,7 @@ def _run_pool(
 
 
 def _run_jobs(
-    pool: ProcessPoolExecutor,
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    most: int,
+    pool: ProcessPoolExecutor, function: Callable[[Job], Result], jobs: Sequence[Job], most: int
 ) -> Iterator[tuple[Job, Result]]:
     running: dict[Future[Result], Job] = {}
     waiting = iter(jobs)

@@ -303,11 +303,7 @@ class StoredGraphs(GraphList):
         }
 
     def _mixed(
-        self,
-        flat: Tensor,
-        dtype: torch.dtype,
-        channels: int,
-        kinds: Sequence[Architecture],
+        self, flat: Tensor, dtype: torch.dtype, channels: int, kinds: Sequence[Architecture]
     ) -> dict[Key, Tensor]:
         """The features of networks of several architectures: one permutation, type after type."""
         taps = {key: e.shape[1] for kind in kinds for key, e in kind.features.items()}

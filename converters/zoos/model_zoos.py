@@ -95,10 +95,7 @@ class ModelZooSource(ZooSource):
             )
         # Some zoos keep the initialisation, which was not measured.
         measured = results.get(epoch, dict.fromkeys(_METRICS, math.nan))
-        return {
-            **{name: measured[name] for name in _METRICS},
-            "config": params,
-        }
+        return {**{name: measured[name] for name in _METRICS}, "config": params}
 
     def read(self, index: int) -> Checkpoint:
         """One checkpoint."""
