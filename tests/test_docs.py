@@ -280,9 +280,9 @@ def test_the_operators_that_run_are_listed() -> None:
     recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
     expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
     assert set(re.findall(r"`(\w+)`", onnx)) == expected
-    simple = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
-    recorded_layers = {name for name, layer in handlers.LAYERS.items() if layer.record is not None}
-    layers = {re.sub("[123]D", "", name) for name in recorded_layers - simple}
+    summed_up = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
+    running = {name for name, handler in handlers.LAYERS.items() if handler.record is not None}
+    layers = {re.sub("[123]D", "", name) for name in running - summed_up}
     examples = {"Relu", "Gelu", "Dropout"}
-    assert examples <= simple
+    assert examples <= summed_up
     assert set(re.findall(r"`(\w+)`", keras)) == layers | examples
