@@ -21,7 +21,6 @@ from nfn_graph.converters.conversion import (
     Options,
     Report,
     convert_files,
-    convert_in_parts,
     find_files,
     load_file,
     report_file,
@@ -174,31 +173,19 @@ def convert(
         table = read_labels(labels, file_column, Fractions(split, seed))
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
-        if engine == "local":
-            report = convert_files(
-                paths,
-                out,
-                reading,
-                given=files,
-                labels=table,
-                workers=workers,
-                overwrite=overwrite,
-                shard=shard,
-                shard_size=shard_size,
-                on_done=lambda: count_on(1),
-            )
-        else:
-            report = convert_in_parts(
-                paths,
-                out,
-                reading,
-                engine,
-                given=files,
-                labels=table,
-                overwrite=overwrite,
-                shard_size=shard_size,
-                on_done=count_on,
-            )
+        report = convert_files(
+            paths,
+            out,
+            reading,
+            given=files,
+            labels=table,
+            workers=workers,
+            overwrite=overwrite,
+            shard=shard,
+            shard_size=shard_size,
+            engine=engine,
+            on_done=count_on,
+        )
     _print_report(report, report_file(out, Part.parse(shard)))
     return exit_code(report.converted + report.skipped, len(report.failed))
 

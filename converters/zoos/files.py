@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
-from nfn_graph.converters.files.checks import check_regular, repeated
+from nfn_graph.converters.files.checks import check_regular, complete, repeated
 from nfn_graph.converters.formats import PYTORCH, detect
 from nfn_graph.converters.zoos.zoo import Row
 from nfn_graph.messages import UserError
@@ -196,14 +196,8 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # zipfile raises many kinds on damaged archives
-        raise ConversionError(
-            f"Expected a complete file of torch.save in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is damaged."
-        ) from error
+    with complete(path, "file of torch.save"), zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
     if damaged is not None:
         raise ConversionError(
             f"Expected the checksum of '{damaged}' in '{path}' to fit (got another one). The "

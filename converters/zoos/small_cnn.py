@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.checks import check_regular
+from nfn_graph.converters.files.checks import check_regular, complete
 from nfn_graph.converters.keras.keys import KERNEL_ORDER
 from nfn_graph.converters.zoos.files import read_table
 from nfn_graph.converters.zoos.networks import make_plain_cnn, weight_layers
@@ -98,13 +98,8 @@ class SmallCnnSource(ZooSource):
         """The matrix, mapped into memory."""
         if self._weights is None:
             file = check_regular(self.path / "weights.npy")
-            try:
+            with complete(file, ".npy file"):
                 self._weights = np.lib.format.open_memmap(file, mode="r")
-            except Exception as error:  # numpy raises many kinds on damaged files
-                raise ConversionError(
-                    f"Expected a complete .npy file in '{file}' (got one that cannot be mapped: "
-                    f"{type(error).__name__}: {error}). It is truncated or damaged."
-                ) from error
         return self._weights
 
     def _check_weights(self) -> None:
