@@ -16,7 +16,7 @@ from mkdocs.exceptions import PluginError
 
 from nfn_graph import cli
 from nfn_graph.converters import formats
-from nfn_graph.converters.keras import layer_recorder
+from nfn_graph.converters.keras import handlers
 from nfn_graph.converters.onnx import node_recorder
 from test_readme import blocks
 
@@ -277,10 +277,12 @@ def test_formats_are_those_of_the_converters() -> None:
 def test_the_operators_that_run_are_listed() -> None:
     """The page on running names what files may consist of, neither more nor less."""
     _, onnx, keras = re.split("^### .*$", (DOCS / "running.md").read_text("utf-8"), flags=re.M)
-    recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
-    expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
-    assert set(re.findall(r"`(\w+)`", onnx)) == expected
-    layers = {re.sub("[123]D", "", name) for name in layer_recorder._HANDLERS}
+    tables = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
+    operators = {name for names in [*tables, node_recorder._SAME] for name in names}
+    assert set(re.findall(r"`(\w+)`", onnx)) == operators
+    recorded = {name for name, layer in handlers.LAYERS.items() if layer.record is not None}
+    others = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
+    layers = {re.sub("[123]D", "", name) for name in recorded - others}
     examples = {"Relu", "Gelu", "Dropout"}
-    assert examples <= {*layer_recorder._AS_LAYERS.split(), *layer_recorder._NOTHING.split()}
+    assert examples <= others
     assert set(re.findall(r"`(\w+)`", keras)) == layers | examples
