@@ -277,12 +277,12 @@ def test_formats_are_those_of_the_converters() -> None:
 def test_the_operators_that_run_are_listed() -> None:
     """The page on running names what files may consist of, neither more nor less."""
     _, onnx, keras = re.split("^### .*$", (DOCS / "running.md").read_text("utf-8"), flags=re.M)
-    tables = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
-    operators = {name for names in [*tables, node_recorder._SAME] for name in names}
-    assert set(re.findall(r"`(\w+)`", onnx)) == operators
-    recorded = {name for name, layer in handlers.LAYERS.items() if layer.record is not None}
-    others = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
-    layers = {re.sub("[123]D", "", name) for name in recorded - others}
+    recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
+    expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
+    assert set(re.findall(r"`(\w+)`", onnx)) == expected
+    summed_up = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
+    running = {name for name, handler in handlers.LAYERS.items() if handler.record is not None}
+    layers = {re.sub("[123]D", "", name) for name in running - summed_up}
     examples = {"Relu", "Gelu", "Dropout"}
-    assert examples <= others
+    assert examples <= summed_up
     assert set(re.findall(r"`(\w+)`", keras)) == layers | examples
