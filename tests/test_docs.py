@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from mkdocs.exceptions import PluginError
@@ -18,23 +16,13 @@ from nfn_graph import cli
 from nfn_graph.converters import formats
 from nfn_graph.converters.keras import handlers
 from nfn_graph.converters.onnx import node_recorder
-from test_readme import blocks
+from pages import DOCS, blocks, hook, reference
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PLACE = re.compile(r"`([\w./-]+\.py)(?:::([\w.]+))?`")
 
 
-def hook(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"hook_{name}", DOCS / "hooks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 docstrings, mathml, pages, checks = map(hook, ("docstrings", "mathml", "pages", "checks"))
-reference = hook("reference")
 
 
 # ---- Docstrings ------------------------------------------------------------------------------
@@ -280,9 +268,9 @@ def test_the_operators_that_run_are_listed() -> None:
     recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
     expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
     assert set(re.findall(r"`(\w+)`", onnx)) == expected
+    summed_up = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
+    running = {name for name, handler in handlers.LAYERS.items() if handler.record is not None}
+    layers = {re.sub("[123]D", "", name) for name in running - summed_up}
     examples = {"Relu", "Gelu", "Dropout"}
-    others = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
-    assert examples <= others
-    recorded_layers = {k for k, handler in handlers.LAYERS.items() if handler.record is not None}
-    layers = {re.sub("[123]D", "", name) for name in recorded_layers - others}
+    assert examples <= summed_up
     assert set(re.findall(r"`(\w+)`", keras)) == layers | examples
