@@ -15,12 +15,7 @@ from typing import Any
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion.jobs import Engine, Part, run_jobs
-from nfn_graph.converters.conversion.labels import (
-    Fractions,
-    Labels,
-    Matched,
-    labels_of,
-)
+from nfn_graph.converters.conversion.labels import Fractions, Labels, Matched, labels_of
 from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.conversion.sharding import (
     Conversion,

@@ -34,10 +34,6 @@ def from_array(what: str, array: Array) -> Tensor:
 
     Two bytes without a type are a bfloat16: so the package ml_dtypes, and with it JAX and
     Keras, writes them.
-
-    Args:
-        what: What the array is, for errors.
-        array: Numbers in any order of bytes and axes.
     """
     if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
         return from_array(what, array.view(np.int16)).view(torch.bfloat16)

@@ -13,14 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.keras.applied import (
-    Applied,
-    Handler,
-    Operation,
-    Record,
-    Sizes,
-    activated,
-)
+from nfn_graph.converters.keras.applied import Applied, Handler, Operation, Record, Sizes, activated
 from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
 from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 from nfn_graph.converters.wiring.tape import Unrecordable

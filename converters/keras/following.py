@@ -9,13 +9,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.applied import Applied, Handler
-from nfn_graph.converters.keras.config import (
-    Call,
-    KerasLayer,
-    KerasModel,
-    Source,
-    input_shape,
-)
+from nfn_graph.converters.keras.config import Call, KerasLayer, KerasModel, Source, input_shape
 from nfn_graph.converters.keras.handlers import LAYERS, refusal
 from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.converters.wiring.tape import Unrecordable, recording
@@ -60,11 +54,7 @@ def model_layout(
     return wiring.layout()
 
 
-def _follow(
-    wiring: Wiring,
-    model: KerasModel,
-    inputs: Sequence[Followed] | None,
-) -> list[Followed]:
+def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None) -> list[Followed]:
     """The outputs of a model; its inputs are those of the network if None."""
     if not model.is_sequential:
         return _follow_calls(wiring, model, inputs)
@@ -79,9 +69,7 @@ def _follow(
 
 
 def _follow_calls(
-    wiring: Wiring,
-    model: KerasModel,
-    inputs: Sequence[Followed] | None,
+    wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None
 ) -> list[Followed]:
     """A functional model: the uses of its layers, each as soon as what it reads is known."""
     values: dict[Source, Followed] = {}
@@ -138,10 +126,7 @@ def _numbered(layer: KerasLayer, source: Source) -> Source:
 
 
 def _apply(
-    wiring: Wiring,
-    layer: KerasLayer,
-    call: Call,
-    values: Sequence[Followed],
+    wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Followed]
 ) -> list[Followed]:
     with wiring.at(f"layer '{layer.name}' ({layer.class_name})"):
         if layer.model is not None:

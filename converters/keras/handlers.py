@@ -17,14 +17,7 @@ from nfn_graph.converters.keras.along_time import (
     recurrent,
     time_distributed,
 )
-from nfn_graph.converters.keras.applied import (
-    AS_LAYERS,
-    Applied,
-    Handler,
-    Record,
-    Sizes,
-    activated,
-)
+from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, Sizes, activated
 from nfn_graph.converters.keras.convolutions import SPATIAL
 from nfn_graph.converters.wiring import Opaque, Signal, Value
 from nfn_graph.converters.wiring.tape import Unrecordable

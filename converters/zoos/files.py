@@ -98,11 +98,7 @@ _TOGETHER = 4096
 
 
 class Table(Sequence[Row]):
-    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit.
-
-    Args:
-        columns: The values of each column.
-    """
+    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self.columns = columns
@@ -117,12 +113,7 @@ class Table(Sequence[Row]):
 
 
 def read_table(path: Path, required: Sequence[str]) -> Table:
-    """A table with a head line; a file that ends in `.gz` is unpacked on the way.
-
-    Args:
-        path: The file.
-        required: Names of columns that must be there.
-    """
+    """A table with a head line; a file that ends in `.gz` is unpacked on the way."""
     lines = _lines(path)
     names = next(lines, [])
     missing = [name for name in required if name not in names]

@@ -54,12 +54,7 @@ def is_small_cnn(path: Path) -> bool:
 
 
 class SmallCnnSource(ZooSource):
-    """The files of a Small CNN Zoo.
-
-    Args:
-        path: The folder.
-        split_file: The published order of the rows; found in the folder if None.
-    """
+    """The files of a Small CNN Zoo."""
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         self.path = path
