@@ -275,8 +275,9 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import bars
         >>> row = {"label": "nfn-np", "part": "test", "metric": "tau", "mean": 0.8}
+        >>> row |= {"standard_error": None, "values": [0.8]}
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     figure = bars(Path(folder, "bars.png"), [{**row, "standard_error": None, "values": [0.8]}])
+        ...     figure = bars(Path(folder, "bars.png"), [row])
         >>> figure.axes[0].get_title()
         'Kendall tau'
     """
