@@ -1,4 +1,8 @@
-"""Finds the packages: `converters/` and `tasks/` install as subpackages of `nfn_graph`."""
+"""Finds the packages: `converters/` and `tasks/` install as subpackages of `nfn_graph`.
+
+`pyproject.toml` alone cannot say that: it finds packages under their own names only, so every
+folder would have to be listed there by hand.
+"""
 
 from setuptools import find_packages, setup
 

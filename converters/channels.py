@@ -111,7 +111,7 @@ def add_channels(graph: WeightGraph, channels: Channels) -> None:
     graph.layout = layout.noting(
         channels={
             name: {key: t.dtype for key, t in values.items()} for name, values in tensors.items()
-        },
+        }
     )
 
 

@@ -29,12 +29,7 @@ def is_plain(value: Any) -> bool:
 
 
 def as_tensor(what: str, value: Any) -> Any:
-    """An array as a tensor over its memory, if that is possible; another value as it is.
-
-    Args:
-        what: What the value is, for errors.
-        value: A value of a state dict.
-    """
+    """An array as a tensor over its memory, if that is possible; another value as it is."""
     if isinstance(value, np.ndarray):
         return from_array(what, value)
     if not isinstance(value, Tensor) or is_plain(value):

@@ -21,7 +21,6 @@ from nfn_graph.converters.conversion import (
     Options,
     Report,
     convert_files,
-    convert_in_parts,
     find_files,
     load_file,
     report_file,
@@ -57,13 +56,7 @@ Reading = OmitArgPrefixes[ReadingOptions]
 _DEFAULTS = ReadingOptions()
 
 
-def inspect(
-    files: Files,
-    /,
-    *,
-    reading: Reading = _DEFAULTS,
-    json: bool = False,
-) -> int:
+def inspect(files: Files, /, *, reading: Reading = _DEFAULTS, json: bool = False) -> int:
     """Show what checkpoint files hold: a table of the network's layers and weights.
 
     NaN and infinite entries are counted; tensors that the graph leaves out are listed with the
@@ -174,31 +167,19 @@ def convert(
         table = read_labels(labels, file_column, Fractions(split, seed))
     paths = _found(files, out)
     with counting("Converting", len(paths)) as count_on:
-        if engine == "local":
-            report = convert_files(
-                paths,
-                out,
-                reading,
-                given=files,
-                labels=table,
-                workers=workers,
-                overwrite=overwrite,
-                shard=shard,
-                shard_size=shard_size,
-                on_done=lambda: count_on(1),
-            )
-        else:
-            report = convert_in_parts(
-                paths,
-                out,
-                reading,
-                engine,
-                given=files,
-                labels=table,
-                overwrite=overwrite,
-                shard_size=shard_size,
-                on_done=count_on,
-            )
+        report = convert_files(
+            paths,
+            out,
+            reading,
+            given=files,
+            labels=table,
+            workers=workers,
+            overwrite=overwrite,
+            shard=shard,
+            shard_size=shard_size,
+            engine=engine,
+            on_done=count_on,
+        )
     _print_report(report, report_file(out, Part.parse(shard)))
     return exit_code(report.converted + report.skipped, len(report.failed))
 
@@ -427,7 +408,7 @@ def export(
     Args:
         path: The folder of a store.
         out: The folder to write to; made if it does not exist.
-        format: Of the checkpoints; graph for files with the layout and all channels.
+        format: The format of the checkpoints; graph for files with the layout and all channels.
         channel: Which channel to write, of networks that have several, such as weights or mask.
         where: Only networks whose columns have these values: width=8 or width=8,16.
         overwrite: Replace files that are there.
@@ -435,12 +416,7 @@ def export(
     dataset = choose(WeightDataset(path), where)
     with counting("Writing", len(dataset)) as count_on:
         table = export_networks(
-            dataset,
-            out,
-            format,
-            channel=channel,
-            overwrite=overwrite,
-            on_done=lambda: count_on(1),
+            dataset, out, format, channel=channel, overwrite=overwrite, on_done=lambda: count_on(1)
         )
     print(f"{out}: {len(dataset)} networks ({table})")
     return 0

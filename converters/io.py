@@ -127,8 +127,7 @@ def save(
 
     Args:
         graph: One network.
-        path: The file; `.pt`, `.pth`, `.ckpt`, `.safetensors`, `.npz`, `.h5`, `.keras` or
-            `.onnx`.
+        path: The file, such as `x.pt`, `x.safetensors` or `x.onnx`.
         template: A file of the same format to take all else from: the operations of an ONNX
             model or the configuration of a `.keras` file, which need one, or that of a `.h5` file.
         channel: Which channel to write, of a graph that was made with further ones: one of

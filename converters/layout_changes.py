@@ -96,12 +96,7 @@ def turned(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def turned_back(layout: Layout, tensors: Mapping[str, Any]) -> Layout:
-    """The layout of weights `[..., in, out]`, given that of their views.
-
-    Args:
-        layout: Where the entries of the views go.
-        tensors: The weights.
-    """
+    """The layout of weights `[..., in, out]`, given that of their views."""
     views: dict[int, list[View]] = {
         number: [("permute", (_order(len(parts[0].shape)),))]
         for number, parts in enumerate(layout.sources)
@@ -112,9 +107,7 @@ def turned_back(layout: Layout, tensors: Mapping[str, Any]) -> Layout:
         for p in layout.placements
     )
     return replace(
-        layout,
-        placements=tuple(placements),
-        computation=layout.computation.reading(views),
+        layout, placements=tuple(placements), computation=layout.computation.reading(views)
     )
 
 

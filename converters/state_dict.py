@@ -154,9 +154,7 @@ def _input_shape(example_input: Any) -> tuple[int, ...] | None:
 
 
 def build_graph(
-    layout: Layout,
-    tensors: Mapping[str, Any],
-    channels: Channels | None = None,
+    layout: Layout, tensors: Mapping[str, Any], channels: Channels | None = None
 ) -> WeightGraph:
     """The graph of tensors whose places are known; what is no feature is carried along."""
     carried = {key: tensors[key] for key in tensors if key not in layout.placed}

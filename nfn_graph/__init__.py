@@ -1,23 +1,9 @@
 """Neural functionals as message passing on typed graphs of neurons.
 
-The three levels of the design, weights, neurons and network, run through everything:
-`spec` and `folded` say what lives where, `graph` and `batch` hold it, `features` carries it
-from layer to layer, `nn` maps it.
-
-Where the equations of `Permutation Equivariant Neural Functionals
-<https://arxiv.org/abs/2302.14040>`_ are:
-
-================================================  ==========================================
-the action of the group, Eq. 1 in section 2.1     `symmetry.Permutation.apply`
-the NF-Layer of NP, section 2.2, appendix B.1     `nn.message_passing`
-that of HNP, the tables of appendix C.1           the same, on `NetworkSpec.fold("hnp")`
-IO-encoding, section 2.2                          `IOEncoding`
-the invariant layer P, section 2.3                `Pool`, `summary.network_summary`
-P-tilde, appendix C.2                             the same, on `NetworkSpec.fold("hnp")`
-parameter sharing by orbits, appendix B           `FoldedSpec.num_orbits`,
-                                                  `testing.assert_complete`
-the models of appendix D, NFN_PT among them       `NFN`, `NFN(pointwise=True)`
-================================================  ==========================================
+`spec` says which types of weights and neurons networks have and where their entries meet, `data`
+holds networks as graphs, `features` carries their entries from layer to layer, and `nn` maps them.
+`docs/architecture.md` walks through the rooms and names the place of every equation of `Permutation
+Equivariant Neural Functionals <https://arxiv.org/abs/2302.14040>`_.
 """
 
 import importlib

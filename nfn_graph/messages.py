@@ -12,6 +12,14 @@ class UserError(ValueError):
     Commands print it in one line and exit with code 2. Every other exception, apart from those
     of the system (no such file, no memory, no such package), is a bug in this package, and
     commands show it with its traceback.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec, UserError
+        >>> try:
+        ...     NetworkSpec.chain(0)
+        ... except UserError as error:
+        ...     print(error)
+        Expected num_layers to be an integer of at least 1 (got 0)
     """
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from nfn_graph.tasks.regress import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
-from nfn_graph.tasks.reports.runs import reads
+from nfn_graph.tasks.reports.runs import WEIGHTS, describe_model, reads
 from nfn_graph.tasks.training.run import evaluate, train
 from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.folder import accuracy_line
@@ -162,15 +162,16 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
     sections = [
         Section(
             "Results",
-            f"{len(zoo)} checkpoints of {options.networks} small CNNs of widths {_list(SEEN)}, "
-            f"trained on scikit-learn's digits with random hyperparameters, teach four models to "
-            f"predict a network's test accuracy. They are tested on networks that were held out, "
-            f"and on {len(unseen)} checkpoints of widths {_list(UNSEEN)}, which they have never "
-            f"seen. Tau is Kendall's rank correlation: 1 is a perfect order, 0 is none. Three "
-            f"models read the weights alone. The model probe evaluates the networks as well, on "
-            f"learned images. The last row ranks the same networks by their accuracy on the "
-            f"images that they were trained on, which needs those images and labels: a scale to "
-            f"judge the models by.",
+            f"{_conclusion(table.rows)}\n\n"
+            f"Four models learn to predict the test accuracy of a network from {len(zoo):,} "
+            f"checkpoints of {options.networks:,} small CNNs of widths {_list(SEEN)}, which were "
+            f"trained on scikit-learn's digits with random hyperparameters. The models are tested "
+            f"on held-out networks and on {len(unseen):,} checkpoints of the unseen widths "
+            f"{_list(UNSEEN)}. Tau is Kendall's rank correlation: 1 is the same order, 0 is "
+            f"chance. The loss is the binary cross-entropy. The last row ranks the networks by "
+            f"their accuracy on the images that they were trained on. This needs those images "
+            f"and their labels, and is a ceiling to judge the models by.\n\n"
+            + " ".join(f"{m} is {describe_model('regress', {'model': m})}." for m in MODELS),
             [table],
         ),
         *(Section(model, figures=_figures(options.out / "runs" / model)) for model in MODELS),
@@ -181,15 +182,33 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
     )
 
 
+def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
+    """One sentence made from the numbers of the table."""
+    taus = {str(row[0]): (float(row[2]), float(row[4])) for row in rows}
+    readers = [str(row[0]) for row in rows if row[1] == WEIGHTS]
+    best = max(readers, key=lambda name: taus[name])
+    shown = {name: f"{held_out:.3f} and {unseen:.3f}" for name, (held_out, unseen) in taus.items()}
+    return (
+        f"Of the models that read weights, {best} ranks held-out networks best: its tau on "
+        f"held-out networks and on unseen widths is {shown[best]}. probe runs the networks and "
+        f"has {shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
+    )
+
+
 def _figures(run: Path) -> list[Shown]:
     captions = {
-        "scatter-test": "Predicted against true accuracy, held-out networks.",
-        f"scatter-{_UNSEEN}": "The same for widths never seen in training.",
-        "curves": "Learning curves.",
-        "probes": "Images that the networks are run on, as they were learned.",
+        "scatter-test": "Predicted against true accuracy of held-out networks.",
+        f"scatter-{_UNSEEN}": "Predicted against true accuracy of networks of unseen widths.",
+        "curves": "Learning curves. The loss is the binary cross-entropy.",
+        "probes": "The learned images that the networks are run on.",
     }
     return [
-        Shown(run / "figures" / f"{name}.png", caption, f"{run.name}: {caption}")
+        Shown(
+            run / "figures" / f"{name}.png",
+            caption,
+            f"{run.name}: {caption}",
+            is_plot=name != "probes",
+        )
         for name, caption in captions.items()
         if (run / "figures" / f"{name}.png").is_file()
     ]

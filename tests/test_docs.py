@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from mkdocs.exceptions import PluginError
 
 from nfn_graph import cli
 from nfn_graph.converters import formats
-from nfn_graph.converters.keras import layer_recorder
+from nfn_graph.converters.keras import handlers
 from nfn_graph.converters.onnx import node_recorder
-from test_readme import blocks
+from pages import DOCS, blocks, hook, reference
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PLACE = re.compile(r"`([\w./-]+\.py)(?:::([\w.]+))?`")
 
 
-def hook(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"hook_{name}", DOCS / "hooks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 docstrings, mathml, pages, checks = map(hook, ("docstrings", "mathml", "pages", "checks"))
-reference = hook("reference")
 
 
 # ---- Docstrings ------------------------------------------------------------------------------
@@ -280,7 +268,9 @@ def test_the_operators_that_run_are_listed() -> None:
     recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
     expected = {name for names in [*recorded, node_recorder._SAME] for name in names}
     assert set(re.findall(r"`(\w+)`", onnx)) == expected
-    layers = {re.sub("[123]D", "", name) for name in layer_recorder._HANDLERS}
+    summed_up = {*handlers.AS_LAYERS, *handlers._NOTHING.split()}
+    running = {name for name, handler in handlers.LAYERS.items() if handler.record is not None}
+    layers = {re.sub("[123]D", "", name) for name in running - summed_up}
     examples = {"Relu", "Gelu", "Dropout"}
-    assert examples <= {*layer_recorder._AS_LAYERS.split(), *layer_recorder._NOTHING.split()}
+    assert examples <= summed_up
     assert set(re.findall(r"`(\w+)`", keras)) == layers | examples

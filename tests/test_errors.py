@@ -192,7 +192,7 @@ def test_a_layer_too_large_is_refused_before_it_is_allocated():
     spec = NetworkSpec.chain(3, input_size=784, output_size=10)
     message = (
         r"at most 268,435,456 parameters \(got 5,\d+,\d+,\d+, of which 2,\d+,\d+,\d+ at "
-        r"(the network level|neuron type 'hidden1')\)"
+        r"(the network|neuron type 'hidden1')\)"
     )
     with pytest.raises(ValueError, match=message):
         NFLinear(spec.fold("hnp"), 64, 64)

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.chain.joining import FlattenOrder, joined
-from nfn_graph.converters.chain.names import (
-    ASK_FOR_ARCH,
-    NamedWeight,
-    check_chain,
-    check_names,
-)
+from nfn_graph.converters.chain.names import ASK_FOR_ARCH, NamedWeight, check_chain, check_names
 from nfn_graph.converters.chain.norms import VectorGroup, check_groups
 from nfn_graph.converters.chain.order import ChainLayer, NotChained, can_chain, only_order
 from nfn_graph.converters.chain.parts import Places, find_parts, listed

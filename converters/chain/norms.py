@@ -86,10 +86,6 @@ def check_groups(group: VectorGroup, spatial: int) -> None:
     Behind a convolution, GroupNorm is as usual as others, so a name must say that it is none;
     behind a linear layer it is rare, so a name must say that it is one. All groups are alike if
     the number of channels is prime.
-
-    Args:
-        group: Vectors with an entry for every channel.
-        spatial: The axes of the kernel that they stand behind; 0 for a linear layer.
     """
     leaves = [key.rpartition(".")[2] for key in group.keys]
     has_statistics = any(re.search("mean|var", leaf) for leaf in leaves)

@@ -93,9 +93,7 @@ def _check_weights(layers: Sequence[ChainLayer]) -> None:
 
 
 def _own_layer(
-    key: str,
-    by_module: Mapping[str, list[ChainLayer]],
-    by_stem: Mapping[str, list[ChainLayer]],
+    key: str, by_module: Mapping[str, list[ChainLayer]], by_stem: Mapping[str, list[ChainLayer]]
 ) -> ChainLayer | None:
     """The weight that a bias has in its module, or that has its name but for the role."""
     if not is_bias(key):
@@ -169,10 +167,6 @@ class Places:
         """The place of a group; None for one number that all neurons of any layer share.
 
         If its size fits several places, its name and the order of the file must agree.
-
-        Args:
-            group: The vectors of a module.
-            siblings: All groups whose modules have the same name but for numbers.
         """
         fitting = [at for at in range(len(self.chain) + 1) if self._fits(group.size, at)]
         named, is_sure = self._by_name(group, siblings)

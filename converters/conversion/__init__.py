@@ -4,7 +4,6 @@ from nfn_graph.converters.conversion.converting import (
     Report,
     build_store,
     convert_files,
-    convert_in_parts,
     report_file,
 )
 from nfn_graph.converters.conversion.reading import Options, find_files, load_file
@@ -14,7 +13,6 @@ __all__ = [
     "Report",
     "build_store",
     "convert_files",
-    "convert_in_parts",
     "find_files",
     "load_file",
     "report_file",

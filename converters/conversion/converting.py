@@ -9,17 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.conversion.jobs import Engine, Part, run_jobs
-from nfn_graph.converters.conversion.labels import (
-    Fractions,
-    Labels,
-    Matched,
-    labels_of,
-)
+from nfn_graph.converters.conversion.labels import Fractions, Labels, Matched, labels_of
 from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.conversion.sharding import (
     Conversion,
@@ -76,7 +72,8 @@ def convert_files(
     overwrite: bool = False,
     shard: str = "1/1",
     shard_size: int = 1024,
-    on_done: Callable[[], None] = lambda: None,
+    engine: Engine = "local",
+    on_done: Callable[[int], None] = lambda count: None,
 ) -> Report:
     """Adds the networks of files to a store, and writes `report.json` beside them.
 
@@ -93,10 +90,16 @@ def convert_files(
             of other files that have the same name.
         shard: The part of the files to convert, such as 2/4 for the second of four machines.
         shard_size: Networks per shard at most.
-        on_done: Called after every file.
+        engine: Where to convert: here, or each shard as a job elsewhere; see :func:`run_jobs`.
+        on_done: Called with the number of files that were done since the last call.
     """
     sources = find_sources(paths, given or paths, options)
     matched = None if labels is None else labels.match([source[:2] for source in sources])
+    if engine != "local":
+        _prepare(out, 1, shard_size, matched)
+        folders = [path.absolute() for path in given]
+        how = {"given": folders, "overwrite": overwrite}
+        return _add_parts(paths, out, options, engine, on_done, labels, shard_size, **how)
     return _add(sources, matched, out, options, workers, overwrite, shard, shard_size, on_done)
 
 
@@ -180,7 +183,7 @@ def _add(
     overwrite: bool,
     shard: str,
     shard_size: int,
-    on_done: Callable[[], None] = lambda: None,
+    on_done: Callable[[int], None] = lambda count: None,
     graphs: Mapping[str, WeightGraph] | None = None,
 ) -> Report:
     part = Part.parse(shard)
@@ -196,8 +199,7 @@ def _add(
         plan = divide(sources, known, part, overwrite)
         report.skipped = len(plan.skipped)
         report.failed = {source.path: reason for source, reason in plan.refused}
-        for _ in (*plan.skipped, *plan.refused):
-            on_done()
+        on_done(len(plan.skipped) + len(plan.refused))
         numbers = [int(name[:6]) for name in list_shards(out)]
         jobs = convert_sources(
             Conversion(out, options, shard_size, types, graphs or {}),
@@ -212,7 +214,7 @@ def _add(
                     report.converted += 1
                 else:
                     report.failed[source.path] = error + earlier(source, known.get(source.file))
-                on_done()
+                on_done(1)
         if is_alone:
             _clean(out, part)
         if any(source.file in known for source in plan.work):
@@ -221,43 +223,27 @@ def _add(
     return report
 
 
-def convert_in_parts(
+def _add_parts(
     paths: Sequence[Path],
     out: Path,
     options: Options,
     engine: Engine,
-    *,
-    given: Sequence[Path] = (),
-    labels: Labels | None = None,
-    overwrite: bool = False,
-    shard_size: int = 1024,
-    on_done: Callable[[int], None] = lambda count: None,
+    on_done: Callable[[int], None],
+    labels: Labels | None,
+    shard_size: int,
+    **how: Any,
 ) -> Report:
-    """As :func:`convert_files`, each shard a job of an engine; see :func:`run_jobs`.
+    """The same with each shard as a job of an engine.
 
     A job that is begun again, since its worker died, skips what was converted.
-
-    Args:
-        paths: The files.
-        out: The store's folder.
-        options: How to read them.
-        engine: Where to run the jobs.
-        given: As of :func:`convert_files`.
-        labels: As of :func:`convert_files`.
-        overwrite: As of :func:`convert_files`.
-        shard_size: Networks per shard at most.
-        on_done: Called after every job with the number of its files.
     """
-    if labels is not None:
-        sources = find_sources(paths, given or paths, options)
-        _prepare(out, 1, shard_size, labels.match([source[:2] for source in sources]))
-    else:
-        _prepare(out, 1, shard_size, None)
     total = max(1, math.ceil(len(paths) / shard_size))
-    files, folders = ([p.absolute() for p in found] for found in (paths, given))
-    job = _OnePart(files, folders, out.absolute(), options, labels, overwrite, shard_size)
+    files = [path.absolute() for path in paths]
+    convert = partial(
+        _one_part, files, out.absolute(), options, labels=labels, shard_size=shard_size, **how
+    )
     report = Report()
-    for _, part in run_jobs(job, [f"{i + 1}/{total}" for i in range(total)], engine):
+    for _, part in run_jobs(convert, [f"{i + 1}/{total}" for i in range(total)], engine):
         report.converted += part.converted
         report.skipped += part.skipped
         report.failed |= part.failed
@@ -265,6 +251,10 @@ def convert_in_parts(
         on_done(part.converted + part.skipped + len(part.failed))
     _write_report(report_file(out, Part(0, 1)), report)
     return report
+
+
+def _one_part(paths: Sequence[Path], out: Path, options: Options, shard: str, **how: Any) -> Report:
+    return convert_files(paths, out, options, workers=1, shard=shard, **how)
 
 
 def _labelled(
@@ -317,32 +307,6 @@ def _check_columns(out: Path, table: Any, matched: Matched | None) -> None:
                 f"Expected {before} in column '{name}' of {matched.labels.name}, as in '{out}' "
                 f"(got {now}). Choose another --out."
             ) from error
-
-
-@dataclass(frozen=True)
-class _OnePart:
-    """Converts one part of the files, wherever it is called."""
-
-    paths: Sequence[Path]
-    given: Sequence[Path]
-    out: Path
-    options: Options
-    labels: Labels | None
-    overwrite: bool
-    shard_size: int
-
-    def __call__(self, shard: str) -> Report:
-        return convert_files(
-            self.paths,
-            self.out,
-            self.options,
-            given=self.given,
-            labels=self.labels,
-            workers=1,
-            overwrite=self.overwrite,
-            shard=shard,
-            shard_size=self.shard_size,
-        )
 
 
 def report_file(out: Path, part: Part) -> Path:

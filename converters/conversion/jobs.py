@@ -58,13 +58,7 @@ class Part(NamedTuple):
 
 @contextmanager
 def counting(what: str, total: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on the error stream, if that is a terminal; the function adds to its count.
-
-    Args:
-        what: What is being done.
-        total: How many steps or networks there are.
-        shown: Whether there is a bar at all.
-    """
+    """A bar on the error stream, if that is a terminal; the function adds to its count."""
     if not shown or not total:
         yield lambda count: None
         return
@@ -188,10 +182,7 @@ def _cluster() -> Iterator[Any]:
 
 
 def run_parallel(
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    workers: int,
-    preload: str,
+    function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, preload: str
 ) -> Iterator[tuple[Job, Result | None]]:
     """The result of every job as it is done; None for one that kills its process.
 
@@ -231,10 +222,7 @@ def _run_pool(
 
 
 def _run_jobs(
-    pool: ProcessPoolExecutor,
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    most: int,
+    pool: ProcessPoolExecutor, function: Callable[[Job], Result], jobs: Sequence[Job], most: int
 ) -> Iterator[tuple[Job, Result]]:
     running: dict[Future[Result], Job] = {}
     waiting = iter(jobs)

@@ -122,11 +122,7 @@ class Labels:
         self.fractions.check()
 
     def match(self, files: Sequence[tuple[str, str]]) -> Matched:
-        """Which row belongs to which file.
-
-        Args:
-            files: The name of every network, and the path of its file.
-        """
+        """Which row belongs to which file."""
         index = _FileIndex(files, self.folder)
         column, found = self._named(index)
         rows: dict[int, int] = {}
@@ -323,13 +319,7 @@ class _FileIndex:
 
 
 def read_labels(path: Path, file_column: str | None, fractions: Fractions) -> Labels:
-    """The labels in a file; its suffix says the format.
-
-    Args:
-        path: A table in CSV, Parquet or JSON lines.
-        file_column: The column that names the files, if it is known.
-        fractions: How to divide the networks if there is no column `split`.
-    """
+    """The labels in a file; its suffix says the format."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise UserError(f"Expected labels in a file {', '.join(READERS)} (got '{path}')")

@@ -76,15 +76,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversion:
-    """How jobs are done.
-
-    Args:
-        out: The store.
-        options: How files are read.
-        shard_size: Networks per shard at most.
-        types: The columns of labels with their types, as of arrow.
-        graphs: Networks that are not read from files, by name.
-    """
+    """How jobs are done."""
 
     out: Path
     options: Options
@@ -138,15 +130,7 @@ class Conversion:
 def convert_sources(
     conversion: Conversion, sources: Sequence[Source], workers: int, *, first: int, suffix: str
 ) -> Results:
-    """Converts files; a file that kills its process costs no other file.
-
-    Args:
-        conversion: How.
-        sources: The files.
-        workers: How many processes.
-        first: The number of the first shard.
-        suffix: What the names of shards end in.
-    """
+    """Converts files; a file that kills its process costs no other file."""
     names = (f"{number:06d}{suffix}" for number in count(first))
     if workers == 1 or len(sources) < _PARALLEL_FROM:
         with closing(conversion.results(Job(next(names), tuple(sources)))) as results:
@@ -332,13 +316,7 @@ def real_path(source: Source) -> str:
 
 
 def _refusal(source: Source, before: Source, is_together: bool) -> str:
-    """Why a file is not converted: its name is that of another file's network.
-
-    Args:
-        source: The file.
-        before: The other one.
-        is_together: Whether both are converted now, so that none replaces the other.
-    """
+    """Why a file is not converted: its name is that of another file's network."""
     instead = "" if is_together else ", convert both at once, or replace it with --overwrite"
     return (
         f"Expected the name '{source.file}' to be free for the network of '{source.path}' (got "

@@ -7,7 +7,8 @@ import os
 import stat
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,20 @@ class OpenedFile(NamedTuple):
         return [entry.filename for entry in self.entries]
 
 
+@contextmanager
+def complete(path: Path, what: str) -> Iterator[None]:
+    """Whatever a library raises on a damaged file becomes an error that names the file."""
+    try:
+        yield
+    except (ConversionError, FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:
+        raise ConversionError(
+            f"Expected a complete {what} in '{path}' (got one that cannot be read: "
+            f"{type(error).__name__}: {error}). It is truncated or damaged."
+        ) from error
+
+
 def open_file(path: str | Path) -> OpenedFile:
     """The beginning of a file and, of a zip archive, its directory."""
     path = check_path(path)
@@ -59,14 +74,8 @@ def open_file(path: str | Path) -> OpenedFile:
 
 def read_entries(path: Path) -> list[zipfile.ZipInfo]:
     """What is in a zip archive, by its directory."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.infolist()
-    except Exception as error:  # zipfile raises many kinds on damaged archives
-        raise ConversionError(
-            f"Expected a complete zip archive in '{path}' (got one that cannot be read: {error}). "
-            f"It is truncated or damaged."
-        ) from error
+    with complete(path, "zip archive"), zipfile.ZipFile(path) as archive:
+        return archive.infolist()
 
 
 def check_path(path: str | Path) -> Path:

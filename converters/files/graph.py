@@ -133,12 +133,7 @@ def put_together(
 
 
 def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
-    """The graph that :func:`write_graph` wrote; what is wrong with it is a `ConversionError`.
-
-    Args:
-        path: The file, for errors.
-        file: What was read from it.
-    """
+    """The graph that :func:`write_graph` wrote; what is wrong with it is a `ConversionError`."""
     try:
         document = json.loads(file.metadata[MARK])
         if document["version"] != _VERSION:

@@ -217,10 +217,7 @@ def check_heaps(path: Path) -> None:
     Names in Keras files lie in global heaps. In a damaged heap, an object of size 0 keeps the
     library in an endless loop: https://docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
     """
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_HEAP_MARK)
         while start >= 0:
             size = int.from_bytes(data[start + 8 : start + _HEAP_HEADER], "little")

@@ -28,6 +28,7 @@ from nfn_graph.converters.files.checks import (
     check_declared,
     check_tensors,
     check_unique,
+    complete,
 )
 from nfn_graph.converters.files.hdf5 import check_heaps, read_hdf5
 from nfn_graph.converters.files.npz import from_arrays, to_array
@@ -95,17 +96,9 @@ def _read_hdf5(path: Path) -> KerasFile:
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """An archive; what is wrong with it is said of its path."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            check_unique(path, archive.namelist())
-            yield archive
-    except (ConversionError, FileNotFoundError):
-        raise
-    except Exception as error:  # zipfile raises many kinds on damaged archives
-        raise ConversionError(
-            f"Expected a complete .keras file in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
+    with complete(path, ".keras file"), zipfile.ZipFile(path) as archive:
+        check_unique(path, archive.namelist())
+        yield archive
 
 
 def _unpacked(path: Path, archive: zipfile.ZipFile, name: str) -> Any:

@@ -23,6 +23,7 @@ from nfn_graph.converters.files.checks import (
     check_declared,
     check_tensors,
     check_unique,
+    complete,
 )
 
 Array = np.ndarray[Any, Any]
@@ -33,10 +34,6 @@ def from_array(what: str, array: Array) -> Tensor:
 
     Two bytes without a type are a bfloat16: so the package ml_dtypes, and with it JAX and
     Keras, writes them.
-
-    Args:
-        what: What the array is, for errors.
-        array: Numbers in any order of bytes and axes.
     """
     if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
         return from_array(what, array.view(np.int16)).view(torch.bfloat16)
@@ -80,21 +77,13 @@ def recognise(opened: OpenedFile) -> bool:
 
 def read(path: Path) -> dict[str, Tensor]:
     """The arrays in the order of the archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            check_unique(path, [entry.filename for entry in entries])
-            tensors = {
-                entry.filename.removesuffix(".npy"): _read_entry(path, archive, entry)
-                for entry in entries
-            }
-    except ConversionError:
-        raise
-    except Exception as error:  # zipfile and numpy raise many kinds on damaged files
-        raise ConversionError(
-            f"Expected a complete .npz file in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
+    with complete(path, ".npz file"), zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        check_unique(path, [entry.filename for entry in entries])
+        tensors = {
+            entry.filename.removesuffix(".npy"): _read_entry(path, archive, entry)
+            for entry in entries
+        }
     check_tensors(path, {key: x for key, x in tensors.items() if x.is_complex()})
     return tensors
 

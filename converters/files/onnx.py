@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ from nfn_graph.converters.files.checks import (
     check_declared,
     check_tensors,
     check_unique,
+    complete,
 )
 from nfn_graph.converters.files.npz import from_array
 
@@ -65,7 +65,7 @@ def read(path: Path) -> tuple[Any, dict[str, Tensor]]:
     """
     onnx = require("onnx", "to read .onnx files")
     model = _load(onnx, path)
-    with _complete(path):
+    with complete(path, "ONNX model"):
         if model.functions:
             model = require("onnx.inliner", "to read .onnx files").inline_local_functions(model)
         check_unique(path, [name for name, _ in _tensors(model)])
@@ -92,28 +92,14 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> N
     for key, tensor in tensors.items():
         if key not in known:
             raise ConversionError(f"Expected a tensor '{key}' in '{template}' (got none)")
-        with _complete(template):
+        with complete(template, "ONNX model"):
             _overwrite(onnx, template, key, known[key], tensor)
     with replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
 
 
-@contextmanager
-def _complete(path: Path) -> Iterator[None]:
-    """What is raised inside is said to be wrong with a file."""
-    try:
-        yield
-    except (ConversionError, OSError):
-        raise
-    except Exception as error:  # protobuf raises its own kinds
-        raise ConversionError(
-            f"Expected a complete ONNX model in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is truncated or damaged."
-        ) from error
-
-
 def _load(onnx: Any, path: Path) -> Any:
-    with _complete(path):
+    with complete(path, "ONNX model"):
         return onnx.load_model(path, format="protobuf", load_external_data=False)
 
 

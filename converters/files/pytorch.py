@@ -83,12 +83,7 @@ def read(
                 _check_legacy(path)
             else:
                 can_map = _can_map(path, read_entries(path) if entries is None else entries)
-            loaded = torch.load(
-                path,
-                map_location="cpu",
-                weights_only=True,
-                mmap=can_map,
-            )
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
     except ConversionError:
         raise
     except Exception as error:  # torch raises many kinds on damaged files

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.files.atomic import replacing
-from nfn_graph.converters.files.checks import MAP_FROM, OpenedFile, check_tensors, check_unique
+from nfn_graph.converters.files.checks import (
+    MAP_FROM,
+    OpenedFile,
+    check_tensors,
+    check_unique,
+    complete,
+)
 
 # Where the header keeps what is no tensor.
 _NOTES = "__metadata__"
@@ -98,15 +104,14 @@ def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
         header = _parse(path, file.read(length))
     metadata = header.pop(_NOTES, {})
     _check_types(path, header)
-    try:
+    with complete(path, "safetensors file"):
         if size < map_from:
             found = with_torch.load(path.read_bytes())
         else:
             with library.safe_open(path, "pt") as opened:
                 found = {key: opened.get_tensor(key) for key in header}
-        tensors = {key: found[key] for key in sorted(header, key=lambda k: _place(header[k]))}
-    except (library.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise _damaged(path, f"one that cannot be read: {error}") from error
+        places = {key: tuple(entry["data_offsets"]) for key, entry in header.items()}
+        tensors = {key: found[key] for key in sorted(places, key=lambda key: places[key])}
     if any(tensor.is_complex() for tensor in tensors.values()):
         check_tensors(path, tensors)
     if _ORDER in metadata:
@@ -187,11 +192,6 @@ def _check_types(path: Path, header: Mapping[str, Any]) -> None:
                 f"Expected '{key}' of '{path}' in a type that is known: {', '.join(_DTYPES)} (got "
                 f"{kind[:40]!r})"
             )
-
-
-def _place(entry: Any) -> tuple[int, int]:
-    begin, end = entry["data_offsets"]
-    return begin, end
 
 
 def _order(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> list[str]:

@@ -218,11 +218,7 @@ def _is_source(node: list[Any], names: Mapping[str, None]) -> bool:
 #: The roles of the layers of a class. Those after an option are made if it is set.
 _ROLES: dict[str, Sequence[tuple[str | None, str]]] = {
     "Dense": ((None, "kernel"), ("use_bias", "bias")),
-    "SeparableConv": (
-        (None, "depthwise_kernel"),
-        (None, "pointwise_kernel"),
-        ("use_bias", "bias"),
-    ),
+    "SeparableConv": ((None, "depthwise_kernel"), (None, "pointwise_kernel"), ("use_bias", "bias")),
     "BatchNormalization": (
         ("scale", "gamma"),
         ("center", "beta"),

@@ -8,17 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.keras.applied import Applied
-from nfn_graph.converters.keras.config import (
-    Call,
-    KerasLayer,
-    KerasModel,
-    Source,
-    input_shape,
-)
+from nfn_graph.converters.keras.applied import Applied, Handler
+from nfn_graph.converters.keras.config import Call, KerasLayer, KerasModel, Source, input_shape
 from nfn_graph.converters.keras.handlers import LAYERS, refusal
-from nfn_graph.converters.keras.layer_recorder import KerasRecorder
 from nfn_graph.converters.wiring import Value, Wiring
+from nfn_graph.converters.wiring.tape import Unrecordable, recording
 from nfn_graph.data import Layout
 
 
@@ -45,12 +39,11 @@ def model_layout(
         unknown: Why it is not known what the layers compute, if it is not.
     """
     wiring = Wiring(tensors)
-    recorder = KerasRecorder(wiring)
     if unknown is not None:
-        recorder.lose(unknown)
-    for found in _follow(wiring, recorder, model, None):
+        wiring.tape.lose(unknown)
+    for found in _follow(wiring, model, None):
         wiring.output(found.value)
-        recorder.output(found.ref)
+        wiring.tape.output(found.ref)
     for layer in model.leaves:
         for key in layer.keys:
             if key not in wiring.uses and tensors[key].is_floating_point():
@@ -61,30 +54,22 @@ def model_layout(
     return wiring.layout()
 
 
-def _follow(
-    wiring: Wiring,
-    recorder: KerasRecorder,
-    model: KerasModel,
-    inputs: Sequence[Followed] | None,
-) -> list[Followed]:
+def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None) -> list[Followed]:
     """The outputs of a model; its inputs are those of the network if None."""
     if not model.is_sequential:
-        return _follow_calls(wiring, recorder, model, inputs)
+        return _follow_calls(wiring, model, inputs)
     if inputs is not None and len(inputs) != 1:
         raise ConversionError(f"Expected one input of a Sequential (got {len(inputs)})")
     shape = input_shape(model.layers[0]) if model.layers else None
-    values = [_input(wiring, recorder, shape)] if inputs is None else list(inputs)
+    values = [_input(wiring, shape)] if inputs is None else list(inputs)
     for layer in model.layers:
         if layer.class_name != "InputLayer":
-            values = _apply(wiring, recorder, layer, Call((), ()), values)
+            values = _apply(wiring, layer, Call((), ()), values)
     return values
 
 
 def _follow_calls(
-    wiring: Wiring,
-    recorder: KerasRecorder,
-    model: KerasModel,
-    inputs: Sequence[Followed] | None,
+    wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None
 ) -> list[Followed]:
     """A functional model: the uses of its layers, each as soon as what it reads is known."""
     values: dict[Source, Followed] = {}
@@ -93,7 +78,7 @@ def _follow_calls(
         raise ConversionError(f"Expected {len(model.inputs)} inputs (got {len(inputs)})")
     for i, source in enumerate(model.inputs):
         shape = input_shape(layers[source.layer])
-        own = _input(wiring, recorder, shape) if inputs is None else inputs[i]
+        own = _input(wiring, shape) if inputs is None else inputs[i]
         values[Source(source.layer, 0, 0)] = own
     waiting = [(layer, i, call) for layer in model.layers for i, call in enumerate(layer.calls)]
     while waiting:
@@ -103,7 +88,7 @@ def _follow_calls(
             if any(source not in values for source in sources):
                 left.append((layer, i, call))
                 continue
-            results = _apply(wiring, recorder, layer, call, [values[source] for source in sources])
+            results = _apply(wiring, layer, call, [values[source] for source in sources])
             values.update({Source(layer.name, i, n): y for n, y in enumerate(results)})
         if len(left) == len(waiting):
             raise ConversionError(
@@ -120,10 +105,8 @@ def _follow_calls(
     return [values[source] for source in outputs]
 
 
-def _input(
-    wiring: Wiring, recorder: KerasRecorder, shape: tuple[int | None, ...] | None
-) -> Followed:
-    return Followed(wiring.input(shape), recorder.input())
+def _input(wiring: Wiring, shape: tuple[int | None, ...] | None) -> Followed:
+    return Followed(wiring.input(shape), wiring.tape.input())
 
 
 def _numbered(layer: KerasLayer, source: Source) -> Source:
@@ -143,20 +126,25 @@ def _numbered(layer: KerasLayer, source: Source) -> Source:
 
 
 def _apply(
-    wiring: Wiring,
-    recorder: KerasRecorder,
-    layer: KerasLayer,
-    call: Call,
-    values: Sequence[Followed],
+    wiring: Wiring, layer: KerasLayer, call: Call, values: Sequence[Followed]
 ) -> list[Followed]:
     with wiring.at(f"layer '{layer.name}' ({layer.class_name})"):
         if layer.model is not None:
-            return _follow(wiring, recorder, layer.model, values)
-        operation = None if layer.is_custom else LAYERS.get(layer.class_name)
-        if operation is None:
+            return _follow(wiring, layer.model, values)
+        handler = None if layer.is_custom else LAYERS.get(layer.class_name)
+        if handler is None:
             raise refusal(layer.class_name, layer.is_custom)
-        applied = Applied(wiring, layer, [given.value for given in values], call.others)
-        found = operation(applied)
+        read, refs = [given.value for given in values], [given.ref for given in values]
+        applied = Applied(wiring, layer, read, call.others, refs)
+        found = handler.follow(applied)
         results = found if isinstance(found, list) else [found]
-        ref = recorder.record(applied, [given.ref for given in values], results[0])
+        ref = recording(wiring.tape, lambda: _record(handler, applied))
+        wiring.tape.note(ref, results[0])
         return [Followed(results[0], ref), *(Followed(value, None) for value in results[1:])]
+
+
+def _record(handler: Handler, applied: Applied) -> Any:
+    if handler.record is None:
+        kind = applied.layer.class_name
+        raise Unrecordable(f"it uses '{kind}' of Keras, which cannot be run from a graph")
+    return handler.record(applied)

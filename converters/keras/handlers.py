@@ -1,15 +1,14 @@
-"""The layers of Keras, each in the words of `wiring`.
+"""The layers of Keras: each in the words of `wiring`, and as it is recorded on the tape.
 
-Activations keep the axes that they have in Keras: `(batch, *positions, channels)`, or, with
-`data_format="channels_first"`, `(batch, channels, *positions)`.
+Activations keep the axes that they have in Keras, with the channels at the end unless a layer says
+otherwise.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.along_time import (
@@ -18,9 +17,19 @@ from nfn_graph.converters.keras.along_time import (
     recurrent,
     time_distributed,
 )
-from nfn_graph.converters.keras.applied import Applied, Operation, Sizes, activated
-from nfn_graph.converters.keras.keys import DEPTHWISE_ORDER, KERNEL_ORDER
-from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
+from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, Sizes, activated
+from nfn_graph.converters.keras.convolutions import SPATIAL
+from nfn_graph.converters.wiring import Opaque, Signal, Value
+from nfn_graph.converters.wiring.tape import Unrecordable
+
+_NOTHING = (
+    "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D AlphaDropout GaussianDropout "
+    "GaussianNoise ActivityRegularization Identity"
+)
+_MERGES = {
+    "Add": "add", "Subtract": "sub", "Multiply": "mul", "Average": "add", "Maximum": "maximum",
+    "Minimum": "minimum",
+}  # fmt: skip
 
 
 def _same(layer: Applied) -> Value:
@@ -36,6 +45,11 @@ def _dense(layer: Applied) -> Value:
     return activated(layer, y)
 
 
+def _record_dense(r: Applied) -> Any:
+    weight = r.call("permute", r.tensor("kernel"), (1, 0))
+    return r.record_activation(r.call("linear", r.ref, weight, r.tensor("bias")))
+
+
 def _embedding(layer: Applied) -> Value:
     """A linear map of one-hot inputs: one input neuron per row."""
     x, table = layer.x, layer.weight("embeddings")
@@ -44,155 +58,6 @@ def _embedding(layer: Applied) -> Value:
     shape = (None, None) if x.shape is None else x.shape
     rows = layer.wiring.opaque([x], (*shape, table.shape[0]))
     return layer.wiring.linear(rows, table, target=1, source=0)
-
-
-def _convolved(
-    layer: Applied,
-    x: Value,
-    axis: int,
-    kernel: Weight,
-    bias: Weight | None,
-    *,
-    groups: int = 1,
-    transposed: bool = False,
-) -> Signal:
-    """A convolution with a kernel in PyTorch's order, of whatever order of axes."""
-    channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
-    claimed = layer.wiring.claim(x, axis, channels)
-    y = layer.wiring.conv(
-        layer.wiring.move(claimed, [axis], [1]), kernel, bias, groups=groups, transposed=transposed
-    )
-    back = layer.wiring.move(y, [1], [axis])
-    if not isinstance(back, Signal):
-        raise ConversionError("Expected an activation (got a value without neurons)")
-    return back
-
-
-def _ordered(kernel: Weight, spatial: int, orders: dict[int, tuple[int, ...]]) -> Weight:
-    if kernel.rank != spatial + 2 or kernel.rank not in orders:
-        raise ConversionError(
-            f"Expected a kernel with {spatial + 2} axes (got '{kernel.parts[0][0]}' of shape "
-            f"{list(kernel.shape)})"
-        )
-    return kernel.view(orders[kernel.rank])
-
-
-def _conv(spatial: int, transposed: bool = False) -> Operation:
-    def operation(layer: Applied) -> Value:
-        x, axis, positions = layer.image(spatial)
-        kernel = layer.weight("kernel")
-        if layer.layer.text("dim_ordering", "") == "th":
-            turned = kernel.view([1, 0, *range(2, kernel.rank)]) if transposed else kernel
-        else:
-            turned = _ordered(kernel, spatial, KERNEL_ORDER)
-        groups = layer.layer.integer("groups", 1)
-        y = _convolved(layer, x, axis, turned, layer.bias(), groups=groups, transposed=transposed)
-        sizes = _windowed(layer, x, positions, turned.shape[2:], transposed)
-        return activated(layer, layer.resized(y, positions, sizes))
-
-    return operation
-
-
-def _depthwise(spatial: int) -> Operation:
-    def operation(layer: Applied) -> Value:
-        x, axis, positions = layer.image(spatial)
-        y = _each_channel(layer, x, axis, layer.weight("depthwise_kernel", "kernel"), layer.bias())
-        return activated(layer, _slid(layer, y, x, positions))
-
-    return operation
-
-
-def _separable(spatial: int) -> Operation:
-    def operation(layer: Applied) -> Value:
-        x, axis, positions = layer.image(spatial)
-        y = _slid(
-            layer, _each_channel(layer, x, axis, layer.weight("depthwise_kernel")), x, positions
-        )
-        pointwise = _ordered(layer.weight("pointwise_kernel"), spatial, KERNEL_ORDER)
-        sizes = [None if y.shape is None else y.shape[i] for i in positions]
-        y = _convolved(layer, y, axis, pointwise, layer.bias())
-        return activated(layer, layer.resized(y, positions, sizes))
-
-    return operation
-
-
-def _each_channel(
-    layer: Applied, x: Value, axis: int, kernel: Weight, bias: Weight | None = None
-) -> Value:
-    """A convolution of each channel on its own, with one or several results."""
-    kernel = _ordered(kernel, len(x.shape or ()) - 2, DEPTHWISE_ORDER)
-    # Channel i has the results i * m to i * m + m - 1, as those of a group in a transposed one.
-    y = _convolved(layer, x, axis, kernel, None, groups=kernel.shape[0], transposed=True)
-    return y if bias is None else layer.wiring.channelwise(y, [bias], axis)
-
-
-def _slid(layer: Applied, y: Value, x: Value, positions: range) -> Value:
-    """The result of a depthwise kernel with the sizes that its positions have."""
-    kernel = layer.weight("depthwise_kernel", "kernel")
-    return layer.resized(y, positions, _windowed(layer, x, positions, kernel.shape[:-2]))
-
-
-def _windowed(
-    layer: Applied, x: Value, axes: Sequence[int], windows: Sizes, transposed: bool = False
-) -> list[int | None]:
-    """The sizes that a kernel leaves of positions."""
-    old = [None if x.shape is None else x.shape[axis] for axis in axes]
-    strides = layer.spread("strides", len(old))
-    dilations = layer.spread("dilation_rate", len(old))
-    is_known = "padding" in layer.layer.options and "output_padding" not in {
-        name for name, value in layer.layer.options.items() if value is not None
-    }
-    if not is_known or not len(old) == len(strides) == len(dilations) == len(windows):
-        return [None] * len(old)
-    is_valid = layer.layer.text("padding", "valid") == "valid"
-    found: list[int | None] = []
-    for size, window, stride, dilation in zip(old, windows, strides, dilations, strict=True):
-        if size is None or window is None or min(stride, dilation) < 1:
-            found.append(None)
-            continue
-        width = (window - 1) * dilation + 1
-        if transposed:
-            found.append(size * stride + (max(width - stride, 0) if is_valid else 0))
-        else:
-            found.append((size - width) // stride + 1 if is_valid else -(-size // stride))
-    return found
-
-
-def _pool(spatial: int) -> Operation:
-    def operation(layer: Applied) -> Value:
-        x, _, positions = layer.image(spatial)
-        name = "pool_size" if "pool_size" in layer.layer.options else "pool_length"
-        windows = layer.spread(name, spatial, 2)
-        if layer.layer.options.get("strides") is None:
-            layer.layer.options = {**layer.layer.options, "strides": windows}
-        return layer.resized(x, positions, _windowed(layer, x, positions, windows))
-
-    return operation
-
-
-def _global_pool(spatial: int) -> Operation:
-    def operation(layer: Applied) -> Value:
-        x, _, positions = layer.image(spatial)
-        keep = layer.layer.flag("keepdims", False)
-        if isinstance(x, Opaque):
-            return replace(x, shape=_without(x.shape or (), positions, keep))
-        return layer.wiring.reduce(x, positions, keep)
-
-    return operation
-
-
-def _without(shape: Sizes, axes: range, keep: bool) -> tuple[int | None, ...]:
-    return tuple(1 if i in axes else size for i, size in enumerate(shape) if keep or i not in axes)
-
-
-def _moved(spatial: int) -> Operation:
-    """Padding, cropping and upsampling: positions come, go or are repeated."""
-
-    def operation(layer: Applied) -> Value:
-        x, _, positions = layer.image(spatial)
-        return layer.resized(x, positions, [None] * spatial)
-
-    return operation
 
 
 def _flatten(layer: Applied) -> Value:
@@ -209,6 +74,16 @@ def _flatten(layer: Applied) -> Value:
     if layer.layer.text("data_format", "") == "channels_first" and rank > 2:
         x = layer.wiring.permute(x, [0, *range(2, rank), 1])
     return layer.wiring.flatten(x, 1) if rank > 1 else x
+
+
+def _record_flatten(r: Applied) -> Any:
+    rank = len(r.x.shape or ())
+    x = r.ref
+    if r.layer.text("data_format", "") == "channels_first":
+        if not rank:
+            raise Unrecordable("it flattens a value whose axes are not known")
+        x = r.call("permute", x, (0, *range(2, rank), 1)) if rank > 2 else x
+    return r.call("flatten", x, 1) if rank != 1 else r.call("unsqueeze", x, -1)
 
 
 def _product(sizes: Sizes) -> int | None:
@@ -229,6 +104,11 @@ def _reshape(layer: Applied) -> Value:
     return layer.wiring.reshape(x, [None, *sizes])
 
 
+def _record_reshape(r: Applied) -> Any:
+    sizes = r.layer.integers("target_shape", [])
+    return r.call("reshape", r.ref, (r.call("size", r.ref, 0), *sizes))
+
+
 def _permute(layer: Applied) -> Value:
     dims = layer.layer.integers("dims", [])
     x = layer.x
@@ -241,13 +121,58 @@ def _permute(layer: Applied) -> Value:
     return layer.wiring.permute(x, [0, *dims])
 
 
+def _record_permute(r: Applied) -> Any:
+    return r.call("permute", r.ref, (0, *r.layer.integers("dims", [])))
+
+
 def _repeat(layer: Applied) -> Value:
     x = layer.wiring.unsqueeze(layer.x, 1)
     return layer.resized(x, [1], [layer.layer.integer("n", 1)]) if x.shape else x
 
 
+def _record_repeat(r: Applied) -> Any:
+    return r.call("expand", r.call("unsqueeze", r.ref, 1), -1, r.layer.integer("n", 1), -1)
+
+
+def _channelwise(layer: Applied, needed: str, *roles: str) -> Value:
+    axes = layer.layer.integers("axis", [-1])
+    if len(axes) != 1:
+        raise ConversionError(f"Expected a norm along one axis (got {axes})")
+    layer.weight(needed)
+    return layer.wiring.channelwise(layer.x, layer.weights(*roles), axes[0])
+
+
+def _axis(r: Applied) -> tuple[int, int]:
+    """The axis of a norm, counted from the front, and the number of axes."""
+    rank = len(r.x.shape or ())
+    (axis, *more) = r.layer.integers("axis", [-1])
+    if more or (not rank and axis != -1):
+        raise Unrecordable(f"its layer '{r.layer.name}' has an axis that is not known")
+    return (axis % rank, rank) if rank else (-1, 0)
+
+
 def _batch_norm(layer: Applied) -> Value:
     return _channelwise(layer, "moving_mean", "gamma", "beta", "moving_mean", "moving_variance")
+
+
+def _record_batch_norm(r: Applied) -> Any:
+    axis, rank = _axis(r)
+    eps = r.number("epsilon", default=1e-3)
+    mean, variance = r.tensor("moving_mean"), r.tensor("moving_variance")
+    if axis == 1 and rank > 2:
+        tensors = [mean, variance, r.tensor("gamma"), r.tensor("beta")]
+        return r.call("batch_norm", r.ref, *tensors, False, 0.0, eps)
+    if axis != rank - 1:
+        raise Unrecordable("its norm is along an axis between others")
+    y = r.call("sub", r.ref, mean)
+    y = r.call("mul", y, r.call("rsqrt", r.call("add", variance, eps)))
+    return _scaled(r, y)
+
+
+def _scaled(r: Applied, y: Any) -> Any:
+    gamma, beta = r.tensor("gamma"), r.tensor("beta")
+    y = y if gamma is None else r.call("mul", y, gamma)
+    return y if beta is None else r.call("add", y, beta)
 
 
 def _normalization(layer: Applied) -> Value:
@@ -261,12 +186,9 @@ def _rescaling(layer: Applied) -> Value:
     return layer.x
 
 
-def _channelwise(layer: Applied, needed: str, *roles: str) -> Value:
-    axes = layer.layer.integers("axis", [-1])
-    if len(axes) != 1:
-        raise ConversionError(f"Expected a norm along one axis (got {axes})")
-    layer.weight(needed)
-    return layer.wiring.channelwise(layer.x, layer.weights(*roles), axes[0])
+def _record_rescaling(r: Applied) -> Any:
+    y = r.call("mul", r.ref, r.number("scale", default=1.0))
+    return r.call("add", y, r.number("offset", default=0.0))
 
 
 def _layer_norm(layer: Applied) -> Value:
@@ -276,6 +198,22 @@ def _layer_norm(layer: Applied) -> Value:
     if behind != [*range(1, len(axes) + 1)]:
         raise ConversionError(f"Expected a norm along the last axes (got axes {axes} of {rank})")
     return layer.wiring.layer_norm(layer.x, layer.weights("gamma", "beta", "scale"), len(axes))
+
+
+def _record_layer_norm(r: Applied) -> Any:
+    axes = r.layer.integers("axis", [-1])
+    known = r.weights("gamma", "beta", "scale")
+    if r.layer.flag("rms_scaling", False) or not known:
+        raise Unrecordable("its layer norm has no size of its own, or is none")
+    shape = known[0].shape
+    if len(shape) != len(axes):
+        raise Unrecordable("its layer norm has another shape than its axes")
+    if r.layer.class_name == "RMSNormalization":
+        return r.call(
+            "rms_norm", r.ref, shape, r.tensor("scale"), r.number("epsilon", default=1e-6)
+        )
+    eps = r.number("epsilon", default=1e-3)
+    return r.call("layer_norm", r.ref, shape, r.tensor("gamma"), r.tensor("beta"), eps)
 
 
 def _group_norm(layer: Applied) -> Value:
@@ -292,8 +230,38 @@ def _group_norm(layer: Applied) -> Value:
     return layer.wiring.move(y, [1], [axis])
 
 
+def _record_group_norm(r: Applied) -> Any:
+    axis, rank = _axis(r)
+    if rank < 3 or axis not in (1, rank - 1):
+        raise Unrecordable("its group norm is along an axis between others")
+    behind = axis == rank - 1
+    known = r.weights("gamma", "beta")
+    groups = r.layer.integer("groups", 32)
+    if groups == -1 and not known:
+        raise Unrecordable("its group norm has no size of its own")
+    count = known[0].shape[0] if groups == -1 else groups
+    x = r.call("permute", r.ref, (0, rank - 1, *range(1, rank - 1))) if behind else r.ref
+    eps = r.number("epsilon", default=1e-3)
+    y = r.call("group_norm", x, count, r.tensor("gamma"), r.tensor("beta"), eps)
+    return r.call("permute", y, (0, *range(2, rank), 1)) if behind else y
+
+
+def _record_relu(r: Applied) -> Any:
+    slope = r.number("negative_slope", default=0.0)
+    if r.number("threshold", default=0.0):
+        raise Unrecordable("its ReLU has a threshold")
+    y = r.call("leaky_relu", r.ref, slope) if slope else r.call("relu", r.ref)
+    most = r.layer.options.get("max_value")
+    return y if most is None else r.call("clamp_max", y, r.number("max_value", default=0.0))
+
+
 def _prelu(layer: Applied) -> Value:
     return layer.wiring.combine(layer.x, layer.weight("alpha"))
+
+
+def _record_prelu(r: Applied) -> Any:
+    below = r.call("mul", r.tensor("alpha"), r.call("relu", r.call("neg", r.ref)))
+    return r.call("sub", r.call("relu", r.ref), below)
 
 
 def _along_axis(layer: Applied) -> Value:
@@ -316,56 +284,66 @@ def _merge(layer: Applied) -> Value:
     return reduce(layer.wiring.combine, layer.values)
 
 
+def _record_merge(r: Applied) -> Any:
+    kind = r.layer.class_name
+    operands = [*r.refs, *r.others]
+    y = operands[0]
+    for other in operands[1:]:
+        y = r.call(_MERGES[kind], y, other)
+    return r.call("truediv", y, len(operands)) if kind == "Average" else y
+
+
 def _concatenate(layer: Applied) -> Value:
     if layer.others:
         raise ConversionError("Expected values of the network (got something else)")
     return layer.wiring.concat(layer.values, layer.layer.integer("axis", -1))
 
 
-_IDENTITIES = (
-    "ReLU LeakyReLU ELU ThresholdedReLU Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D "
-    "AlphaDropout GaussianDropout GaussianNoise ActivityRegularization Identity "
-    # Functions that Keras 3 writes like layers.
-    "Relu Relu6 Sigmoid Silu Gelu Tanh Elu Selu Softplus Softsign Exp Log Sqrt Square Abs Absolute "
-    "Negative"
-)
+def _function(name: str) -> Record:
+    return lambda r: r.call(name, r.ref)
+
 
 #: What the layers of a class do.
-LAYERS: dict[str, Operation] = {
-    **dict.fromkeys(_IDENTITIES.split(), _same),
-    **dict.fromkeys(["Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum"], _merge),
-    "Activation": _activation,
-    "Dense": _dense,
-    "Embedding": _embedding,
-    "Flatten": _flatten,
-    "Rescaling": _rescaling,
-    "Reshape": _reshape,
-    "Permute": _permute,
-    "RepeatVector": _repeat,
-    "BatchNormalization": _batch_norm,
-    "Normalization": _normalization,
-    "LayerNormalization": _layer_norm,
-    "RMSNormalization": _layer_norm,
-    "GroupNormalization": _group_norm,
-    "UnitNormalization": _along_axis,
-    "Softmax": _along_axis,
-    "Masking": _along_axis,
-    "PReLU": _prelu,
-    "Concatenate": _concatenate,
-    **dict.fromkeys(RECURRENT, recurrent),
-    "Bidirectional": bidirectional,
-    "TimeDistributed": time_distributed(_dense),
+LAYERS: dict[str, Handler] = {
+    **SPATIAL,
+    **dict.fromkeys(_NOTHING.split(), Handler(_same, lambda r: r.ref)),
+    **{layer: Handler(_same, _function(name)) for layer, name in AS_LAYERS.items()},
+    **dict.fromkeys(_MERGES, Handler(_merge, _record_merge)),
+    "ReLU": Handler(_same, _record_relu),
+    "LeakyReLU": Handler(
+        _same,
+        lambda r: r.call("leaky_relu", r.ref, r.number("negative_slope", "alpha", default=0.3)),
+    ),
+    "ELU": Handler(_same, lambda r: r.call("elu", r.ref, r.number("alpha", default=1.0))),
+    "ThresholdedReLU": Handler(
+        _same, lambda r: r.call("threshold", r.ref, r.number("theta", default=1.0), 0.0)
+    ),
+    "Activation": Handler(_activation, lambda r: r.record_activation(r.ref)),
+    "Dense": Handler(_dense, _record_dense),
+    "Embedding": Handler(_embedding, lambda r: r.call("embedding", r.ref, r.tensor("embeddings"))),
+    "Flatten": Handler(_flatten, _record_flatten),
+    "Rescaling": Handler(_rescaling, _record_rescaling),
+    "Reshape": Handler(_reshape, _record_reshape),
+    "Permute": Handler(_permute, _record_permute),
+    "RepeatVector": Handler(_repeat, _record_repeat),
+    "BatchNormalization": Handler(_batch_norm, _record_batch_norm),
+    "Normalization": Handler(_normalization),
+    "LayerNormalization": Handler(_layer_norm, _record_layer_norm),
+    "RMSNormalization": Handler(_layer_norm, _record_layer_norm),
+    "GroupNormalization": Handler(_group_norm, _record_group_norm),
+    "UnitNormalization": Handler(_along_axis),
+    "Softmax": Handler(
+        _along_axis, lambda r: r.call("softmax", r.ref, r.layer.integer("axis", -1))
+    ),
+    "Masking": Handler(_along_axis),
+    "PReLU": Handler(_prelu, _record_prelu),
+    "Concatenate": Handler(
+        _concatenate, lambda r: r.call("cat", tuple(r.refs), r.layer.integer("axis", -1))
+    ),
+    **dict.fromkeys(RECURRENT, Handler(recurrent)),
+    "Bidirectional": Handler(bidirectional),
+    "TimeDistributed": Handler(time_distributed(_dense)),
 }
-for _n in (1, 2, 3):
-    LAYERS[f"Conv{_n}D"] = LAYERS[f"Convolution{_n}D"] = _conv(_n)
-    LAYERS[f"Conv{_n}DTranspose"] = LAYERS[f"Deconvolution{_n}D"] = _conv(_n, transposed=True)
-    LAYERS[f"DepthwiseConv{_n}D"] = _depthwise(_n)
-    LAYERS[f"SeparableConv{_n}D"] = _separable(_n)
-    for _kind in ("Max", "Average"):
-        LAYERS[f"{_kind}Pooling{_n}D"] = _pool(_n)
-        LAYERS[f"Global{_kind}Pooling{_n}D"] = _global_pool(_n)
-    for _kind in ("ZeroPadding", "Cropping", "UpSampling"):
-        LAYERS[f"{_kind}{_n}D"] = _moved(_n)
 
 # Layers without a graph, which their network as a module does not have either.
 _WITHOUT_GRAPH = {

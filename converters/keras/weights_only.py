@@ -20,10 +20,7 @@ from nfn_graph.converters.keras.config import KerasLayer, KerasModel, keys_by_ro
 from nfn_graph.converters.keras.handlers import LAYERS
 from nfn_graph.converters.keras.keys import by_layer, is_keras_1, natural, shown_layer, snake_case
 
-_BY_NAME = {
-    **{snake_case(name): name for name in [*LAYERS, "InputLayer"]},
-    "input": "InputLayer",
-}
+_BY_NAME = {**{snake_case(name): name for name in [*LAYERS, "InputLayer"]}, "input": "InputLayer"}
 # Layers that join others, or whose effect depends on options that the file does not hold.
 _UNCLEAR = (
     "Add Subtract Multiply Average Maximum Minimum Concatenate Reshape Permute RepeatVector "
@@ -254,12 +251,7 @@ def _fits(size: int, chain: Chain, at: int) -> bool:
 
 
 def read_chain(file: KerasFile, flatten: FlattenOrder | None) -> KerasModel:
-    """The layers of a file as a Sequential model.
-
-    Args:
-        file: A file without a configuration.
-        flatten: The order of the entries between a convolution and a dense layer, if known.
-    """
+    """The layers of a file as a Sequential model."""
     found = list(_leaves(file))
     for layer in found:
         layer.class_name = class_of(layer, file.tensors)

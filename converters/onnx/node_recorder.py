@@ -24,11 +24,7 @@ _NUMBERS = {"LeakyRelu": ("leaky_relu", 0.01), "Elu": ("elu", 1.0), "Celu": ("ce
 
 
 class OnnxRecorder:
-    """Writes the nodes of a model on the tape of its wiring.
-
-    Args:
-        wiring: The wiring that follows the model.
-    """
+    """Writes the nodes of a model on the tape of its wiring."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._tape = wiring.tape
@@ -39,13 +35,7 @@ class OnnxRecorder:
         self._refs[name] = self._tape.input()
 
     def record(self, node: Node, kind: str, results: list[Any]) -> None:
-        """Writes a node down.
-
-        Args:
-            node: The node.
-            kind: Its operation.
-            results: What is known of the axes of its results.
-        """
+        """Writes a node down."""
         ref = recording(self._tape, lambda: self._record(node, kind))
         if node.outputs:
             self._refs[node.outputs[0]] = ref

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nfn_graph.converters.pytorch.handling import (
-    HANDLERS,
-    Handler,
-    flat,
-    handles,
-    ints,
-)
+from nfn_graph.converters.pytorch.handling import HANDLERS, Handler, flat, handles, ints
 from nfn_graph.converters.wiring import (
     Neurons,
     Opaque,

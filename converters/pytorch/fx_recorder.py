@@ -40,12 +40,7 @@ _VIEWS = frozenset(_VIEW_NAMES.split())
 
 
 class FxRecorder:
-    """Writes the nodes of a traced module on the tape of its wiring.
-
-    Args:
-        stored: The module's tensors.
-        modules: The module's parts by name.
-    """
+    """Writes the nodes of a traced module on the tape of its wiring."""
 
     def __init__(self, stored: StoredTensors, modules: Mapping[str, nn.Module]) -> None:
         self._stored = stored
@@ -54,13 +49,7 @@ class FxRecorder:
         self._refs: dict[fx.Node, Any] = {}
 
     def record(self, node: fx.Node, tensor: Tensor | None, value: Any) -> None:
-        """Writes a node down.
-
-        Args:
-            node: The node.
-            tensor: The tensor that a node of the kind `get_attr` stands for.
-            value: What is known of the axes of its result.
-        """
+        """Writes a node down."""
         ref = recording(self._tape, lambda: self._record(node, tensor))
         if isinstance(value, Signal | Opaque | Weight) and self._is_in_place(node):
             recording(self._tape, lambda: self._replace(node, ref))
@@ -117,7 +106,7 @@ class FxRecorder:
         kwargs.pop("inplace", None)
         if name == "getattr" and args[1] in _SIZES:
             name, args = str(args[1]), args[:1]
-        if "out" in kwargs:
+        if kwargs.pop("out", None) is not None:
             raise Unrecordable(f"'{name}' writes its result into another tensor")
         if name in _DROPOUTS and (kwargs.get("training", True) if len(args) < 3 else args[2]):
             raise Unrecordable(f"'{name}' is random even in eval mode")

@@ -94,14 +94,7 @@ class Listener(Protocol):
 
 
 def say_module(to: Listener, module: nn.Module, x: Any, *more: Any) -> Any:
-    """Says what a module computes, in functions and operators of torch.
-
-    Args:
-        to: Who hears it.
-        module: A module of torch.nn.
-        x: Its input.
-        more: What else it is given: the first state of a recurrent network.
-    """
+    """Says what a module computes, in functions and operators of torch."""
     m: Any = module
     kind = type(module).__name__
     stem, spatial = (kind[:-2], kind[-2:]) if kind[-2:] in ("1d", "2d", "3d") else (kind, "")

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nfn_graph.converters.pytorch.handling import (
-    flat,
-    handles,
-    ints,
-    sizes_in,
-    values_in,
-)
-from nfn_graph.converters.wiring import (
-    Opaque,
-    Signal,
-    Value,
-    Weight,
-    Wiring,
-    position_of,
-)
+from nfn_graph.converters.pytorch.handling import flat, handles, ints, sizes_in, values_in
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring, position_of
 
 
 @handles("flatten")

@@ -145,12 +145,7 @@ def is_weight(tensor: Tensor) -> bool:
 
 
 def is_uniform(node: fx.Node, tensor: Tensor | None = None) -> bool:
-    """Whether a node makes a tensor of equal numbers, and nothing writes into it afterwards.
-
-    Args:
-        node: The node.
-        tensor: The tensor itself, if it was made while the computation was traced.
-    """
+    """Whether a node makes a tensor of equal numbers, and nothing writes into it afterwards."""
     if tensor is None:
         is_filled = operator_name(node.target) in _FILLS
     else:

@@ -318,10 +318,6 @@ class _Tracer(fx.Tracer):
     Parameters are symbols, and so are whole numbers with several axes, which are masks or would
     be weights. The code may look at the values of other whole numbers, counts and indices, and
     of tensors outside of the state dict.
-
-    Args:
-        module: The network.
-        with_buffers: Whether floating-point buffers of the state dict are symbols, too.
     """
 
     proxy_buffer_attributes = True

@@ -12,13 +12,7 @@ from typing import Any
 from torch import nn
 
 from nfn_graph.converters.pytorch.handling import HANDLERS, Handler, handles, ints
-from nfn_graph.converters.wiring import (
-    Opaque,
-    Signal,
-    Value,
-    Weight,
-    Wiring,
-)
+from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring
 from nfn_graph.converters.wiring.recurrence import recur, stack_states
 
 
@@ -232,13 +226,7 @@ def _network(is_lstm: bool) -> Handler:
 
 def _cell(is_lstm: bool) -> Handler:
     def handler(
-        w: Wiring,
-        input: Value,
-        hx: Any,
-        w_ih: Any,
-        w_hh: Any,
-        b_ih: Any = None,
-        b_hh: Any = None,
+        w: Wiring, input: Value, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
     ) -> Value | tuple[Value, ...]:
         weights = _weight(w, w_ih), _weight(w, w_hh)
         biases = [_weight(w, b) for b in (b_ih, b_hh) if b is not None]

@@ -172,12 +172,7 @@ class Architecture:
 
 
 def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
-    """A graph as it is written.
-
-    Args:
-        graph: One network.
-        known: Architectures seen before, to which this one is added.
-    """
+    """A graph as it is written."""
     parts = take_apart(graph)
     carried = _take_values(parts.layout)
     tensors = [

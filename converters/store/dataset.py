@@ -31,7 +31,7 @@ class BucketedSampler(Sampler[list[int]]):
         architectures: A number for the architecture of every network.
         batch_size: Networks per batch; the last batch of an architecture may be smaller.
         shuffle: Whether to shuffle; otherwise architectures and networks come in their order.
-        seed: Of the order.
+        seed: Seed of the order.
         drop_last: Whether to leave out batches that are not full.
     """
 

@@ -29,7 +29,7 @@ def export_networks(
     Args:
         dataset: The networks.
         out: The folder; below it, files lie as the converted ones did, or are numbered.
-        format_: Of the checkpoints; `graph` for files with the layout and all channels.
+        format_: The format of the checkpoints; `graph` for files with the layout and all channels.
         channel: Which channel to write, of networks that have several.
         overwrite: Whether to replace files.
         on_done: Called after every network.

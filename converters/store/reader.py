@@ -57,9 +57,6 @@ class Store:
     Opening reads the table of all networks and compares it with its checksum; of the weights, it
     compares the sizes of files; `find_damage` compares all else. Nothing that is open is
     pickled: another process maps the files itself.
-
-    Args:
-        folder: The store's folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -233,7 +230,7 @@ class StoredGraphs(GraphList):
     """Networks in memory of their own, one after another.
 
     Args:
-        architectures: Of every network.
+        architectures: The architecture of every network.
         entries: The entries of all networks by type, network after network.
         notes: What single networks hold that is no tensor, as JSON; none if empty.
         attributes: Further attributes, one row per network.
@@ -306,11 +303,7 @@ class StoredGraphs(GraphList):
         }
 
     def _mixed(
-        self,
-        flat: Tensor,
-        dtype: torch.dtype,
-        channels: int,
-        kinds: Sequence[Architecture],
+        self, flat: Tensor, dtype: torch.dtype, channels: int, kinds: Sequence[Architecture]
     ) -> dict[Key, Tensor]:
         """The features of networks of several architectures: one permutation, type after type."""
         taps = {key: e.shape[1] for kind in kinds for key, e in kind.features.items()}

@@ -40,13 +40,7 @@ DEFAULT_SHARES = (0.8, 0.1, 0.1)
 
 
 def random_splits(count: int, shares: Sequence[float], seed: int = 0) -> list[str]:
-    """A split for each of `count` networks; the seed and the count decide it, and nothing else.
-
-    Args:
-        count: How many networks there are.
-        shares: The shares of training, validation and test, which add up to one.
-        seed: Seed of the random order.
-    """
+    """A split for each of `count` networks; the seed and the count decide it, and nothing else."""
     check_shares(shares)
     # Ends are rounded, not sizes, so that the parts always add up.
     ends = [round(count * sum(shares[: i + 1])) for i in range(len(SPLITS))]

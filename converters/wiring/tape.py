@@ -82,12 +82,7 @@ class Tape:
             self._values[ref.step] = value
 
     def computation(self, keys: Mapping[str, int], names: Mapping[Nest, str]) -> Computation:
-        """The record, once all is known.
-
-        Args:
-            keys: The number of every tensor.
-            names: The name of every layer.
-        """
+        """The record, once all is known."""
         missing = [key for key in self._keys if key not in keys]
         if missing:
             self.lose(f"it uses '{missing[0]}', which is no part of the graph")

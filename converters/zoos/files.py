@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files import pytorch
-from nfn_graph.converters.files.checks import check_regular, repeated
+from nfn_graph.converters.files.checks import check_regular, complete, repeated
 from nfn_graph.converters.formats import PYTORCH, detect
 from nfn_graph.converters.zoos.zoo import Row
 from nfn_graph.messages import UserError
@@ -98,11 +98,7 @@ _TOGETHER = 4096
 
 
 class Table(Sequence[Row]):
-    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit.
-
-    Args:
-        columns: The values of each column.
-    """
+    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self.columns = columns
@@ -117,12 +113,7 @@ class Table(Sequence[Row]):
 
 
 def read_table(path: Path, required: Sequence[str]) -> Table:
-    """A table with a head line; a file that ends in `.gz` is unpacked on the way.
-
-    Args:
-        path: The file.
-        required: Names of columns that must be there.
-    """
+    """A table with a head line; a file that ends in `.gz` is unpacked on the way."""
     lines = _lines(path)
     names = next(lines, [])
     missing = [name for name in required if name not in names]
@@ -196,14 +187,8 @@ def read_checkpoint(path: Path) -> Mapping[str, Any]:
 
 
 def _check_archive(path: Path) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # zipfile raises many kinds on damaged archives
-        raise ConversionError(
-            f"Expected a complete file of torch.save in '{path}' (got one that cannot be read: "
-            f"{type(error).__name__}: {error}). It is damaged."
-        ) from error
+    with complete(path, "file of torch.save"), zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
     if damaged is not None:
         raise ConversionError(
             f"Expected the checksum of '{damaged}' in '{path}' to fit (got another one). The "

@@ -44,12 +44,7 @@ def is_inr2vec(path: Path) -> bool:
 
 
 class Inr2vecSource(ZooSource):
-    """The files of a zoo of inr2vec.
-
-    Args:
-        path: The folder of the splits.
-        split_file: There is none in this layout.
-    """
+    """The files of a zoo of inr2vec."""
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         refuse_split_file(path, split_file)

@@ -33,12 +33,7 @@ _PIXELS = "(row, column) of a pixel, both within [-1, 1]"
 
 
 class _InrSource(ZooSource):
-    """Networks in files of their own.
-
-    Args:
-        path: The zoo's folder.
-        layers: A pattern of the keys of layers, whose group is their number.
-    """
+    """Networks in files of their own."""
 
     def __init__(self, path: Path, layers: str) -> None:
         self.path = path
@@ -111,12 +106,7 @@ def is_dws_mnist(path: Path) -> bool:
 
 
 class DwsMnistSource(_DwsSource):
-    """`mnist_png_{training,testing}_{label}_{image}/checkpoints/model_final.pth`.
-
-    Args:
-        path: The folder.
-        split_file: `mnist_splits.json`; found in the folder or above it if None.
-    """
+    """`mnist_png_{training,testing}_{label}_{image}/checkpoints/model_final.pth`."""
 
     unsplit = "Validation networks are a random choice that only mnist_splits.json knows"
 
@@ -154,12 +144,7 @@ def is_dws_fashion(path: Path) -> bool:
 
 
 class DwsFashionSource(_DwsSource):
-    """`{train,test}/model_{image}.pth`, whose label is in the file.
-
-    Args:
-        path: The folder.
-        split_file: `splits.json` or `fmnist_splits.json`; found in the folder or above it if None.
-    """
+    """`{train,test}/model_{image}.pth`, whose label is in the file."""
 
     unsplit = "Validation networks are a random choice that only splits.json knows"
 
@@ -200,10 +185,6 @@ class NfnInrSource(_InrSource):
 
     The splits `train`, `validation` and `test` hold the first fits; `train_augmented` holds all
     fits of the images in `train`, as the published classifiers use them.
-
-    Args:
-        path: The folder.
-        split_file: There is none in this layout.
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:

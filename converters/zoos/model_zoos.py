@@ -44,12 +44,7 @@ def is_model_zoo(path: Path) -> bool:
 
 
 class ModelZooSource(ZooSource):
-    """The files of one of the Model Zoos.
-
-    Args:
-        path: The folder of the trials.
-        split_file: There is none in this layout.
-    """
+    """The files of one of the Model Zoos."""
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         refuse_split_file(path, split_file)
@@ -100,10 +95,7 @@ class ModelZooSource(ZooSource):
             )
         # Some zoos keep the initialisation, which was not measured.
         measured = results.get(epoch, dict.fromkeys(_METRICS, math.nan))
-        return {
-            **{name: measured[name] for name in _METRICS},
-            "config": params,
-        }
+        return {**{name: measured[name] for name in _METRICS}, "config": params}
 
     def read(self, index: int) -> Checkpoint:
         """One checkpoint."""

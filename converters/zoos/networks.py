@@ -35,7 +35,7 @@ class Layer(NamedTuple):
     Attributes:
         key: Its name in the state dict, without `.weight`.
         shape: The shape of its weight.
-        stride: Of a convolution.
+        stride: The stride of a convolution.
         is_pooled: Whether the largest of 2 x 2 outputs is taken.
     """
 

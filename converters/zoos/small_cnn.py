@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
-from nfn_graph.converters.files.checks import check_regular
+from nfn_graph.converters.files.checks import check_regular, complete
 from nfn_graph.converters.keras.keys import KERNEL_ORDER
 from nfn_graph.converters.zoos.files import read_table
 from nfn_graph.converters.zoos.networks import make_plain_cnn, weight_layers
@@ -54,12 +54,7 @@ def is_small_cnn(path: Path) -> bool:
 
 
 class SmallCnnSource(ZooSource):
-    """The files of a Small CNN Zoo.
-
-    Args:
-        path: The folder.
-        split_file: The published order of the rows; found in the folder if None.
-    """
+    """The files of a Small CNN Zoo."""
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         self.path = path
@@ -98,13 +93,8 @@ class SmallCnnSource(ZooSource):
         """The matrix, mapped into memory."""
         if self._weights is None:
             file = check_regular(self.path / "weights.npy")
-            try:
+            with complete(file, ".npy file"):
                 self._weights = np.lib.format.open_memmap(file, mode="r")
-            except Exception as error:  # numpy raises many kinds on damaged files
-                raise ConversionError(
-                    f"Expected a complete .npy file in '{file}' (got one that cannot be mapped: "
-                    f"{type(error).__name__}: {error}). It is truncated or damaged."
-                ) from error
         return self._weights
 
     def _check_weights(self) -> None:

@@ -70,11 +70,7 @@ class ParkConfig:
 
 
 class ParkCnn(nn.Module):
-    """A network of the Wild Park.
-
-    Args:
-        config: Its architecture.
-    """
+    """A network of the Wild Park."""
 
     def __init__(self, config: ParkConfig) -> None:
         super().__init__()
@@ -134,12 +130,7 @@ def is_wild_park(path: Path) -> bool:
 
 
 class WildParkSource(ZooSource):
-    """The files of a CNN Wild Park.
-
-    Args:
-        path: The folder of the runs.
-        split_file: `cnn_park_splits.json`; found in the folder or above it if None.
-    """
+    """The files of a CNN Wild Park."""
 
     unsplit = f"The runs were split at random: give the published {_SPLIT_FILE} as split_file"
 

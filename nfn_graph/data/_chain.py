@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from nfn_graph.data._layout import Layout, Placement, PlacementAxis
@@ -21,27 +23,40 @@ def chain_layout(
     biases = [None] * len(weights) if biases is None else list(biases)
     keys = [(f"{i}.weight", f"{i}.bias") for i in range(len(weights))] if keys is None else keys
     _check_chain(weights, biases, keys)
-    kernels = [w.shape[2:].numel() for w in weights]
+    tensors: dict[str, Tensor] = {}
+    for weight, bias, (weight_key, bias_key) in zip(weights, biases, keys, strict=True):
+        tensors |= {weight_key: weight} | ({} if bias is None else {bias_key: bias})
+    kinds = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors.items())
+    return _layout_of(kinds), tensors
+
+
+@lru_cache(maxsize=256)  # Thousands of networks of one kind share their layout.
+def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> Layout:
+    """The layout of a chain, from the names, shapes and dtypes of its tensors."""
+    layers: list[list[tuple[str, Tensor]]] = []
+    for key, shape, dtype in kinds:
+        like = torch.empty(shape, dtype=dtype, device="meta")
+        if like.dim() > 1:
+            layers.append([(key, like)])
+        else:
+            layers[-1].append((key, like))
+    weights = [tensors[0][1] for tensors in layers]
     spec = NetworkSpec.chain(
         len(weights),
-        taps=kernels,
-        biases=[b is not None for b in biases],
+        taps=[w.shape[2:].numel() for w in weights],
+        biases=[len(tensors) > 1 for tensors in layers],
         input_size=weights[0].shape[1],
         output_size=weights[-1].shape[0],
     )
-    tensors: dict[str, Tensor] = {}
     placements = []
-    for weight, bias, key, type_ in zip(weights, biases, keys, spec.weights, strict=True):
-        tensors[key[0]] = weight
+    for ((key, weight), *bias), type_ in zip(layers, spec.weights, strict=True):
         kernel: list[PlacementAxis] = ["tap"] * (weight.dim() - 2)
         axes: list[PlacementAxis] = ["target", "source", *kernel]
-        placements.append(Placement.whole(key[0], weight, type_.key, axes))
-        if bias is not None:
-            tensors[key[1]] = bias
-            placements.append(Placement.whole(key[1], bias, type_.target, ("neuron",)))
+        placements.append(Placement.whole(key, weight, type_.key, axes))
+        placements += [Placement.whole(k, b, type_.target, ("neuron",)) for k, b in bias]
     sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
-    shape = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
-    return Layout(spec, shape, tuple(placements)), tensors
+    shapes = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
+    return Layout(spec, shapes, tuple(placements))
 
 
 def _check_chain(

@@ -17,6 +17,10 @@ class Ref:
 
     Args:
         step: The number of the step.
+
+    Example:
+        >>> print(Ref(3))
+        %3
     """
 
     step: int
@@ -33,6 +37,10 @@ class Range:
         start: The first index.
         stop: The index after the last one.
         step: The distance of neighbours.
+
+    Example:
+        >>> print(Range(1, Ref(3)))
+        1:%3:
     """
 
     start: int | Ref | None = None
@@ -62,6 +70,10 @@ class Step:
             number of the input, or of the tensor in the order of the layout's placements.
         args: Its arguments.
         kwargs: Its named arguments.
+
+    Example:
+        >>> print(Step("flatten", (Ref(0),), (("start_dim", 1),)))
+        flatten(%0, start_dim=1)
     """
 
     operation: str
@@ -93,6 +105,10 @@ class Neurons:
         name: The neuron type.
         value: The result.
         axis: The axis of the neurons, counted from the end.
+
+    Example:
+        >>> Neurons("hidden1", Ref(2), axis=-1).name
+        'hidden1'
     """
 
     name: str
@@ -113,6 +129,14 @@ class Computation:
         outputs: The results that the network returns.
         activations: Where the activations of the neuron types are found, as far as they are.
         reason: Why the computation is not known; there are no steps then.
+
+    Example:
+        >>> steps = Step("input", (0,)), Step("parameter", (0,)), Step("linear", (Ref(0), Ref(1)))
+        >>> print(Computation(steps, outputs=(Ref(2),)))
+        %0 = input(0)
+        %1 = parameter(0)
+        %2 = linear(%0, %1)
+        return %2
     """
 
     steps: tuple[Step, ...] = ()

@@ -387,7 +387,13 @@ class WeightGraph(HeteroData):
 
 
 def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
-    """The features of every type as the graph's stores hold them."""
+    """The features of every type as the graph's stores hold them.
+
+    Example:
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2)])
+        >>> list(stored_tensors(graph, graph.spec))
+        ['input', 'output', ('input', 'weight', 'output')]
+    """
     neurons: dict[Key, Tensor] = {name: graph[name].x for name in spec.neuron}
     return neurons | {key: graph[key].edge_attr for key in spec.weight}
 

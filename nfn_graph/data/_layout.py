@@ -45,6 +45,13 @@ class Placement:
             have several.
         cut: First and last index of each axis of the tensor's own shape, if only a part of
             it is viewed: where one axis holds layers with different numbers of positions.
+
+    Example:
+        >>> axes = ("target", "source", "tap", "tap")
+        >>> kernel = torch.ones(8, 4, 3, 3)
+        >>> placement = Placement.whole("conv.weight", kernel, ("a", "weight", "b"), axes)
+        >>> placement.take(kernel).shape  # edges, taps
+        torch.Size([32, 9])
     """
 
     keys: tuple[str, ...]
@@ -174,6 +181,12 @@ class Layout:
         before: The layout that a transform started from, and the transform's name, so that
             its inverse is exact.
         computation: What the network computes with its tensors, or why that is not known.
+
+    Example:
+        >>> from nfn_graph import WeightGraph
+        >>> layout = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(1, 4)]).layout
+        >>> layout.num_rows("hidden1"), layout.num_entries
+        (4, 12)
     """
 
     spec: NetworkSpec
@@ -197,7 +210,7 @@ class Layout:
 
     def shape_in(self, spec: NetworkSpec) -> Shape:
         """The sizes in the order of a spec that holds all types of this network."""
-        if spec is self.spec:
+        if spec is self.spec or list(spec.taps) == list(self.spec.taps):
             return self.shape
         sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
         blocks = dict(zip(self.spec.weight, self.shape.blocks, strict=True))
@@ -270,7 +283,15 @@ def _own_fields(value: Any) -> dict[str, Any]:
 
 
 def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, Tensor]:
-    """The stores `[count, taps, 1]` that the placements make of named tensors."""
+    """The stores `[count, taps, 1]` that the placements make of named tensors.
+
+    Example:
+        >>> from nfn_graph import WeightGraph
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(1, 4)])
+        >>> stores = gather_tensors(graph.layout, graph.to_tensors())
+        >>> stores["input", "weight", "hidden1"].shape
+        torch.Size([8, 1, 1])
+    """
     stores = {}
     for store, blocks in layout.fillings.items():
         rows = [_side_by_side([p.take(tensors[p.keys[0]]) for p in block]) for block in blocks]
@@ -283,7 +304,14 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 
 def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, Tensor]:
-    """The named tensors that the placements came from, each `[*shape, channels]`."""
+    """The named tensors that the placements came from, each `[*shape, channels]`.
+
+    Example:
+        >>> from nfn_graph import WeightGraph
+        >>> graph = WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(1, 4)])
+        >>> scatter_tensors(graph.layout, gather_tensors(graph.layout, graph.to_tensors())).keys()
+        dict_keys(['0.weight', '1.weight'])
+    """
     tensors: dict[str, Tensor] = {}
     offsets: dict[tuple[Key, int], int] = {}
     filled: dict[Key, int] = {}

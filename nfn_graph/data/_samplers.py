@@ -192,6 +192,11 @@ def network_sizes(data: Any) -> list[int]:
 
     Args:
         data: Graphs, or a dataset with an attribute `sizes`, or a sequence of integers.
+
+    Example:
+        >>> from nfn_graph.data import network_sizes
+        >>> network_sizes([WeightGraph.from_tensors([torch.ones(4, 2), torch.ones(1, 4)])])
+        [12]
     """
     return [_size(x) for x in getattr(data, "sizes", data)]
 

@@ -22,7 +22,7 @@ from nfn_graph.features._rows import Block, Rows, Segments, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
-_Slots = dict[Any, Any] | list[Any]
+_Container = dict[Any, Any] | list[Any]
 _Listed = tuple[Ints, Ints, Ints, dict[str, Ints], list[int]]
 
 # Blocks of this many rows are views; smaller ones are listed in indices. A view needs no memory
@@ -319,7 +319,7 @@ def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
 
 def on_device(values: Iterable[object], device: torch.device) -> Tensor:
     """Puts tensors in the place of all arrays of rows and dicts: slices of the one returned."""
-    places: list[tuple[_Slots, Any]] = []
+    places: list[tuple[_Container, Any]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
     for value in values:
@@ -354,8 +354,8 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _find(
-    values: _Slots,
-    places: list[tuple[_Slots, Any]],
+    values: _Container,
+    places: list[tuple[_Container, Any]],
     roots: dict[int, Ints],
     seen: set[int],
 ) -> None:

@@ -42,6 +42,13 @@ class Incidence:
         diagonals: For the weights of a layer with itself, the row of each neuron's own entry.
         off_diagonals: The rows of all their other entries.
         masks: See :func:`owned_taps`.
+
+    Example:
+        >>> from nfn_graph.testing import random_graph
+        >>> graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 3})
+        >>> incidence = graph.features().incidence
+        >>> incidence.num_graphs, incidence.positions["hidden1"].tolist()
+        (1, [0, 1, 2])
     """
 
     def __init__(self, spec: NetworkSpec, shapes: tuple[Shape, ...], device: torch.device) -> None:

@@ -20,6 +20,11 @@ class Block(NamedTuple):
         sizes: The sizes of its indices, slowest first, which number its rows.
         first: Its first row at a coarser site.
         kept: Which of the indices the coarser site has, in the order of that site.
+
+    Example:
+        >>> weights = Block(start=0, sizes=(2, 3), first=0, kept=(0,))  # by target neuron
+        >>> weights.sums(torch.arange(6.0).unsqueeze(1)).flatten()
+        tensor([ 3., 12.])
     """
 
     start: int
@@ -97,6 +102,14 @@ class Segments:
         blocks: The large blocks.
         runs: Where there are blocks, the stretches of listed rows between them: the first row of
             each and their number.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 2})
+        >>> segments = graph.features().rows(("input", "weight", "hidden1")).targets
+        >>> segments.groups.tolist(), segments.pointers.tolist()  # two edges to each neuron
+        ([0, 0, 1, 1], [0, 2, 4])
     """
 
     rows: int
@@ -155,6 +168,14 @@ class Rows:
         pairs: `[listed rows + 1]`, where each row begins in `ends`.
         bags: The sums of the listed rows by each cover, one cover after another; see
             :class:`Segments`.
+
+    Example:
+        >>> from nfn_graph import NetworkSpec
+        >>> from nfn_graph.testing import random_graph
+        >>> graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 2})
+        >>> edges = graph.features().rows(("input", "weight", "hidden1"))
+        >>> edges.target.tolist(), edges.source.tolist()
+        ([0, 0, 1, 1], [0, 1, 0, 1])
     """
 
     count: int
@@ -244,6 +265,10 @@ def is_lasting(x: Tensor) -> bool:
     Tensors of a fake mode belong to it, and those made inside a transform of `torch.func` die
     with it; the latter are known by having no storage. What is made while a CUDA graph is being
     captured lies in the memory of that graph.
+
+    Example:
+        >>> is_lasting(torch.ones(2))
+        True
     """
     if type(x) is not Tensor or is_capturing(x.device):
         return False
@@ -265,6 +290,10 @@ def group_of_rows(counts: Tensor, total: int) -> Tensor:
     Args:
         counts: `[groups]`, the number of rows of each.
         total: Their sum. Reading it from a device would wait for the device.
+
+    Example:
+        >>> group_of_rows(torch.tensor([2, 0, 1]), 3)
+        tensor([0, 0, 2])
     """
     # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
     ends = counts.cumsum(0)

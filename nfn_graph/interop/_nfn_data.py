@@ -14,7 +14,16 @@ from nfn_graph.spec import NetworkSpec, WeightKey
 
 
 def spec_from_nfn(network_spec: Any) -> NetworkSpec:
-    """Our spec of the networks that a published `NetworkSpec` describes."""
+    """Our spec of the networks that a published `NetworkSpec` describes.
+
+    Example:
+        >>> import torch
+        >>> from nfn.common import WeightSpaceFeatures, network_spec_from_wsfeat
+        >>> from nfn_graph.interop.nfn import spec_from_nfn
+        >>> features = WeightSpaceFeatures([torch.randn(8, 1, 3, 2)], [torch.randn(8, 1, 3)])
+        >>> print(spec_from_nfn(network_spec_from_wsfeat(features)))
+        NetworkSpec(input[2]:0, output[3]:1 | input->output:1)
+    """
     shapes = [tuple(int(n) for n in array.shape) for array in network_spec.weight_spec]
     if not shapes or any(len(shape) < 2 for shape in shapes):
         raise UserError(f"Expected a weight_spec of shapes [out, in, ...] (got {shapes})")
@@ -36,6 +45,14 @@ def batch_from_nfn(features: Any) -> Batch:
 
     Returns:
         A batch of `B` graphs with `C` channels, through which gradients flow.
+
+    Example:
+        >>> import torch
+        >>> from nfn.common import WeightSpaceFeatures
+        >>> from nfn_graph.interop.nfn import batch_from_nfn
+        >>> features = WeightSpaceFeatures([torch.randn(8, 1, 3, 2)], [torch.randn(8, 1, 3)])
+        >>> batch_from_nfn(features).num_graphs
+        8
     """
     weights, biases = list(features.weights), list(features.biases)
     for name, tensors, least in (("weights", weights, 4), ("biases", biases, 3)):
@@ -70,6 +87,13 @@ def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
 
     The networks must be chains with a bias in every layer, and of one size: the published
     package stacks them. For a mixed batch take `to_nfn(batch[i])`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
+        >>> from nfn_graph.interop.nfn import to_nfn
+        >>> to_nfn(WeightGraph.from_tensors([torch.ones(3, 2)], [torch.ones(3)])).weights[0].shape
+        torch.Size([1, 1, 3, 2])
     """
     try:
         from nfn.common import WeightSpaceFeatures  # type: ignore[import-untyped]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.interop._nfn_data import spec_from_nfn
-from nfn_graph.interop._nfn_linear import carry_hnp, carry_np, carry_pointwise, find_slots
+from nfn_graph.interop._nfn_linear import carry_hnp, carry_np, carry_pointwise, find_pieces
 from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.messages import UserError
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
@@ -135,9 +135,9 @@ def _pool(module: Any, symmetry: Symmetry) -> list[Step]:
             "over outputs there, which keep their order, and Pool does not)"
         )
     folded = spec.fold(symmetry)
-    slots = find_slots(folded)[NETWORK]
+    pieces = find_pieces(folded)[NETWORK]
     stores = [store for weight in spec.weights for store in (weight.key, weight.target)]
-    index = [i for store in stores for i in range(slots[store].start, slots[store].stop)]
+    index = [i for store in stores for i in range(pieces[store].start, pieces[store].stop)]
     return [Step(symmetry, ReorderedPool(Pool(folded), index))]
 
 

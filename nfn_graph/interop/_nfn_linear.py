@@ -1,8 +1,8 @@
 """The parameters of the published linear layers in the maps of :class:`NFLinear`.
 
 The published layers keep one small map per output tensor and kind of broadcast, with columns
-for the tensors it reads. Here each level has one map. So carrying parameters over is to find,
-for every published block, its rows and columns in the map of a neuron type or of the network:
+for the tensors it reads. Here each site has one map. So carrying parameters over is to find,
+for every published map, its rows and columns in the map of a neuron type or of the network:
 
 - channels and kernel entries are `(channel, tap)` there and `(tap, channel)` here;
 - a fixed axis (HNP) is `(channel, tap, position)` there and `(position, tap, channel)` here;
@@ -23,7 +23,7 @@ from nfn_graph.nn import NFLinear
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, WeightKey, module_name
 
 
-class Slot(NamedTuple):
+class MappedPiece(NamedTuple):
     """The taps of one tensor within a map: its fixed positions times its kernel's taps."""
 
     start: int
@@ -43,29 +43,29 @@ class Read(NamedTuple):
     averaged: bool = True
 
 
-Slots = dict[Key, Slot]
+MappedPieces = dict[Key, MappedPiece]
 
 
-def find_slots(spec: FoldedSpec, pointwise: bool = False) -> dict[str, Slots]:
+def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPieces]:
     """For every neuron type and the network, where its map has the tensors of a chain.
 
     Args:
         spec: The folded spec of a layer.
         pointwise: Whether the maps of its neurons read their own taps alone.
     """
-    slots: dict[str, Slots] = {}
+    pieces: dict[str, MappedPieces] = {}
     for site in spec.sites:
         if not isinstance(site.key, str):
             continue
-        here = slots.setdefault(site.key, {})
+        here = pieces.setdefault(site.key, {})
         alone = pointwise and site.indices
         for part in site.parts[-1:] if alone else site.parts:
             start = 0 if alone else part.start
             for piece in spec.site[part.entry].pieces:
                 taps = spec.unfolded.taps[piece.store]
-                here[piece.store] = Slot(start, piece.taps // taps, taps)
+                here[piece.store] = MappedPiece(start, piece.taps // taps, taps)
                 start += piece.taps
-    return slots
+    return pieces
 
 
 def carry_np(published: Any, spec: NetworkSpec) -> NFLinear:
@@ -122,7 +122,7 @@ def carry_pointwise(published: Any, spec: NetworkSpec) -> NFLinear:
 
 
 class _Carrier:
-    """Adds published blocks into a layer that begins as all zeros."""
+    """Adds published maps into a layer that begins as all zeros."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Carrier:
         layer = NFLinear(spec, in_channels, out_channels, pointwise=pointwise, max_parameters=limit)
         self.published = published
         self.layer = layer.to(device=like.device, dtype=like.dtype)
-        self.slots = find_slots(spec, pointwise)
+        self.pieces = find_pieces(spec, pointwise)
         with torch.no_grad():
             for parameter in self.layer.parameters():
                 parameter.zero_()
@@ -162,32 +162,32 @@ class _Carrier:
         self.add(NETWORK, maps[f"bias_{i}_rc"], target, everything)
 
     @torch.no_grad()
-    def add_edges(self, block: Any, key: WeightKey) -> None:
+    def add_edges(self, published: Any, key: WeightKey) -> None:
         """A map from the entries of a weight to themselves."""
-        slot = self.slots[NETWORK][key]
+        piece = self.pieces[NETWORK][key]
         parameter = self.layer.maps[module_name(key)]
-        parameter += self._reordered(block.weight.flatten(1), slot, slot)
-        self._add_constant(block.bias, key)
+        parameter += self._reordered(published.weight.flatten(1), piece, piece)
+        self._add_constant(published.bias, key)
 
     @torch.no_grad()
-    def add(self, at: str, block: Any, to: Key, reads: Sequence[Read]) -> None:
+    def add(self, at: str, published: Any, to: Key, reads: Sequence[Read]) -> None:
         """A map at a neuron type or the network, to one tensor from several."""
-        slots, channels = self.slots[at], self.layer.in_channels
+        pieces, channels = self.pieces[at], self.layer.in_channels
         parameter = self.layer.maps[at]
-        out = slots[to]
+        out = pieces[to]
         rows = slice(out.start * self.layer.out_channels, out.stop * self.layer.out_channels)
         widths = [
-            channels * slots[r.store].taps * (1 if r.averaged else slots[r.store].positions)
+            channels * pieces[r.store].taps * (1 if r.averaged else pieces[r.store].positions)
             for r in reads
         ]
-        parts = block.weight.flatten(1).split(widths, 1)
+        parts = published.weight.flatten(1).split(widths, 1)
         for read, part in zip(reads, parts, strict=True):
-            slot = slots[read.store]
-            columns = slice(slot.start * channels, slot.stop * channels)
-            parameter[rows, columns] += self._reordered(part, out, slot)
-        self._add_constant(block.bias, to)
+            piece = pieces[read.store]
+            columns = slice(piece.start * channels, piece.stop * channels)
+            parameter[rows, columns] += self._reordered(part, out, piece)
+        self._add_constant(published.bias, to)
 
-    def _reordered(self, part: Tensor, out: Slot, read: Slot) -> Tensor:
+    def _reordered(self, part: Tensor, out: MappedPiece, read: MappedPiece) -> Tensor:
         """From `(channel, tap, position)` to `(position, tap, channel)`, rows and columns."""
         rows = (self.layer.out_channels, out.taps, out.positions)
         x = part.reshape(*rows, self.layer.in_channels, read.taps, -1)
@@ -199,9 +199,9 @@ class _Carrier:
         constant = self.layer.bias
         if bias is None or constant is None:
             return
-        slot, channels = self.slots[NETWORK][to], self.layer.out_channels
-        x = bias.reshape(channels, slot.taps, slot.positions).permute(2, 1, 0).flatten()
-        constant[slot.start * channels : slot.stop * channels] += x
+        piece, channels = self.pieces[NETWORK][to], self.layer.out_channels
+        x = bias.reshape(channels, piece.taps, piece.positions).permute(2, 1, 0).flatten()
+        constant[piece.start * channels : piece.stop * channels] += x
 
 
 def _means(spec: NetworkSpec) -> list[Read]:

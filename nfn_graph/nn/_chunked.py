@@ -27,7 +27,7 @@ from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
 from nfn_graph.spec import FoldedSpec, Key, Site
 
 
-class LayerBlock(NamedTuple):
+class Stage(NamedTuple):
     """An NF-Layer with what acts on every entry before and behind it.
 
     Attributes:
@@ -46,8 +46,8 @@ class LayerBlock(NamedTuple):
     messages: dict[Key, Tensor | None]
 
     @classmethod
-    def of(cls, module: nn.Module) -> LayerBlock:
-        """Takes one block of a model apart."""
+    def of(cls, module: nn.Module) -> Stage:
+        """Takes one stage of a model apart."""
         residual = isinstance(module, Residual)
         inner = module.layer if isinstance(module, Residual) else module
         parts: list[nn.Module] = list(inner) if isinstance(inner, nn.Sequential) else [inner]
@@ -55,7 +55,7 @@ class LayerBlock(NamedTuple):
             raise UserError("Expected a model in eval() for chunk_edges (got one in train())")
         layers = [(i, part) for i, part in enumerate(parts) if isinstance(part, NFLinear)]
         if len(layers) != 1:
-            raise UserError(f"Expected one NFLinear in a block (got {len(layers)})")
+            raise UserError(f"Expected one NFLinear in a stage (got {len(layers)})")
         place, layer = layers[0]
         return cls(parts[:place], layer, parts[place + 1 :], residual, {})
 
@@ -81,7 +81,7 @@ class ChunkedFeatures:
         self.input = features
         self.spec = features.spec
         self.chunk_edges = chunk_edges
-        self.blocks: list[LayerBlock] = []
+        self.stages: list[Stage] = []
         # The leaves among the weights are chunked, all else is held as it is.
         self.leaves: dict[Key, int] = {
             site.key: number
@@ -92,14 +92,14 @@ class ChunkedFeatures:
         self.small = features._with(held)
 
     def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
-        """Applies blocks of a model, one after the other."""
+        """Applies stages of a model, one after the other."""
         for module in modules:
-            block = LayerBlock.of(module)
-            read = _run(block.before, self.small).owned()
-            step = self._pointwise if block.layer.pointwise else self._full
-            new = _run(block.behind, step(block, read))
-            self.small = self.small + new if block.residual else new
-            self.blocks.append(block)
+            stage = Stage.of(module)
+            read = _run(stage.before, self.small).owned()
+            step = self._pointwise if stage.layer.pointwise else self._full
+            new = _run(stage.behind, step(stage, read))
+            self.small = self.small + new if stage.residual else new
+            self.stages.append(stage)
         return self
 
     def features(self) -> WeightFeatures:
@@ -138,15 +138,15 @@ class ChunkedFeatures:
             totals[key] = total.where(seen.unsqueeze(1), 0.0)
         return network_summary(_run(act, self.small).owned(), self.spec, pool.aggr, totals)
 
-    def _full(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
-        layer, values = block.layer, block.layer.values(read)
+    def _full(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
+        layer, values = stage.layer, stage.layer.values(read)
         dtype, incidence = values[-1].dtype, self.input.incidence
         sums: dict[int, Tensor] = {}
         for key, number in self.leaves.items():
             rows = incidence.sites[self.spec.symmetry][number]
             shape = (sum(rows.cover_sizes), self.spec.taps[key] * layer.in_channels)
             table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
-            for start, x in self._chunks(key, block.before):
+            for start, x in self._chunks(key, stage.before):
                 numbers = torch.arange(start, start + len(x), device=x.device)
                 for owners in rows.owners(numbers).unbind(1):
                     table.index_add_(0, owners, x.flatten(1).to(table.dtype))
@@ -157,7 +157,7 @@ class ChunkedFeatures:
                 average(self.spec, incidence, summaries)
             maps, skipped = layer.site_maps(), list(self.leaves.values())
             messages = down_maps(self.spec, incidence, summaries, maps, layer.bias, dtype, skipped)
-        block.messages.update({key: messages[number] for key, number in self.leaves.items()})
+        stage.messages.update({key: messages[number] for key, number in self.leaves.items()})
         new = {
             site.key: own_columns(site, x, layer.out_channels)
             .to(dtype)
@@ -167,9 +167,9 @@ class ChunkedFeatures:
         }
         return self.small._with(new)
 
-    def _pointwise(self, block: LayerBlock, read: WeightFeatures) -> WeightFeatures:
-        layer, constants = block.layer, block.layer.constants()
-        block.messages.update({key: constants.get(key) for key in self.leaves})
+    def _pointwise(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
+        layer, constants = stage.layer, stage.layer.constants()
+        stage.messages.update({key: constants.get(key) for key in self.leaves})
         values = layer.values(read)
         with without_autocast(read.device):
             new = layer.entries(layer._pointwise(values, layer.site_maps()))
@@ -177,7 +177,7 @@ class ChunkedFeatures:
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:
         """The first row of every chunk of weights, and the weights `[size, taps, channels]`, as
-        they are after all blocks and some modules more."""
+        they are after all stages and some modules more."""
         count = self.input[key].shape[0]
         for start in range(0, count, self.chunk_edges):
             x = self._chunk(key, start, min(self.chunk_edges, count - start), before)
@@ -194,15 +194,15 @@ class ChunkedFeatures:
         ends = edges.owners(rows).flatten()
         steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
         x = self.input[key].index_select(0, rows)
-        for block in self.blocks:
-            x = self._leaf_step(block, site, x, ends, width * steps)
+        for stage in self.stages:
+            x = self._leaf_step(stage, site, x, ends, width * steps)
         return self._entries(before, key, x).narrow(0, 0, size)
 
     def _leaf_step(
-        self, block: LayerBlock, site: Site, x: Tensor, ends: Tensor, pairs: Tensor
+        self, stage: Stage, site: Site, x: Tensor, ends: Tensor, pairs: Tensor
     ) -> Tensor:
-        layer, message = block.layer, block.messages[site.key]
-        read = self._entries(block.before, site.key, x).flatten(1)
+        layer, message = stage.layer, stage.messages[site.key]
+        read = self._entries(stage.before, site.key, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
         matrix = layer.maps[site.name].to(read.dtype)
         with without_autocast(read.device):
@@ -213,8 +213,8 @@ class ChunkedFeatures:
                     read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
                 new = bag_rows(message, ends, pairs).addmm_(read, matrix.t())
         new = new.view(len(x), site.taps, layer.out_channels)
-        new = self._entries(block.behind, site.key, new)
-        return x + new if block.residual else new
+        new = self._entries(stage.behind, site.key, new)
+        return x + new if stage.residual else new
 
     def _entries(self, modules: Sequence[nn.Module], key: Key, x: Tensor) -> Tensor:
         """Applies modules that act on every entry by itself."""

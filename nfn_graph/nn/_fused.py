@@ -216,16 +216,32 @@ def _gradient(
     reads = [x if s.is_leaf else next(rest) for s, x in zip(spec.sites, values, strict=True)]
     # The gradient of a message is what all finer entries that got it send back.
     sums = up(spec, incidence, grads)
+    own: list[Tensor | None] = [None] * len(values)
+    if of_values:
+        own[:] = _gradient_of_values(spec, incidence, mean, sums, values, maps)
     found: list[Tensor | None] = [None] * (len(maps) + 1)
-    if of_maps:
-        for i, (g, x, matrix) in enumerate(zip(sums, reads, maps, strict=True)):
-            if matrix is not None:
-                read = _with_transposed(spec, incidence, i, x)
-                found[i] = cast(sum_of_products(g, read), matrix.dtype)
-        if bias is not None:
-            found[-1] = cast(sums[-1].sum(0), bias.dtype)
-    if not of_values:
-        return [*[None] * len(values), *found]
+    if not of_maps:
+        return [*own, *found]
+    if bias is not None:
+        found[-1] = cast(sums[-1].sum(0), bias.dtype)
+    # Last, when the messages of the gradient are gone, and each sum goes after its use: the
+    # gradients of the maps are large.
+    for number in reversed(range(len(maps))):
+        g, matrix = sums.pop(), maps[number]
+        if matrix is not None:
+            read = _with_transposed(spec, incidence, number, reads[number])
+            found[number] = cast(sum_of_products(g, read), matrix.dtype)
+    return [*own, *found]
+
+
+def _gradient_of_values(
+    spec: FoldedSpec,
+    incidence: Incidence,
+    mean: bool,
+    sums: Sequence[Tensor],
+    values: Sequence[Tensor],
+    maps: Sequence[Tensor | None],
+) -> list[Tensor]:
     scales = incidence.scales(spec, sums[-1].dtype) if mean else [None] * len(values)
 
     def new_message(number: int, table: Tensor | None) -> Tensor:
@@ -243,11 +259,10 @@ def _gradient(
 
     channels, dtype = channels_in(spec.sites, values), values[0].dtype
     messages = down(spec, channels, dtype, new_message)
-    own = [
+    return [
         cast(x if site.is_leaf else own_columns(site, x, channels), dtype)
         for site, x in zip(spec.sites, messages, strict=True)
     ]
-    return [*own, *found]
 
 
 def _plain_gradient(

@@ -183,11 +183,11 @@ class NFLinear(nn.Module):
 
     def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
         """Draws the rows of every part."""
-        blocks = parameter.split([part.taps * self.out_channels for part in parts])
-        for part, block in zip(parts, blocks, strict=True):
+        rows_of_parts = parameter.split([part.taps * self.out_channels for part in parts])
+        for part, rows in zip(parts, rows_of_parts, strict=True):
             variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
             bound = math.sqrt(3 * variance)
-            block.uniform_(-bound, bound)
+            rows.uniform_(-bound, bound)
 
     def _check_size(self, limit: int) -> None:
         pair = self.in_channels * self.out_channels
@@ -204,7 +204,7 @@ class NFLinear(nn.Module):
 
 def _called(site: Site) -> str:
     if not site.indices:
-        return "the network level"
+        return "the network"
     if isinstance(site.key, str):
         return f"neuron type '{site.key}'"
     return f"site {site.name}" if site.key[0] == "*" else f"weight type {site.key}"

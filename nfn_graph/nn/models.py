@@ -149,7 +149,7 @@ class _Layers(nn.Module):
             )
             is_active = ends_active or i < len(channels) - 1
             behind = act if is_active else None
-            self.layers.append(_block(layer, norm and i > 0, behind, dropout, residual))
+            self.layers.append(_stage(layer, norm and i > 0, behind, dropout, residual))
 
     def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
         """The input as features of the model's own spec, before the fold."""
@@ -417,7 +417,7 @@ def NFN(
     return InvariantNFN(spec, channels, symmetry, out_features=out_features, **options)
 
 
-def _block(
+def _stage(
     layer: NFLinear,
     norm: bool,
     act: str | Callable[[Tensor], Tensor] | None,
@@ -430,14 +430,15 @@ def _block(
     if act is not None:
         parts.append(Activation(act))
         parts += [Dropout(dropout)] if dropout else []
-    block = nn.Sequential(*parts)
-    return Residual(block) if residual and layer.in_channels == layer.out_channels else block
+    stage = nn.Sequential(*parts)
+    return Residual(stage) if residual and layer.in_channels == layer.out_channels else stage
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:
     """Linear layers with ReLU and dropout between them."""
     layers: list[nn.Module] = []
     for first, second in pairwise(sizes):
-        layers += [nn.Linear(first, second), nn.ReLU()]
+        # In place, since no gradient reads what a linear map returns.
+        layers += [nn.Linear(first, second), nn.ReLU(inplace=True)]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-1], out_features))

@@ -19,9 +19,10 @@ from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# How many values several operations pass over before the next ones: few enough to stay in the
-# cache, and enough to keep all threads busy.
-_CACHED = 2**20
+# How many values several operations pass over in each thread before the next ones: few enough to
+# stay in the cache, and enough to be worth the calls. Of wide rows more, since every product first
+# copies its matrix into another order.
+_CACHED, _FEWEST_ROWS = 2**19, 2**12
 # How many values a row should have to be broadcast fast.
 _LONG_ROW = 2**9
 
@@ -50,6 +51,20 @@ def bag_sum(x: Tensor, segments: Segments) -> Tensor:
     for block in segments.blocks:
         sums.narrow(0, block.first, block.coarse_count).add_(block.sums(x))
     return sums
+
+
+def expand_rows(x: Tensor, segments: Segments) -> Tensor:
+    """:func:`plain_expand` into one piece of memory, outside of autograd."""
+    if not segments.blocks:
+        return x.index_select(0, segments.groups)
+    out, listed = x.new_empty(segments.rows, x.shape[1]), 0
+    for start, count in segments.runs:
+        groups = segments.groups.narrow(0, listed, count)
+        torch.index_select(x, 0, groups, out=out.narrow(0, start, count))
+        listed += count
+    for block in segments.blocks:
+        _broadcast([block], x, block.view(out))
+    return out
 
 
 def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
@@ -83,7 +98,7 @@ def bag_down(
     """
 
     blocks, size = rows.blocks, _cached_rows(table)
-    if rows.count <= size and not blocks:
+    if rows.count <= 2 * size and not blocks:
         out = _listed_down(table, rows, 0, rows.count)
         return out if x is None or matrix is None else add_product(out, x, matrix)
     out = table.new_empty(rows.count, table.shape[1])
@@ -100,6 +115,7 @@ def bag_down(
             messages = _listed_down(table, rows, listed + start, min(size, count - start))
             first = begin + start
             finish(messages, first, out.narrow(0, first, len(messages)))
+            del messages  # Before the next ones are made.
         listed += count
     for covers in blocks:
         for stretch in _stretches(covers, out):
@@ -139,7 +155,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 def _cached_rows(x: Tensor) -> int:
     """How many rows of a tensor to treat at a time: on the CPU, as many as stay in its cache."""
-    return _CACHED // (x.shape[1] or 1) or 1 if x.is_cpu else 2**62
+    if not x.is_cpu:
+        return 2**62
+    return max(_CACHED * torch.get_num_threads() // (x.shape[1] or 1), _FEWEST_ROWS)
 
 
 def _stretches(covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:
@@ -224,7 +242,7 @@ class Expand(_Gated):
     @staticmethod
     def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
         """Expands."""
-        out = plain_expand(x, segments)
+        out = expand_rows(x, segments)
         return out if gate is None else where_positive(out, gate, out)
 
     @staticmethod

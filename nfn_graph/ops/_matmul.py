@@ -18,12 +18,12 @@ from torch import Tensor
 
 # Products of fewer multiplications are faster in MKL, unless they have few columns and many rows.
 _MULTIPLICATIONS = 2**21
-_FEW_COLUMNS, _MANY_ROWS = 8, 2**12
+_FEW_COLUMNS, _MANY_COLUMNS, _MANY_ROWS = 8, 32, 2**12
 # Of few rows, copying the matrix into oneDNN's own order costs more memory than it gains time.
 _FEWEST_ROWS = 2**9
-# Of a sum over many rows oneDNN copies both factors first, which pays for wide ones; some rows at
-# a time, for the sake of memory.
-_WIDE, _STRETCH = 128, 2**12
+# For a sum over many rows oneDNN copies both factors first, which pays for wide rows only. A few
+# rows at a time take less memory.
+_WIDE, _STRETCH = 256, 2**10
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -34,7 +34,8 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
 
 def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
     """`messages + x @ matrix`, in place if no other place is given."""
-    linear = _linear(x, matrix)
+    # MKL needs no memory for the product alone, which oneDNN outweighs by few or by many columns.
+    linear = None if _FEW_COLUMNS < matrix.shape[1] < _MANY_COLUMNS else _linear(x, matrix)
     if linear is not None:
         own = linear(x, matrix.t(), None, "none", [], "")
         return messages.add_(own) if out is None else torch.add(messages, own, out=out)

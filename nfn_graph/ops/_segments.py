@@ -29,16 +29,13 @@ def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
         relu: Whether to sum the ReLU of the rows.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
-        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
-        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
         >>> from nfn_graph.ops import segment_sum
-        >>> key = "input", "weight", "hidden1"
-        >>> features = graph.features()
-        >>> x = features.weights[key].flatten(1)
-        >>> segment_sum(x, features.rows(key).targets).shape  # one sum for every target neuron
-        torch.Size([4, 1])
+        >>> features = WeightGraph.from_tensors([torch.ones(3, 2)]).features()
+        >>> key = "input", "weight", "output"
+        >>> segment_sum(features[key].flatten(1), features.rows(key).targets).flatten()
+        tensor([2., 2., 2.])
     """
     backend = current_backend()
     if backend == "fused":
@@ -53,16 +50,13 @@ def segment_mean(x: Tensor, segments: Segments) -> Tensor:
     """Averages the rows of every segment; the mean over nothing is 0.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
-        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
-        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
         >>> from nfn_graph.ops import segment_mean
-        >>> key = "input", "weight", "hidden1"
-        >>> features = graph.features()
-        >>> x = features.weights[key].flatten(1)
-        >>> segment_mean(x, features.rows(key).sources).shape  # one mean for every source neuron
-        torch.Size([2, 1])
+        >>> features = WeightGraph.from_tensors([torch.ones(3, 2)]).features()
+        >>> key = "input", "weight", "output"
+        >>> segment_mean(features[key].flatten(1), features.rows(key).sources).flatten()
+        tensor([1., 1.])
     """
     wide = x.to(sum_dtype(x.dtype))
     return divide_by_count(segment_sum(wide, segments), segments.counts).to(x.dtype)
@@ -88,16 +82,13 @@ def expand(x: Tensor, segments: Segments) -> Tensor:
     """Gives every row the value of its segment: `[segments, width] -> [rows, width]`.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
-        >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
-        >>> graph = random_graph(spec, {"hidden1": 4})
+        >>> import torch
+        >>> from nfn_graph import WeightGraph
         >>> from nfn_graph.ops import expand
-        >>> key = "input", "weight", "hidden1"
-        >>> features = graph.features()
-        >>> x = features.neurons["hidden1"].flatten(1)
-        >>> expand(x, features.rows(key).targets).shape  # a row for every edge
-        torch.Size([8, 1])
+        >>> features = WeightGraph.from_tensors([torch.ones(3, 2)]).features()
+        >>> key = "input", "weight", "output"
+        >>> expand(torch.tensor([[0.0], [1.0], [2.0]]), features.rows(key).targets).flatten()
+        tensor([0., 0., 1., 1., 2., 2.])
     """
     backend = current_backend()
     if backend == "fused":

@@ -14,7 +14,7 @@ from nfn_graph.messages import UserError
 if TYPE_CHECKING:
     from nfn_graph.spec._types import NetworkSpec
 
-# Names that modules, graphs and the network level need for themselves.
+# Names that modules, graphs and the site of the network need for themselves.
 _RESERVED = (
     frozenset(dir(nn.ParameterDict()))
     | frozenset(dir(nn.ModuleDict()))

@@ -50,6 +50,11 @@ class Piece(NamedTuple):
         store: The neuron type or weight type that it comes from.
         taps: The number of taps: those of the store times its fixed positions.
         diagonal: Whether it is the diagonal of a self weight, whose neurons are the site.
+
+    Example:
+        >>> folded = NetworkSpec.chain(2, input_size=3, output_size=1).fold("hnp")
+        >>> [(piece.store, piece.taps) for piece in folded.site["hidden1"].pieces]
+        [('hidden1', 1), (('input', 'weight', 'hidden1'), 3), (('hidden1', 'weight', 'output'), 1)]
     """
 
     store: Key
@@ -69,6 +74,11 @@ class Part(NamedTuple):
             for the site's own entries.
         kept: The indices of the entry that the site has; of a self or role weight they tell
             the mean over a target neuron's edges from the one over a source neuron's.
+
+    Example:
+        >>> folded = NetworkSpec.chain(2).fold("np")
+        >>> [part.entry for part in folded.site["output"].parts]  # the last weight, its bias
+        [('hidden1', 'weight', 'output'), 'output']
     """
 
     entry: Key
@@ -95,6 +105,10 @@ class Site:
             goes up, and whose message comes down, through another cover.
         is_self: Whether its entries are the weights of a layer with itself, each of which also
             reads the weight in the other direction.
+
+    Example:
+        >>> print(NetworkSpec.chain(2).fold("np").site["hidden1"])
+        {hidden1} [input->hidden1 at hidden1:1, hidden1->output at hidden1:1, hidden1:1]
     """
 
     key: Key

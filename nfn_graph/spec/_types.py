@@ -28,7 +28,12 @@ PRIME = "'"
 
 
 def module_name(key: Key) -> str:
-    """The name of a type in a module's parameters."""
+    """The name of a type in a module's parameters.
+
+    Example:
+        >>> module_name(("input", "weight", "hidden1"))
+        'input__weight__hidden1'
+    """
     return key if isinstance(key, str) else "__".join(key)
 
 
@@ -322,6 +327,10 @@ class Shape(NamedTuple):
             network lacks the type, several for role types.
         blocks: For every weight type, the `(target, source)` layers that each tensor joins,
             as positions in the `sizes` of those types.
+
+    Example:
+        >>> Shape(sizes=((2,), (4,), (1,)), blocks=(((0, 0),), ((0, 0),))).sizes  # an MLP 2-4-1
+        ((2,), (4,), (1,))
     """
 
     sizes: tuple[tuple[int, ...], ...]

@@ -16,7 +16,9 @@ from nfn_graph.tasks.reports.figures import bars
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import (
     BACKGROUND,
+    HEADLINE,
     Run,
+    describe_model,
     format_value,
     metric_name,
     read_run,
@@ -278,6 +280,35 @@ def _cell(row: Row) -> object:
     return f"{text} ± {small}"
 
 
+def _conclusion(rows: Sequence[Row]) -> str:
+    """One sentence made from the numbers of the test split: which group is ahead, and how far."""
+    test = [row for row in rows if row["part"] == "test" and math.isfinite(row["mean"])]
+    name = next((m for m in HEADLINE if any(row["metric"] == m for row in test)), None)
+    ranked = [row for row in test if row["metric"] == name]
+    if name is None or len(ranked) < 2:
+        return ""
+    ranked.sort(key=lambda row: row["mean"], reverse=HEADLINE[name] is max)
+    first, second = ranked[:2]
+    ahead, behind = (f"{row['label']} ({format_value(row['mean'])})" for row in (first, second))
+    text = f"On the test networks, {ahead} has the best {metric_name(name)}, before {behind}"
+    errors = [row["standard_error"] for row in (first, second)]
+    if None in errors:
+        return f"{text}; a single seed does not show how much of this is chance."
+    gap, error = abs(first["mean"] - second["mean"]), math.hypot(*errors)
+    verdict = "more" if gap > 2 * error else "less"
+    return (
+        f"{text}; the difference of {format_value(float(gap))} is {verdict} than twice its "
+        f"standard error of {format_value(float(error))}."
+    )
+
+
+def _about(rows: Sequence[Row], task: str) -> str:
+    """What the compared models are."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    known = {model: describe_model(task, {"model": model}) for model in models}
+    return " ".join(f"{model} is {text}." for model, text in known.items() if text)
+
+
 def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]) -> None:
     options = dict.fromkeys(name for row in rows for name in row["options"])
     table = []
@@ -294,7 +325,11 @@ def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]
         f"{'seed' if seeds == [1] else 'seeds'}; a single seed has no standard error."
     )
     sections = [
-        Section("Table", text, [*_tables(rows), *([_failures(failed)] if failed else [])]),
+        Section(
+            "Table",
+            f"{_conclusion(rows)} {_about(rows, task)}\n\n{text}",
+            [*_tables(rows), *([_failures(failed)] if failed else [])],
+        ),
         Section("Figure", figures=[Shown(out / "compare.png", caption, f"Bar chart. {caption}")]),
     ]
     write_report(out / "compare.html", f"{task}: runs compared", sections)

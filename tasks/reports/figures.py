@@ -135,7 +135,8 @@ def scatter(
         shown = ", ".join(f"{name} {x:.3f}" for name, x in measures if x is not None)
         axes.set_title(f"{title}\n{shown}" if shown else title)
         if groups is not None:
-            axes.legend(loc="upper left", markerscale=1.4)
+            # Below the axes, where it hides no networks.
+            figure.legend(loc="outside lower center", markerscale=1.4, ncols=min(len(names), 5))
         return save_figure(figure, path)
 
 

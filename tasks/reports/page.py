@@ -32,11 +32,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture with what it shows, once below it and once for those who cannot see it."""
+    """A figure with its caption and a text for readers who cannot see it.
+
+    Attributes:
+        png_path: The PNG file.
+        caption: The text below the figure.
+        alt: What a screen reader says.
+        is_plot: Whether the figure is a plot on white, whose brightness is inverted on a dark page;
+            pictures stay as they are.
+    """
 
     png_path: Path
     caption: str
     alt: str
+    is_plot: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,7 @@ def _figure(shown: Shown) -> dict[str, object]:
         "alt": shown.alt,
         "width": width,
         "height": height,
+        "plot": shown.is_plot,
         "wide": width > min(_WIDE_PIXELS, _WIDE_RATIO * height),
     }
 

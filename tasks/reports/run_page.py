@@ -12,27 +12,30 @@ from nfn_graph.tasks.option_checks import flag
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.runs import (
     EVALUATES,
+    HEADLINE,
     Run,
+    describe_model,
     format_value,
+    loss_name,
     metric_name,
     read_run,
     reads,
     scalar_metrics,
 )
 
-# The metric that a report begins with: the first of these that a task has.
-_FIRST = ("tau", "accuracy", "mse", "overlap")
 # Kinds of figures in the order of a report; the rest of a file's name says of what.
 _FIGURES = {
     "scatter": "Predicted against true values on {}. On the dashed line both are equal.",
-    "confusion": "Confusion matrix on {}: a row for each true class, with counts.",
-    "curves": "Learning curves, by epoch.",
-    "probes": "The inputs that the model runs networks on: images, or points on a background of "
-    "how much the outputs of the networks differ there.",
-    "inrs": "Networks of {}, drawn back, each with the class that the model took it for.",
-    "edits": "Networks of {}: what they showed, what they show after the edit, what they were to.",
+    "confusion": "Confusion matrix on {}: one row for each true class, with counts.",
+    "curves": "Learning curves by epoch.",
+    "probes": "The inputs that the model runs networks on: images, or points on a background that "
+    "shows how much the outputs of the networks differ.",
+    "inrs": "Networks of {}, rendered, each with the class that the model predicts.",
+    "edits": "Networks of {}: what they showed, what they show after the edit, and the target.",
     "scores": "Networks of {}: the score of every weight against its initial value, by layer.",
 }
+# Figures with pictures in them, which keep their colours on a dark page.
+_PICTURES = ("probes", "inrs", "edits")
 
 
 def run_report(run: Path) -> Path:
@@ -41,7 +44,7 @@ def run_report(run: Path) -> Path:
     options, metrics = found.options, found.metrics
     sections = [
         Section("Results", _headline(found), [_summary(metrics)]),
-        Section("Figures", figures=_figures(run / "figures")),
+        Section("Figures", figures=_figures(run / "figures", loss_name(found.task, options))),
         Section("Options", tables=[_listing(options, "", "option", "value")]),
         Section("Data and versions", tables=_origins(found.config)),
         Section("Repeat this run", code=repeat_command(found.task, options)),
@@ -60,23 +63,73 @@ def repeat_command(task: str, options: Mapping[str, object]) -> str:
 
 
 def _headline(run: Run) -> str:
-    test = scalar_metrics(run.metrics["test"])
-    name = next((m for m in _FIRST if m in test), None)
-    text = f"{run.options.get('model', 'The model')} on the test split"
-    if name is not None:
-        text += f": {metric_name(name)} {format_value(test[name])}"
-    if "networks" in test:
-        text += f", {test['networks']:,} networks"
+    """The conclusion, what the model is, and how it was trained: a paragraph each."""
+    model = str(run.options.get("model", "The model"))
+    about = describe_model(run.task, run.options)
+    what = f"{model} is {about}. " if about else ""
     if reads(run.options) == EVALUATES:
-        text += f". It evaluates the networks, on {run.options.get('probes')} inputs"
-    facts = [
-        (f"{run.metrics.get('epochs')} epochs", "epochs"),
-        (f"best epoch {run.metrics.get('best_epoch')}", "best_epoch"),
-        (f"{run.metrics.get('parameters', 0):,} parameters", "parameters"),
-        (f"{run.metrics.get('seconds', 0):.0f} seconds", "seconds"),
+        what += f"It evaluates the networks, on {run.options.get('probes')} inputs."
+    else:
+        what += "It reads weights and never runs the networks."
+    return f"{conclusion(run)}\n\n{what}\n\n{_training(run)}".strip()
+
+
+def conclusion(run: Run) -> str:
+    """One sentence made from the numbers of the test split."""
+    test = scalar_metrics(run.metrics["test"])
+    name = next((m for m in HEADLINE if m in test), None)
+    model = run.options.get("model", "The model")
+    where = f"{test['networks']:,} test networks" if "networks" in test else "the test split"
+    if name is None:
+        return f"{model} was evaluated on {where}."
+    value = format_value(test[name])
+    if name == "tau":
+        limit = f"; ties limit it to {test['tau_ceiling']:.3f}" if "tau_ceiling" in test else ""
+        return (
+            f"On {where}, {model} reaches a Kendall tau of {value} between predicted and true "
+            f"values (1 is the same order, 0 is chance{limit})."
+        )
+    if name == "accuracy":
+        rows = [sum(row) for row in run.metrics["test"].get("confusion") or ()]
+        chance = f"{max(rows) / sum(rows):.3f}" if any(rows) else ""
+        more = f"; always choosing the most frequent class gives {chance}" if chance else ""
+        return f"On {where}, {model} reaches an accuracy of {value}{more}."
+    if name == "mse" and "relative" in test:
+        left = format_value(test["relative"])
+        return f"On {where}, {model} leaves {left} of the squared error of unedited networks."
+    if name == "overlap" and "overlap_magnitude" in test:
+        known = format_value(test["overlap_magnitude"])
+        return (
+            f"On {where}, the masks of {model} share {value} of their weights with the true masks; "
+            f"masks by magnitude share {known}."
+        )
+    return f"On {where}, {model} reaches a {metric_name(name)} of {value}."
+
+
+def _training(run: Run) -> str:
+    """Counts of networks, epochs and parameters, the loss by its name, and the time."""
+    counts = (run.config.get("zoo") or {}).get("networks")
+    known = counts if isinstance(counts, dict) else {}
+    networks = [
+        f"{known[part]:,} {part}" for part in ("train", "validation", "test") if part in known
     ]
-    known = ", ".join(fact for fact, key in facts if run.metrics.get(key) is not None)
-    return f"{text}.\n\nTraining: {known}." if known else f"{text}."
+    loss = loss_name(run.task, run.options)
+    facts = [
+        f"{', '.join(networks)} networks" if networks else "",
+        f"loss: {loss}" if loss else "",
+        *(
+            text.format(run.metrics[key])
+            for text, key in (
+                ("{} epochs", "epochs"),
+                ("best epoch {}", "best_epoch"),
+                ("{:,} parameters", "parameters"),
+                ("{:.0f} seconds", "seconds"),
+            )
+            if run.metrics.get(key) is not None
+        ),
+    ]
+    found = "; ".join(fact for fact in facts if fact)
+    return f"Training: {found}." if found else ""
 
 
 def _summary(metrics: Mapping[str, Any]) -> Table:
@@ -88,7 +141,7 @@ def _summary(metrics: Mapping[str, Any]) -> Table:
     return Table(["networks of", *map(metric_name, names)], rows)
 
 
-def _figures(folder: Path) -> list[Shown]:
+def _figures(folder: Path, loss: str) -> list[Shown]:
     """The figures of a run: by kind, the test split first, then evaluations, then validation."""
 
     def place(path: Path) -> tuple[int, int, str]:
@@ -102,7 +155,9 @@ def _figures(folder: Path) -> list[Shown]:
         of = f"the {part or 'test'} split" if part in ("", "test", "validation") else part
         other = f"{path.stem.replace('-', ' ').capitalize()}."
         caption = _FIGURES[kind].format(of) if kind in _FIGURES else other
-        shown.append(Shown(path, caption, caption))
+        if kind == "curves" and loss:
+            caption += f" The loss is the {loss}."
+        shown.append(Shown(path, caption, caption, is_plot=kind not in _PICTURES))
     return shown
 
 

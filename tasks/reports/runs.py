@@ -15,11 +15,45 @@ from nfn_graph.tasks.training.run_folder import read_json
 BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")
 # What a model is allowed to look at.
 WEIGHTS, EVALUATES = "weights", "evaluates the network"
+# The metric that a report begins with: the first of these that a task has, and which is better.
+HEADLINE = {"tau": max, "accuracy": max, "mse": min, "overlap": max}
+_MODELS = {
+    "nfn-np": "a stack of NF-Layers, which respect permutations of all neurons (NP), with a pool "
+    "and an MLP",
+    "nfn-hnp": "a stack of NF-Layers, which respect permutations of hidden neurons (HNP), with a "
+    "pool and an MLP",
+    "nfn-pointwise": "a stack of layers that treat every weight alone, with a pool and an MLP",
+    "statnn": "an MLP on the mean, variance and quantiles of every weight tensor",
+    "mlp": "an MLP on the concatenated weights",
+    "mlp-aug": "an MLP on the concatenated weights, with randomly permuted neurons in training",
+    "gine": "PyG's GINE convolutions on the graph of neurons",
+    "pna": "PyG's PNA convolutions on the graph of neurons",
+    "transformer": "PyG's transformer convolutions on the graph of neurons",
+    "probe": "an MLP on the outputs of the network at learned inputs",
+    "probe-grid": "an MLP on the outputs of the network on a fixed grid of inputs",
+}
+# Models that return weights, or masks, instead of one vector per network.
+_EDITORS = {
+    "nfn-np": "a stack of NF-Layers, which respect permutations of all neurons (NP)",
+    "nfn-hnp": "a stack of NF-Layers, which respect permutations of hidden neurons (HNP)",
+    "nfn-pointwise": "a stack of layers that treat every weight alone",
+    "mlp": "an MLP from the concatenated weights to their changes",
+    "mlp-aug": "an MLP from the concatenated weights to their changes, with randomly permuted "
+    "neurons in training",
+}
+_LOSSES = {
+    "regress": "mean squared error of the standardized number",
+    "classify": "cross-entropy",
+    "classify-inr": "cross-entropy",
+    "edit-inr": "mean squared error of the image",
+    "winning-tickets": "negative variational bound of the masks",
+}
 _NAMES = {
     "tau": "Kendall tau",
     "tau_ceiling": "tau ceiling",
     "r2": "R²",
     "mae": "MAE",
+    "rmse": "RMSE",
     "mse": "MSE",
     "mse_unedited": "MSE without an edit",
     "mse_fit": "MSE of the fits",
@@ -71,6 +105,19 @@ def reads(options: Mapping[str, Any]) -> str:
     is_editor_with_probes = "operation" in options and bool(options.get("probes"))
     is_probe = str(options.get("model")).startswith("probe")
     return EVALUATES if is_probe or is_editor_with_probes else WEIGHTS
+
+
+def describe_model(task: str, options: Mapping[str, Any]) -> str:
+    """What a model is, as the end of a sentence; empty for a model that is not known here."""
+    names = _EDITORS if task in ("edit-inr", "winning-tickets") else _MODELS
+    return names.get(str(options.get("model")), "")
+
+
+def loss_name(task: str, options: Mapping[str, Any]) -> str:
+    """The loss that a task minimises; empty for a task that is not known here."""
+    if task in ("regress", "predict-generalization") and options.get("target") == "share":
+        return "binary cross-entropy"
+    return _LOSSES.get(task, "")
 
 
 def metric_name(metric: str) -> str:

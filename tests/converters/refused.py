@@ -50,6 +50,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         (1, 3, 2, 2),
         r"1 \(LocalResponseNorm\).*neighbouring channels",
     ),
+    "pool with places": (
+        lambda: One(
+            lambda m, x: m.b(m.pool(m.a(x))[0].flatten(1)),
+            a=nn.Conv2d(3, 4, 1),
+            pool=nn.AdaptiveMaxPool2d(1, return_indices=True),
+            b=nn.Linear(4, 2),
+        ),
+        (2, 3, 2, 2),
+        r"pool \(AdaptiveMaxPool2d\).*effect on neurons is known",
+    ),
     "order of channels": (
         lambda: One(lambda m, x: m.b(m.a(x).cumsum(1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2)),
         (2, 3),

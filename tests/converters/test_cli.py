@@ -368,9 +368,9 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
     paths = write(tmp_path / "x.pt", 4)
     done = 0
 
-    def interrupt() -> None:
+    def interrupt(count: int) -> None:
         nonlocal done
-        done += 1
+        done += count
         if done == 2:
             raise KeyboardInterrupt
 

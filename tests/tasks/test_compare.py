@@ -185,6 +185,11 @@ def test_the_files(tmp_path: Path) -> None:
     for cell in ("0.800 ± 0.058", "0.400 ± 0.029", ">0.500<", ">1,234<", "over 1 or 3 seeds"):
         assert cell in html
     assert "0.500 ±" not in html
+    assert (
+        "On the test networks, nfn-np (0.800) has the best Kendall tau, before statnn (0.500); a "
+        "single seed does not show how much of this is chance."
+    ) in html
+    assert "statnn is an MLP on the mean, variance and quantiles of every weight tensor." in html
     assert html.count("data:image/png;base64,") == 1
 
 
@@ -216,3 +221,16 @@ def test_the_printed_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert ["statnn", "1", "0.500"] in printed
     assert ["[bold]x", "1", "0.300"] in printed
     assert ["nfn-np", "3", "1,234", "20.000", "±", "5.774"] in printed
+
+
+@pytest.mark.parametrize(("taus", "verdict"), [((0.5, 0.52), "more"), ((0.7, 0.79), "less")])
+def test_the_conclusion_weighs_the_difference_by_its_error(
+    taus: tuple[float, float], verdict: str, tmp_path: Path
+) -> None:
+    for seed, (ahead, behind) in enumerate(zip((0.8, 0.82), taus, strict=True)):
+        make_run(tmp_path / f"np-{seed}", ahead, seed=seed)
+        make_run(tmp_path / f"stat-{seed}", behind, seed=seed, model="statnn")
+    compare([tmp_path], tmp_path / "out")
+    page = (tmp_path / "out" / "compare.html").read_text("utf-8")
+    gap = 0.81 - sum(taus) / 2
+    assert f"the difference of {gap:.3f} is {verdict} than twice its standard error" in page

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
+from finished_run import make_run
 from matplotlib.collections import PathCollection
 from PIL import Image
 
@@ -30,7 +31,6 @@ from nfn_graph.tasks.reports import (
 )
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\""
-OPTIONS = {"zoo": "zoos/my digits", "model": "nfn-np", "preset": "paper", "seed": 3, "epochs": 50}
 
 
 class Page(HTMLParser):
@@ -107,31 +107,6 @@ def assert_self_contained(page: Page) -> None:
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def make_run(folder: Path, options: dict[str, object] | None = None) -> Path:
-    (folder / "logs").mkdir(parents=True)
-    test = {"tau": 0.8125, "tau_ceiling": 0.99, "r2": 0.75, "mae": 0.00123, "networks": 1200}
-    metrics = {
-        "test": test,
-        "validation": {**test, "tau": 0.7},
-        "evaluations": {"wide": {**test, "tau": None}},
-        "epochs": 50,
-        "best_epoch": 31,
-        "seconds": 41.2,
-        "parameters": 23344,
-    }
-    config = {
-        "task": "predict-generalization",
-        "options": OPTIONS if options is None else options,
-        "versions": {"torch": "2.99"},
-        "zoo": {"fingerprint": "abc123"},
-    }
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "metrics.json").write_text(json.dumps(metrics), "utf-8")
-    for name in ("zzz", "curves", "scatter-validation", "scatter-wide", "scatter-test"):
-        scatter(folder / "figures" / f"{name}.png", [0.0, 1.0], [0.0, 1.0], title=name)
-    return folder
-
-
 def test_scatter_shows_every_point_and_the_diagonal(tmp_path: Path) -> None:
     true, predicted = [0.1, 0.5, 0.9], [0.2, 0.4, 1.3]
     figure = scatter(tmp_path / "a" / "s.png", true, predicted, title="held out", tau=0.5, r2=-0.25)
@@ -157,7 +132,7 @@ def test_groups_of_a_scatter_have_their_own_colours(tmp_path: Path) -> None:
     assert first.get_offsets().tolist() == [[2, 5]]
     assert second.get_offsets().tolist() == [[1, 4], [3, 6]]
     assert first.get_facecolor().tolist() != second.get_facecolor().tolist()
-    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["w 8", "w 16"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["w 8", "w 16"]
     many = scatter(tmp_path / "s.png", range(9), range(9), title="", groups=[*"abcdefghi"])
     assert len({tuple(c.get_facecolor()[0]) for c in many.axes[0].collections}) == 9
     with pytest.raises(ValueError, match=r"as many true values .* \(got 2, 1 and none\)"):
@@ -298,25 +273,70 @@ def test_the_report_of_a_run_has_its_numbers_figures_and_command(tmp_path: Path)
     (title,) = [text for tag, text in page.texts if tag == "h1"]
     assert title == "predict-generalization: nfn-np, seed 3"
     texts = " ".join(text for tag, text in page.texts if tag == "p")
-    for fact in ("Kendall tau 0.812", "1,200 networks", "23,344 parameters", "best epoch 31"):
+    assert texts.startswith(
+        "On 1,200 test networks, nfn-np reaches a Kendall tau of 0.812 between predicted and true "
+        "values (1 is the same order, 0 is chance; ties limit it to 0.990)."
+    )
+    for fact in ("nfn-np is a stack of NF-Layers", "never runs the networks", "(NP)"):
         assert fact in texts
+    for fact in ("900 train, 100 validation", "23,344 parameters", "best epoch 31"):
+        assert fact in texts
+    assert "loss: binary cross-entropy" in texts
+    assert captions[3] == "Learning curves by epoch. The loss is the binary cross-entropy."
     (code,) = [text for tag, text in page.texts if tag == "code"]
     assert shlex.split(code.replace("\\\n", "")) == [
         *("nfn-graph", "train", "predict-generalization", "--zoo", "zoos/my digits"),
         *("--model", "nfn-np", "--preset", "paper", "--seed", "3", "--epochs", "50"),
+        *("--target", "share"),
     ]
 
 
 def test_the_report_of_a_classifier(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    test = {"accuracy": 0.5, "loss": 1.25, "networks": 4, "confusion": [[1]], "classes": [HOSTILE]}
+    test = {"accuracy": 0.5, "loss": 1.25, "networks": 4, "classes": [HOSTILE, "b"]}
+    test["confusion"] = [[1, 2], [0, 1]]
     (run / "metrics.json").write_text(json.dumps({"test": test}), "utf-8")
     page = Page(run_report(run))
+    texts = [text for tag, text in page.texts if tag == "p"]
+    assert texts[0] == (
+        "On 4 test networks, nfn-np reaches an accuracy of 0.500; always choosing the most "
+        "frequent class gives 0.750."
+    )
     assert_self_contained(page)
     assert page.rows[:2] == [
         ["networks of", "accuracy", "loss", "networks"],
         ["test", "0.500", "1.250", "4"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("test", "sentence"),
+    [
+        ({"mse": 0.1, "relative": 0.3}, "leaves 0.300 of the squared error of unedited networks."),
+        ({"mse": 0.1}, "reaches a MSE of 0.100."),
+        (
+            {"overlap": 0.5, "overlap_magnitude": 0.4},
+            "share 0.500 of their weights with the true masks; masks by magnitude share 0.400.",
+        ),
+        ({"other": 1.0}, "nfn-np was evaluated on the test split."),
+    ],
+)
+def test_conclusions_are_made_from_the_numbers(
+    test: dict[str, float], sentence: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "metrics.json").write_text(json.dumps({"test": test}), "utf-8")
+    first = next(text for tag, text in Page(run_report(run)).texts if tag == "p")
+    assert first.endswith(sentence)
+
+
+def test_plots_are_inverted_on_dark_pages_and_pictures_are_not(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    scatter(run / "figures" / "edits-test.png", [0.0], [1.0], title="")
+    page = Page(run_report(run))
+    kinds = [image.get("class") for image in page.all("img")]
+    assert kinds == ["plot", "plot", "plot", "plot", None, "plot"]
+    assert "figure img.plot { filter: invert" in page.text
 
 
 @dataclass(frozen=True)

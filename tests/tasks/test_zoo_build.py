@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import safe_open
-from zoo_data import tiny_images
+from zoo_data import IMAGES, same_networks, small, tiny_images
 
 from nfn_graph import Batch
 from nfn_graph.cli import main
-from nfn_graph.converters import WeightDataset, from_state_dict, to_state_dict
+from nfn_graph.converters import from_state_dict, to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
-from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
+from nfn_graph.tasks.zoo import build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.builder import ZooWriter
 from nfn_graph.tasks.zoo.classifiers import Architecture, build_module
-
-IMAGES = tiny_images()
-
-
-def small(out: Path, **options: object) -> CnnZooOptions:
-    chosen = CnnZooOptions(
-        out, networks=10, widths=(3, 5), depths=(1, 2), epochs=(1, 3), batch_size=16, shard_size=4
-    )
-    return replace(chosen, **options)  # type: ignore[arg-type]
-
-
-def same_networks(first: WeightDataset, second: WeightDataset) -> bool:
-    """Whether two zoos hold the same networks to the last bit, wherever they are stored."""
-    drop = ("shard", "row")
-    rows = [
-        [{k: v for k, v in r.items() if k not in drop} for r in z.rows] for z in (first, second)
-    ]
-    if rows[0] != rows[1]:
-        return False
-    return all(
-        first.state_dict(i).keys() == second.state_dict(i).keys()
-        and all(torch.equal(v, second.state_dict(i)[k]) for k, v in first.state_dict(i).items())
-        for i in range(len(first))
-    )
 
 
 def test_table_and_checkpoints(tmp_path: Path) -> None:
@@ -130,7 +105,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_zoo_build import IMAGES, small
+from zoo_data import IMAGES, small
 from nfn_graph.tasks.zoo import build_zoo
 import time
 from nfn_graph.tasks.zoo import cnn

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from nfn_graph import NFLinear
-from nfn_graph.interop._nfn_linear import find_slots
+from nfn_graph.interop._nfn_linear import find_pieces
 from nfn_graph.interop.nfn import batch_from_nfn, from_nfn, spec_from_nfn, to_nfn
 from nfn_graph.testing import completeness, matrices_of, orbit_labels, random_graph
 from published import DEEP, NETWORKS, Published, assert_same, draw
@@ -129,8 +129,8 @@ def test_what_the_published_hnp_layer_lacks():
     features, published_spec = draw("2-3-4-2")
     layer = from_nfn(theirs.HNPLinear(published_spec, 3, 4))
     spec = spec_from_nfn(published_spec).fold("hnp")
-    slots = find_slots(spec)["hidden2"]
-    last, bias = slots["hidden2", "weight", "output"], slots["hidden2"]
+    pieces = find_pieces(spec)["hidden2"]
+    last, bias = pieces["hidden2", "weight", "output"], pieces["hidden2"]
     rows, columns = slice(last.start * 4, last.stop * 4), slice(bias.start * 3, bias.stop * 3)
     parameter = layer.maps["hidden2"]
     assert (parameter[rows, columns] == 0).all()

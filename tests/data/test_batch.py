@@ -263,7 +263,7 @@ def test_entries_that_a_network_does_not_own_never_leak():
     clean = batch.features("hnp")
     clean.owned()
     masks = clean.incidence.masks["hnp"]
-    # The one-layer network's weight is a tap of the network level, which the others lack.
+    # The one-layer network's weight is a tap of the network, which the others lack.
     assert set(masks) == {"hidden1", "network"}
     # Whatever an activation with f(0) != 0 leaves in those entries is not read.
     spoiled = clean.map_types(lambda key, x: x.where(masks[key], 77.0) if key in masks else x)

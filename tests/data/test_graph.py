@@ -314,3 +314,19 @@ def test_mixed_dtypes_meet_in_the_wider_one():
     for key, tensor in graph.to_tensors().items():
         assert wide.to_tensors()[key].dtype == tensor.dtype
         assert torch.equal(wide.to_tensors()[key], tensor)
+
+
+def test_networks_of_equal_shapes_share_their_layout():
+    """A batch of 100,000 networks then looks at few layouts; dtypes and names tell them apart."""
+
+    def graph(width, dtype=torch.float32, keys=None):
+        weights = [torch.ones(width, 2, dtype=dtype), torch.ones(1, width, dtype=dtype)]
+        return WeightGraph.from_tensors(weights, [weights[0][:, 0], None], keys)
+
+    first, second = graph(3), graph(3)
+    assert first.layout is second.layout
+    named = graph(3, keys=[("a", "b"), ("c", "d")])
+    for other in (graph(4), graph(3, torch.float64), named):
+        assert other.layout != first.layout
+        assert other.to_tensors().keys() == {p.keys[0] for p in other.layout.placements}
+    assert list(named.to_tensors()) == ["a", "b", "c"]
