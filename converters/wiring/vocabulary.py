@@ -43,6 +43,15 @@ class Wiring(Reductions):
     Args:
         tensors: The checkpoint; shapes and dtypes are read, never values.
         tied: Further keys of the same tensor, by the key that stands for it.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
+        >>> wiring.output(wiring.linear(wiring.pointwise(hidden), wiring.parameter("b")))
+        >>> [(p.keys[0], p.store) for p in wiring.layout().placements]
+        [('a', ('input', 'weight', 'hidden1')), ('b', ('hidden1', 'weight', 'output'))]
     """
 
     def linear(
