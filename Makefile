@@ -68,10 +68,11 @@ coverage: $(READY) ## Run pytest and count the lines that it reaches: at least 9
 
 # What proves the layer exact, on the kernels of a backend: fused, plain or torch-scatter.
 BACKEND ?= plain
-EXACT := completeness paper equivariance batch nfn transforms layers whole_models
+EXACT := testing/test_completeness nn/test_paper nn/test_equivariance data/test_batch interop/test_nfn \
+	transforms/test_transforms nn/test_layers nn/test_whole_models
 exactness: $(READY) ## Run the exactness suite on BACKEND
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
-		--backend $(BACKEND) $(EXACT:%=tests/test_%.py)
+		--backend $(BACKEND) $(EXACT:%=tests/%.py)
 
 demo: $(READY) ## Train a zoo of small CNNs and models that read its weights; some minutes
 	$(BIN)/nfn-graph demo --out demo

@@ -13,11 +13,11 @@ import checkpoints
 import numpy as np
 import stores
 import torch
+from file_writers import WRITERS
 from imitations_cnn import model_zoo, small_cnn_zoo, wild_park
 from imitations_inr import dws_fashion, dws_mnist, inr2vec, nfn_inrs
 from PIL import Image
-from test_bad_files import WRITERS
-from test_sources import write_idx
+from zoo_data import write_idx
 
 from nfn_graph.converters import ConversionError, WeightDataset, load, open_zoo, save
 from nfn_graph.converters.files.graph import write_graph

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from mkdocs.exceptions import PluginError
@@ -18,23 +16,13 @@ from nfn_graph import cli
 from nfn_graph.converters import formats
 from nfn_graph.converters.keras import handlers
 from nfn_graph.converters.onnx import node_recorder
-from test_readme import blocks
+from pages import DOCS, blocks, hook, reference
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PLACE = re.compile(r"`([\w./-]+\.py)(?:::([\w.]+))?`")
 
 
-def hook(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"hook_{name}", DOCS / "hooks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 docstrings, mathml, pages, checks = map(hook, ("docstrings", "mathml", "pages", "checks"))
-reference = hook("reference")
 
 
 # ---- Docstrings ------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from types import ModuleType
 import pytest
 
 import nfn_graph
-from test_docs import reference
-from test_readme import PAGES, blocks
+from pages import PAGES, blocks, reference
 
 MODULES = [name for _, modules in reference.PAGES.values() for name in modules]
 

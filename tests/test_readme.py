@@ -8,25 +8,12 @@ import pytest
 from matplotlib.image import imread
 
 from nfn_graph.tasks.train import TASKS
+from pages import FENCE, PAGES, README, ROOT, blocks
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 INLINE_CODE = re.compile(r"`([^`\n]+)`")
 COMMENT = re.compile(r"(?:^|\s)#.*")
 MAKE_CALL = re.compile(r"(?:^|[\s;&|(])make((?:[ \t]+[^\s;&|)]+)+)", re.MULTILINE)
 TARGET = re.compile(r"^([a-z][\w-]*)[ \t]*:(?!=)", re.MULTILINE)
-
-
-def blocks(text: str, *languages: str) -> list[tuple[int, str]]:
-    """Fenced blocks in the given languages, each with the number of lines before its code."""
-    return [
-        (text.count("\n", 0, match.start(2)), match[2])
-        for match in FENCE.finditer(text)
-        if match[1] in languages
-    ]
 
 
 def make_targets(text: str) -> set[str]:
@@ -52,6 +39,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile("\n" * lines_before + source, str(page), "exec"), namespace)
     for name in set(TASKS) - set(before):
         del TASKS[name]  # A page that adds a task adds it for itself alone.
+    assert list(TASKS) == before
 
 
 @pytest.mark.parametrize(

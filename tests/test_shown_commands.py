@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commands import Leaf, leaves
-from test_readme import PAGES, ROOT, blocks
+from pages import PAGES, ROOT, blocks
 
 MORE = [ROOT / name / "README.md" for name in ("tasks", "benchmarks", "examples")]
 

@@ -106,7 +106,7 @@ class FxRecorder:
         kwargs.pop("inplace", None)
         if name == "getattr" and args[1] in _SIZES:
             name, args = str(args[1]), args[:1]
-        if "out" in kwargs:
+        if kwargs.pop("out", None) is not None:
             raise Unrecordable(f"'{name}' writes its result into another tensor")
         if name in _DROPOUTS and (kwargs.get("training", True) if len(args) < 3 else args[2]):
             raise Unrecordable(f"'{name}' is random even in eval mode")

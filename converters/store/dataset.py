@@ -105,6 +105,21 @@ class WeightDataset(Dataset):
         attributes: Columns of the table that graphs get as tensors of one number, by the name
             of the attribute.
         transform: Called with every graph.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from nfn_graph import DataLoader
+        >>> from nfn_graph.converters import WeightDataset, build_store, from_module
+        >>> def network(width):
+        ...     return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 1))
+        >>> graphs = [(from_module(network(w)), {"width": w}) for w in (4, 8, 8)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = build_store(graphs, f"{folder}/store")
+        ...     dataset = WeightDataset(f"{folder}/store", attributes={"y": "width"})
+        ...     batch = next(iter(DataLoader(dataset.where("width=8"), batch_size=2)))
+        >>> len(dataset), batch.y.tolist()
+        (3, [8, 8])
     """
 
     def __init__(

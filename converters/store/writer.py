@@ -44,6 +44,18 @@ class StoreWriter:
         folder: The store's folder; a new store is made of a new or empty one.
         description: What `store.json` says of a new store.
         types: Columns of the table whose types are given, as of arrow; others follow from values.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import WeightDataset, from_module
+        >>> from nfn_graph.converters.store import StoreWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = StoreWriter(pathlib.Path(folder, "store"), {"about": "two linear layers"})
+        ...     networks = [({"seed": i}, from_module(nn.Linear(2, 1))) for i in range(2)]
+        ...     shard = writer.publish("first", networks)
+        ...     print(writer.is_done("first"), len(WeightDataset(writer.folder)))
+        True 2
     """
 
     def __init__(

@@ -34,6 +34,11 @@ class ZooDescription:
         coordinates: Of an INR, what its inputs are.
         outputs: Of an INR, what its outputs are.
         assumptions: What the files do not say and was taken from the published code.
+
+    Example:
+        >>> from nfn_graph.converters.zoos import ZooDescription
+        >>> ZooDescription("my INRs", "inr", label="class", splits="by name", w0=30.0).w0
+        30.0
     """
 
     layout: str
@@ -109,6 +114,23 @@ class Zoo(Sequence[WeightGraph]):
         source: Its files.
         indices: Which of its networks; all if None.
         check_finite: Whether a network with NaN or infinite weights is an error.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import torch
+        >>> from nfn_graph.converters import open_zoo
+        >>> tensors = {
+        ...     f"net.{name}.{kind}": torch.randn(shape)
+        ...     for name, out, in_ in (("0.linear", 32, 2), ("1.linear", 32, 32), ("2", 1, 32))
+        ...     for kind, shape in (("weight", (out, in_)), ("bias", (out,)))
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:  # one INR as NFN publishes them, of a 7
+        ...     file = pathlib.Path(folder, "siren_mnist_wts", "randinit_smaller_7s", "net0.pth")
+        ...     file.parent.mkdir(parents=True)
+        ...     torch.save(tensors, file)
+        ...     zoo = open_zoo(file.parent.parent)
+        ...     print(len(zoo), len(zoo.split("train")), zoo.labels)
+        1 1 [7]
     """
 
     def __init__(

@@ -149,11 +149,17 @@ class Group:
         """How many networks there are."""
         return len(self.networks)
 
-    def tensor(self, number: int, stores: Mapping[Key, Tensor]) -> Stored:
-        """A tensor of all networks, by its number, read from the stores of the graph."""
+    def tensor(self, number: int, stores: Mapping[Key, Tensor], is_filled: bool) -> Stored:
+        """A tensor of all networks, read from the stores of the graph.
+
+        Args:
+            number: The number of the tensor.
+            stores: The entries of all networks.
+            is_filled: Whether to fill it up with zeros.
+        """
         flat = self._entries(number, stores)
         own = self._own_shapes(number)
-        if self.filled is None:
+        if not is_filled:
             return Stored(flat, own)
         shapes = self._filled_shapes(number)
         if shapes == own:
@@ -162,9 +168,9 @@ class Group:
         places = self._filled_places(number, flat.device)
         return Stored(zeros.index_copy(0, places, flat), shapes, own)
 
-    def parts(self, most: int) -> list[int]:
+    def parts(self, most: int, is_filled: bool) -> list[int]:
         """How many networks to run at a time: at most so many, of one size if filled up."""
-        sizes = self.filled or [()] * len(self.kinds)
+        sizes = self.filled if is_filled and self.filled else [()] * len(self.kinds)
         found = []
         pairs = zip(sizes, self.kinds, strict=True)
         for _, same in itertools.groupby(pairs, lambda pair: pair[0]):

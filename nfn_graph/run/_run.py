@@ -21,6 +21,8 @@ from nfn_graph.spec import Key
 
 #: The entries of a layer's results that are made at once, estimated from above.
 _CACHED = 2**24
+#: Networks are filled up to fewer sizes if their inputs have at least as many entries.
+_FEWEST_ENTRIES = 2**14
 
 Inputs = Tensor | Sequence[Tensor]
 Outputs = Tensor | tuple[Tensor, ...]
@@ -130,23 +132,33 @@ def _run_group(group: Group, task: Task) -> Results:
     """The one place that chooses how networks are run."""
     # Torch's own convolutions of stacked networks are faster than ours, its linear layers are not.
     if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
+        is_filled = group.filled is not None and _is_worth_filling(task)
         try:
-            return _run_ragged(group, task)
+            return _run_ragged(group, task, is_filled)
         except NotRaggedError:
-            # Filled up or not: what mixes neurons would read those that were added.
-            group.is_ragged = group.filled is not None
-            group.filled = None
+            # What mixes neurons would also read those that were added.
+            if is_filled:
+                group.filled = None
+            else:
+                group.is_ragged = False
             return _run_group(group, task)
     return _run_by_sizes(group, task)
 
 
-def _run_ragged(group: Group, task: Task) -> Results:
+def _is_worth_filling(task: Task) -> bool:
+    """Whether convolutions of networks side by side are faster than ours, zeros included."""
+    entries = max(x.numel() / (x.shape[0] if task.per_network else 1) for x in task.inputs)
+    # Small images do not repay it, and our derivatives in the inputs are the faster ones.
+    return entries >= _FEWEST_ENTRIES and not any(x.requires_grad for x in task.inputs)
+
+
+def _run_ragged(group: Group, task: Task, is_filled: bool) -> Results:
     """Networks of different sizes, by message passing, as many at once as the cache holds."""
     computation = group.computation
     inputs = task.inputs_of(group.networks)
-    counts = group.parts(_networks_at_once(group, inputs, task.per_network))
+    counts = group.parts(_networks_at_once(group, inputs, task.per_network), is_filled)
     numbers = computation.parameters
-    tensors = [group.tensor(number, task.stores).split(counts) for number in numbers]
+    tensors = [group.tensor(n, task.stores, is_filled).split(counts) for n in numbers]
     shares = [x.split(counts) for x in inputs] if task.per_network else []
     neurons = computation.activations if task.has_activations else ()
     wanted = [*computation.outputs, *(n.value for n in neurons)]

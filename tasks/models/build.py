@@ -86,6 +86,11 @@ class ModelSettings:
         probe_channels: The channels of an editor that say what every neuron does there.
         statistics: Whether models that run the networks also read the entropies of their
             outputs and the statistics of their weights, as for the accuracy of classifiers.
+
+    Example:
+        >>> from nfn_graph.tasks.models import ModelSettings
+        >>> ModelSettings(channels=(16, 16), head=(64,), head_dropout=0.1).norm
+        False
     """
 
     channels: tuple[int, ...]
@@ -120,6 +125,19 @@ def build_model(
         out_features: Outputs per network.
         input_shape: The shape of an input of the networks, for models that run them; by default,
             one value for every input neuron.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import ModelSettings, build_model, fit_inputs, sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> settings = ModelSettings(channels=(4,), head=(8,))
+        >>> spec, sizes = graphs[0].spec, sizes_of(graphs)
+        >>> model = build_model("nfn-np", settings, spec, sizes, out_features=2)
+        >>> fit_inputs(model, [Batch.from_data_list(graphs)])
+        >>> model(Batch.from_data_list(graphs)).shape
+        torch.Size([2, 2])
     """
     if name in ("probe", "probe-grid"):
         is_grid = name == "probe-grid"
@@ -171,7 +189,17 @@ def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
 
 
 def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
-    """The most neurons of each type over all networks."""
+    """The most neurons of each type over all networks.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> sizes_of(graphs)
+        {'input': 2, 'hidden1': 5, 'output': 1}
+    """
     most: dict[str, int] = {}
     for graph in graphs:
         for name in graph.spec.neuron:
@@ -185,6 +213,17 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
     Args:
         model: The model.
         batches: Batches of networks, which are read once for every part that needs them.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import ModelSettings, build_model, fit_inputs, sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> settings = ModelSettings(channels=(4,), head=(8,))
+        >>> spec, sizes = graphs[0].spec, sizes_of(graphs)
+        >>> model = build_model("statnn", settings, spec, sizes, out_features=2)
+        >>> fit_inputs(model, [Batch.from_data_list(graphs)])
     """
     for part in model.modules():
         if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):

@@ -36,6 +36,14 @@ class Clouds(Labelled):
         labels: `[count]`, int64, the class of each.
         is_test: `[count]`, bool, whether each belongs to the test split.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import Clouds
+        >>> points = torch.nn.functional.normalize(torch.randn(2, 64, 3), dim=-1)
+        >>> labels, is_test = torch.tensor([0, 0]), torch.tensor([False, True])
+        >>> Clouds("spheres", points, labels, is_test, ("sphere",)).name
+        'spheres'
     """
 
     name: str
@@ -67,6 +75,17 @@ def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
         source: An `.npz` file, or a folder with a subfolder of `.off` or `.ply` files for each
             class.
         num_points: How many points to draw of a mesh's surface, or at most of a cloud.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from nfn_graph.tasks.sources import open_clouds
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     points, labels = np.random.randn(10, 64, 3).astype("f4"), np.arange(10) % 2
+        ...     np.savez(f"{folder}/clouds.npz", points=points, labels=labels)
+        ...     clouds = open_clouds(f"{folder}/clouds.npz", num_points=32)
+        >>> clouds.points.shape
+        torch.Size([10, 32, 3])
     """
     path = Path(source)
     if path.is_dir():
@@ -155,7 +174,14 @@ def _read_folder(folder: Path, num_points: int) -> Clouds:
 
 
 class DistanceSamples(NamedTuple):
-    """Points `[shapes, points, 3]` within [-1, 1] and their distances `[shapes, points, 1]`."""
+    """Points `[shapes, points, 3]` within [-1, 1] and their distances `[shapes, points, 1]`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import DistanceSamples
+        >>> DistanceSamples(torch.zeros(1, 5, 3), torch.zeros(1, 5, 1)).points.shape
+        torch.Size([1, 5, 3])
+    """
 
     points: Tensor
     distances: Tensor
@@ -168,6 +194,13 @@ def sample_distances(clouds: Tensor, num_points: int, seeds: list[int]) -> Dista
         clouds: Points of the shapes, `[shapes, points, 3]`.
         num_points: How many to draw for each.
         seeds: One for each shape, so that its points do not depend on the others.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import sample_distances
+        >>> found = sample_distances(torch.randn(2, 64, 3) / 4, num_points=100, seeds=[0, 1])
+        >>> found.points.shape, found.distances.shape
+        (torch.Size([2, 100, 3]), torch.Size([2, 100, 1]))
     """
     if len(seeds) != len(clouds):
         raise UserError(f"Expected a seed for each of {len(clouds)} shapes (got {len(seeds)})")

@@ -18,7 +18,16 @@ _MOST_CLASSES = 100_000
 
 
 class SourceError(UserError):
-    """A data source that cannot be read, with the reason and what to do."""
+    """A data source that cannot be read, with the reason and what to do.
+
+    Example:
+        >>> from nfn_graph.tasks.sources import SourceError, open_images
+        >>> try:
+        ...     open_images(__file__)
+        ... except SourceError as error:
+        ...     print(str(error)[:27])
+        Expected a source of images
+    """
 
 
 class Labelled(ABC):
@@ -107,6 +116,14 @@ class Images(Labelled):
         labels: `[count]`, int64, the class of each.
         is_test: `[count]`, bool, whether each belongs to the test split.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import Images
+        >>> pixels, labels = torch.rand(10, 1, 8, 8), torch.arange(10) % 2
+        >>> images = Images("noise", pixels, labels, torch.arange(10) >= 8, ("a", "b"))
+        >>> len(images.classes), int(images.is_test.sum())
+        (2, 2)
     """
 
     name: str

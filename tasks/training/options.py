@@ -45,6 +45,13 @@ class Preset:
         batch_size: The number of networks per training step.
         learning_rate: The learning rate of Adam.
         schedule: See :class:`TrainOptions`.
+
+    Example:
+        >>> from nfn_graph.tasks.models import ModelSettings
+        >>> from nfn_graph.tasks.training import Preset
+        >>> model = ModelSettings((16, 16), (32,))
+        >>> Preset(model, epochs=10, batch_size=32, learning_rate=1e-3).schedule
+        'constant'
     """
 
     model: ModelSettings
@@ -103,6 +110,13 @@ class TrainOptions:
         workers: The number of processes that load data; 0 to load in the main process.
         in_memory: Whether to read and prepare all networks before training and keep them in
             memory, or to read every batch from the store; auto keeps small zoos in memory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.regress import RegressOptions
+        >>> options = RegressOptions(Path("zoo"), Path("run"), model="statnn", preset="tiny")
+        >>> options.resolved().epochs  # from the preset
+        2
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {}

@@ -64,6 +64,23 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
 
     Returns:
         What was written to `metrics.json`; nothing in all processes but the first.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import train
+        >>> networks = [nn.Linear(3, 2) for _ in range(30)]
+        >>> graphs = [(from_module(n), {"size": float(n.weight.detach().norm())}) for n in networks]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zoo, run = Path(folder, "store"), Path(folder, "run")
+        ...     report = build_store(graphs, zoo)
+        ...     options = RegressOptions(zoo, run, label="size", preset="tiny", accelerator="cpu")
+        ...     metrics = train(Regress(options))
+        >>> metrics["test"]["networks"], metrics["epochs"]
+        (3, 2)
     """
     options = task.options
     folder = RunFolder(options.out)
@@ -174,6 +191,23 @@ def evaluate(
         name: What to call this evaluation; the name of the zoo's folder if not given.
         split: Only networks of this split; all of them if not given.
         where: Further conditions, such as `width=16`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import evaluate, train
+        >>> networks = [nn.Linear(3, 2) for _ in range(30)]
+        >>> graphs = [(from_module(n), {"size": float(n.weight.detach().norm())}) for n in networks]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zoo, run = Path(folder, "store"), Path(folder, "run")
+        ...     report = build_store(graphs, zoo)
+        ...     options = RegressOptions(zoo, run, label="size", preset="tiny", accelerator="cpu")
+        ...     metrics = train(Regress(options))
+        ...     print(evaluate(run, zoo, split="train")["networks"])
+        24
     """
     with tempfile.TemporaryDirectory() as imported:
         return _evaluated(run, Path(zoo), name, split, where, Path(imported) / "zoo")

@@ -29,6 +29,14 @@ class Task(ABC, Generic[Options]):
 
     Attributes:
         augmentations: What is done to every batch in training, in turn.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import Task
+        >>> task = Regress(RegressOptions(Path("zoo"), Path("run"), preset="tiny"))
+        >>> isinstance(task, Task), task.name, task.monitor
+        (True, 'regress', 'tau')
     """
 
     name: ClassVar[str]

@@ -69,7 +69,7 @@ def initialise_siren(
         bias = torch.rand(m, generator=generator) * 2 - 1
         parameters[f"layers.{i}.weight"] = weight * bound
         is_zero = kind == "dws" and not is_last
-        parameters[f"layers.{i}.bias"] = bias * (0.0 if is_zero else 1 / math.sqrt(n))
+        parameters[f"layers.{i}.bias"] = bias * 0 if is_zero else bias / math.sqrt(n)
     return parameters
 
 

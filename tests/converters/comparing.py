@@ -50,3 +50,12 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
         return False
     one, two = (x.detach().contiguous().flatten().view(torch.uint8) for x in (first, second))
     return torch.equal(one, two)
+
+
+def check_same_graph(graph: WeightGraph, expected: WeightGraph) -> None:
+    assert graph.spec == expected.spec
+    assert graph.layout.shape == expected.layout.shape
+    for name in expected.spec.neuron:
+        assert torch.equal(graph[name].x, expected[name].x), name
+    for key in expected.spec.weight:
+        assert torch.equal(graph[key].edge_attr, expected[key].edge_attr), key

@@ -18,6 +18,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from file_writers import (
+    WRITERS,
+    keras_config,
+    write_archive,
+    write_keras,
+    write_legacy,
+    write_npz,
+    write_torch,
+)
 from onnx import helper
 
 from nfn_graph.converters.errors import ConversionError
@@ -48,52 +57,6 @@ def truncated(write: Callable[[Path], Any], part: float = 0.6) -> Callable[[Path
         path.write_bytes(data[: int(part * len(data))])
 
     return build
-
-
-def write_torch(path: Path) -> None:
-    torch.save(checkpoints.mlp().state_dict(), path)
-
-
-def write_legacy(path: Path) -> None:
-    torch.save(checkpoints.mlp().state_dict(), path, _use_new_zipfile_serialization=False)
-
-
-def write_safetensors(path: Path) -> None:
-    checkpoints.write_safetensors(path, dict(checkpoints.mlp().state_dict()))
-
-
-def write_npz(path: Path) -> None:
-    with open(path, "wb") as file:
-        np.savez(file, **{k: x.numpy() for k, x in checkpoints.mlp().state_dict().items()})
-
-
-def write_keras(path: Path) -> None:
-    checkpoints.write_keras(path, checkpoints.keras_mlp(checkpoints.mlp()))
-
-
-def keras_config() -> dict[str, Any]:
-    names = list(checkpoints.keras_mlp(checkpoints.mlp()))
-    return checkpoints.sequential(*(("Dense", name, {"activation": "tanh"}) for name in names))
-
-
-def write_archive(path: Path) -> None:
-    layers = checkpoints.keras_mlp(checkpoints.mlp())
-    checkpoints.write_keras_archive(path, layers, keras_config())
-
-
-def write_onnx(path: Path) -> None:
-    path.write_bytes(checkpoints.onnx_mlp(checkpoints.mlp()).SerializeToString())
-
-
-WRITERS = {
-    "pt": write_torch,
-    "legacy.pt": write_legacy,
-    "safetensors": write_safetensors,
-    "npz": write_npz,
-    "h5": write_keras,
-    "keras": write_archive,
-    "onnx": write_onnx,
-}
 
 
 def huge_legacy(path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
-from test_bad_files import WRITERS
+from file_writers import WRITERS
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.errors import ConversionError

@@ -11,63 +11,13 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from test_same_graph import check_same_graph
+from comparing import check_same_graph
+from keras_networks import Layers, conv, dense, free_sizes, functional, keras2, keras3, layer, norm
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import ConversionError, from_module, load
 from nfn_graph.converters.io import read_tensors, save
-
-Layers = dict[str, dict[str, Any]]
-
-
-def layer(name: str, kind: str = "Dense", **options: Any) -> dict[str, Any]:
-    return {"class_name": kind, "name": name, "config": {"name": name, **options}}
-
-
-def keras2(*parents: str) -> list[Any]:
-    """`inbound_nodes` as Keras 2 writes them."""
-    return [[[parent, 0, 0, {}] for parent in parents]] if parents else []
-
-
-def keras3(*parents: str) -> list[Any]:
-    """`inbound_nodes` as Keras 3 writes them."""
-    tensors = [
-        {"class_name": "__keras_tensor__", "config": {"keras_history": [parent, 0, 0]}}
-        for parent in parents
-    ]
-    args = [tensors] if len(tensors) > 1 else tensors
-    return [{"args": args, "kwargs": {"mask": None}}] if parents else []
-
-
-def functional(
-    inbound: Any, inputs: list[str], outputs: list[str], *layers: tuple[dict[str, Any], list[str]]
-) -> dict[str, Any]:
-    described = [{**item, "inbound_nodes": inbound(*parents)} for item, parents in layers]
-    return {
-        "class_name": "Functional",
-        "config": {
-            "name": "model",
-            "layers": described,
-            "input_layers": [[name, 0, 0] for name in inputs],
-            "output_layers": [[name, 0, 0] for name in outputs],
-        },
-    }
-
-
-def dense(module: nn.Linear) -> dict[str, Any]:
-    return {"kernel": module.weight.detach().T.contiguous(), "bias": module.bias.detach()}
-
-
-def conv(module: nn.Conv2d | nn.ConvTranspose2d) -> dict[str, Any]:
-    bias = {} if module.bias is None else {"bias": module.bias.detach()}
-    return {"kernel": module.weight.detach().permute(2, 3, 1, 0).contiguous(), **bias}
-
-
-def norm(module: nn.BatchNorm1d) -> dict[str, Any]:
-    values = (module.weight, module.bias, module.running_mean, module.running_var)
-    names = ("gamma", "beta", "moving_mean", "moving_variance")
-    return dict(zip(names, (torch.rand_like(x.detach()) for x in values), strict=True))
 
 
 def read(path: Path, layers: Layers, config: dict[str, Any]) -> WeightGraph:
@@ -151,11 +101,6 @@ def test_an_addition_ties(inbound: Any, tmp_path: Path) -> None:
 def load_only(path: Path, layers: Layers, config: dict[str, Any]) -> WeightGraph:
     checkpoints.write_keras(path / "x.h5", layers, config)
     return load(path / "x.h5")
-
-
-def free_sizes(graph: WeightGraph) -> list[int]:
-    sizes = dict(zip(graph.spec.neuron, graph.layout.shape.sizes, strict=True))
-    return [sizes[n.name][0] for n in graph.spec.neurons if n.size is None]
 
 
 @pytest.mark.parametrize("inbound", [keras2, keras3])

@@ -10,8 +10,8 @@ import checkpoints
 import h5py
 import pytest
 import torch
-from test_keras_config import conv, dense, free_sizes, norm
-from test_same_graph import check_same_graph
+from comparing import check_same_graph
+from keras_networks import conv, dense, free_sizes, norm
 from torch import Tensor, nn
 
 from nfn_graph import WeightGraph, symmetry

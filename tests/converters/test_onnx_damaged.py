@@ -9,15 +9,14 @@ from pathlib import Path
 import checkpoints
 import onnx
 import pytest
-from test_onnx import cases
-from test_onnx_sizes import CASES
+from onnx_cases import SIZED_CASES, cases
 
 from nfn_graph.converters import ConversionError, load
 from nfn_graph.converters.onnx.operators import OPERATORS
 
 MODELS = [
     *((nodes, tensors, shape, names.split()) for nodes, tensors, shape, names in cases().values()),
-    *((nodes, tensors, shape, ["y"]) for nodes, tensors, shape, _ in CASES.values()),
+    *((nodes, tensors, shape, ["y"]) for nodes, tensors, shape, _ in SIZED_CASES.values()),
 ]
 ATTRIBUTES = ("axis", "axes", "keepdims", "perm", "k", "starts", "ends", "value", "group")
 

@@ -7,162 +7,17 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from onnx_cases import FREE, SIZED_CASES, SizedCase
 from onnx_models import node, run, weights, write
 from permuting import moving
 
 from nfn_graph.converters import ConversionError, load, save, summary
 
-Case = tuple[list[onnx.NodeProto], dict[str, torch.Tensor], tuple[int, ...], list[int | None]]
-ROW, ONE = torch.tensor([0]), torch.tensor(1)
-FREE = "batch"
 
-
-def sized(*shape: onnx.NodeProto) -> Case:
-    """A convolution whose result is reshaped to a row whose size the model computes."""
-    return (
-        [
-            node("Conv", "x a", "h"), node("Relu", "h", "r"), node("Shape", "r", "s"), *shape,
-            node("Reshape", "r t", "i"), node("Gemm", "i b", "y"),
-        ],
-        {
-            **weights(a=(4, 2, 1, 1), b=(36, 3)), "zero": ROW, "none": torch.tensor(0),
-            "one": torch.tensor([1]), "four": torch.tensor([4]), "minus": torch.tensor([-1]),
-            "many": torch.tensor([2**40]),
-        },
-        (2, 2, 3, 3),
-        [FREE, 2, 3, 3],
-    )  # fmt: skip
-
-
-CASES: dict[str, Case] = {
-    "a part of a shape": sized(
-        node("Slice", "s zero one zero", "n"), node("Concat", "n minus", "t", axis=0)
-    ),
-    "an entry of a shape": sized(
-        node("Gather", "s none", "n"),
-        node("Unsqueeze", "n zero", "u"),
-        node("Concat", "u minus", "t", axis=0),
-    ),
-    "a shape that is cast": sized(
-        node("Cast", "s", "c", to=onnx.TensorProto.INT32),
-        node("Slice", "c zero one", "n"),
-        node("Cast", "n", "l", to=onnx.TensorProto.INT64),
-        node("Concat", "l minus", "t", axis=0),
-    ),
-    "a product of sizes": sized(
-        node("Slice", "s one many", "rest"),
-        node("ReduceProd", "rest", "p", keepdims=1),
-        node("Mul", "p one", "q"),
-        node("Concat", "minus q", "t", axis=0),
-    ),
-    "a chosen size": sized(
-        node("Slice", "s zero one", "n"),
-        node("Div", "n one", "d"),
-        node("Where", "one d d", "w"),
-        node("Concat", "w minus", "t", axis=0),
-    ),
-    "a size where the batch is open, resized": (
-        [
-            node("MatMul", "x a", "h"),
-            node("Shape", "h", "s"),
-            node("Gather", "s zero", "n"),
-            node("Concat", "n chw", "t", axis=0),
-            node("Reshape", "h t", "i"),
-            node("Resize", "i  scales", "j", mode="nearest"),
-            node("Conv", "j b", "k"),
-            node("GlobalAveragePool", "k", "l"),
-            node("Flatten", "l", "m"),
-            node("MatMul", "m c", "y"),
-        ],
-        {
-            **weights(a=(3, 24), b=(5, 6, 1, 1), c=(5, 2)), "zero": ROW,
-            "chw": torch.tensor([6, 2, 2]), "scales": torch.tensor([1.0, 1.0, 2.0, 2.0]),
-        },
-        (2, 3),
-        [FREE, 3],
-    ),
-    "the place of the largest output": (
-        [
-            node("Gemm", "x a", "h"),
-            node("Relu", "h", "r"),
-            node("Gemm", "r b", "z"),
-            node("ArgMax", "z", "i", axis=1, keepdims=0),
-            node("Cast", "i", "y", to=onnx.TensorProto.FLOAT),
-        ],
-        weights(a=(3, 8), b=(8, 4)),
-        (5, 3),
-        [FREE, 3],
-    ),
-    "the places of the two largest outputs": (
-        [
-            node("Gemm", "x a", "h"),
-            node("Relu", "h", "r"),
-            node("Gemm", "r b", "z"),
-            node("TopK", "z k", "v i"),
-            node("Cast", "i", "f", to=onnx.TensorProto.FLOAT),
-            node("Add", "f v", "y"),
-        ],
-        {**weights(a=(3, 8), b=(8, 4)), "k": torch.tensor([2])},
-        (5, 3),
-        [FREE, 3],
-    ),
-    "the largest output as a row of zeros with a one": (
-        [
-            node("Gemm", "x a", "h"),
-            node("Relu", "h", "r"),
-            node("Gemm", "r b", "z"),
-            node("ArgMin", "z", "i", axis=-1, keepdims=0),
-            node("OneHot", "i depth values", "y"),
-        ],
-        {
-            **weights(a=(3, 8), b=(8, 4)), "depth": torch.tensor(4),
-            "values": torch.tensor([0.5, 2.0]),
-        },
-        (5, 3),
-        [FREE, 3],
-    ),
-    "a matrix before a vector": (
-        [
-            node("MatMul", "a x", "h"),
-            node("Add", "h b", "i"),
-            node("Relu", "i", "r"),
-            node("MatMul", "c r", "y"),
-        ],
-        weights(a=(8, 3), b=(8,), c=(2, 8)),
-        (3,),
-        [3],
-    ),
-    "the deviations of a policy": (
-        [
-            node("Gemm", "x a", "h"),
-            node("Tanh", "h", "r"),
-            node("Gemm", "r b", "m"),
-            node("Exp", "log_std", "e"),
-            node("Shape", "m", "s"),
-            node("Expand", "e s", "d"),
-        ],
-        weights(a=(3, 8), b=(8, 2), log_std=(2,)),
-        (5, 3),
-        [FREE, 3],
-    ),
-    "a temperature, and a bound": (
-        [
-            node("Gemm", "x a", "h"),
-            node("Clip", "h  most", "r"),
-            node("Gemm", "r b", "m"),
-            node("Div", "m temperature", "y"),
-        ],
-        weights(a=(3, 8), b=(8, 2), temperature=(), most=()),
-        (5, 3),
-        [FREE, 3],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SIZED_CASES)
 @pytest.mark.parametrize("batch", ["known", "open", "negative"])
 def test_all_is_in_the_graph_and_symmetric(name: str, batch: str, tmp_path: Path) -> None:
-    nodes, tensors, shape, open_shape = CASES[name]
+    nodes, tensors, shape, open_shape = SIZED_CASES[name]
     given = {
         "known": shape,
         "open": open_shape,
@@ -183,10 +38,10 @@ def test_all_is_in_the_graph_and_symmetric(name: str, batch: str, tmp_path: Path
 
 
 def test_places_of_the_deviations(tmp_path: Path) -> None:
-    nodes, tensors, shape, _ = CASES["the deviations of a policy"]
+    nodes, tensors, shape, _ = SIZED_CASES["the deviations of a policy"]
     graph = load(write(tmp_path / "x.onnx", nodes, tensors, shape, "m d"))
     assert next(p.store for p in graph.layout.placements if "log_std" in p.keys) == "output"
-    nodes, tensors, shape, _ = CASES["a temperature, and a bound"]
+    nodes, tensors, shape, _ = SIZED_CASES["a temperature, and a bound"]
     graph = load(write(tmp_path / "x.onnx", nodes, tensors, shape))
     stores = {p.keys[0]: p.store for p in graph.layout.placements}
     assert stores["temperature"] == stores["most"] == "scalars"
@@ -216,7 +71,7 @@ def test_an_example_says_what_the_file_leaves_open(tmp_path: Path) -> None:
         load(path, example_input=(torch.zeros(1, 2, 3, 5), 3))
 
 
-def attention() -> Case:
+def attention() -> SizedCase:
     """A model of an attention with two heads."""
     nodes = [
         *(node("MatMul", f"x {name}", f"{name}0") for name in "qkv"),
@@ -268,7 +123,7 @@ def test_sizes_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         "a division by 0": node("Div", "s zero", "t"),
         "an index beyond": node("Gather", "s many", "t"),
     }
-    _, tensors, shape, _ = CASES["a part of a shape"]
+    _, tensors, shape, _ = SIZED_CASES["a part of a shape"]
     for proto in wrong.values():
         nodes = [node("Conv", "x a", "r"), node("Shape", "r", "s"), proto]
         nodes += [node("Reshape", "r t", "i"), node("Gemm", "i b", "y")]

@@ -9,22 +9,13 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
+from comparing import check_same_graph
 from onnx import helper
 from torch import nn
 
-from nfn_graph import WeightGraph
 from nfn_graph.converters.io import load, read_tensors, save
 from nfn_graph.converters.layout_changes import permuted
 from nfn_graph.data import Placement
-
-
-def check_same_graph(graph: WeightGraph, expected: WeightGraph) -> None:
-    assert graph.spec == expected.spec
-    assert graph.layout.shape == expected.layout.shape
-    for name in expected.spec.neuron:
-        assert torch.equal(graph[name].x, expected[name].x), name
-    for key in expected.spec.weight:
-        assert torch.equal(graph[key].edge_attr, expected[key].edge_attr), key
 
 
 def conv_layers(model: nn.Sequential) -> dict[str, dict[str, Any]]:

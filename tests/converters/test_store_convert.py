@@ -58,9 +58,9 @@ def test_one_process_writes_a_part(tmp_path: Path, capsys: pytest.CaptureFixture
     arguments = ["convert", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
     assert cli.main(arguments) == 0
     with only_writer(tmp_path / "out" / "convert.lock", "") as works:
-        if works:
-            assert cli.main(arguments) == 2
-            assert "no other process" in capsys.readouterr().err
+        assert works
+        assert cli.main(arguments) == 2
+        assert "no other process" in capsys.readouterr().err
     assert cli.main(arguments) == 0
 
 

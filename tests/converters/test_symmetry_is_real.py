@@ -95,4 +95,6 @@ def test_both_ways_of_following_a_module_agree(
 
 @ALL
 def test_verify_agrees(architecture: Architecture) -> None:
-    from_module(architecture.module(), architecture.inputs(), verify=True)
+    module, inputs = architecture.module(), architecture.inputs()
+    verified = from_module(module, inputs, verify=True)
+    assert verified.layout == from_module(module, inputs).layout

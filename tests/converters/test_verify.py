@@ -96,7 +96,8 @@ def test_verify_takes_outputs_of_any_kind() -> None:
     module = One(
         lambda m, x: {"a": [h := m.a(x), None], "b": (h.argmax(1), h > 0, 3)}, a=nn.Linear(3, 2)
     )
-    from_module(module, torch.randn(2, 3), verify=True)
+    graph = from_module(module, torch.randn(2, 3), verify=True)
+    assert graph.to_tensors().keys() == {"a.weight", "a.bias"}
 
 
 def test_verify_runs_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_reports import make_run
+from finished_run import make_run
 
 from nfn_graph.tasks.reports import (
     Section,

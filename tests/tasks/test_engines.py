@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import ray
 import torch
-from test_zoo_build import IMAGES, same_networks, small
 from torch import nn
+from zoo_data import IMAGES, same_networks, small
 
 from nfn_graph.cli import main
 from nfn_graph.converters import WeightDataset, to_state_dict

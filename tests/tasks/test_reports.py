@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
+from finished_run import make_run
 from matplotlib.collections import PathCollection
 from PIL import Image
 
@@ -30,14 +31,6 @@ from nfn_graph.tasks.reports import (
 )
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\""
-OPTIONS = {
-    "zoo": "zoos/my digits",
-    "model": "nfn-np",
-    "preset": "paper",
-    "seed": 3,
-    "epochs": 50,
-    "target": "share",
-}
 
 
 class Page(HTMLParser):
@@ -112,31 +105,6 @@ def assert_self_contained(page: Page) -> None:
     assert any(meta.get("name") == "viewport" for meta in metas)
     (policy,) = [meta["content"] for meta in metas if "http-equiv" in meta]
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-
-def make_run(folder: Path, options: dict[str, object] | None = None) -> Path:
-    (folder / "logs").mkdir(parents=True)
-    test = {"tau": 0.8125, "tau_ceiling": 0.99, "r2": 0.75, "mae": 0.00123, "networks": 1200}
-    metrics = {
-        "test": test,
-        "validation": {**test, "tau": 0.7},
-        "evaluations": {"wide": {**test, "tau": None}},
-        "epochs": 50,
-        "best_epoch": 31,
-        "seconds": 41.2,
-        "parameters": 23344,
-    }
-    config = {
-        "task": "predict-generalization",
-        "options": OPTIONS if options is None else options,
-        "versions": {"torch": "2.99"},
-        "zoo": {"fingerprint": "abc123", "networks": {"train": 900, "validation": 100}},
-    }
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "metrics.json").write_text(json.dumps(metrics), "utf-8")
-    for name in ("zzz", "curves", "scatter-validation", "scatter-wide", "scatter-test"):
-        scatter(folder / "figures" / f"{name}.png", [0.0, 1.0], [0.0, 1.0], title=name)
-    return folder
 
 
 def test_scatter_shows_every_point_and_the_diagonal(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
 import struct
 from pathlib import Path
@@ -11,30 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from zoo_data import RANDOM, write_idx
 
 from nfn_graph.tasks.sources import SourceError, open_images
-
-RANDOM = np.random.default_rng(0)
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return head + array.astype(np.uint8).tobytes()
-
-
-def write_idx(folder: Path, *, compressed: bool) -> tuple[np.ndarray, np.ndarray]:
-    pixels = RANDOM.integers(0, 256, (9, 5, 4), dtype=np.uint8)
-    labels = np.arange(9, dtype=np.uint8) % 3
-    parts = {"train": slice(0, 6), "t10k": slice(6, 9)}
-    for name, part in parts.items():
-        for kind, array in (("images-idx3", pixels[part]), ("labels-idx1", labels[part])):
-            data = idx_bytes(array)
-            path = folder / f"{name}-{kind}-ubyte"
-            if compressed:
-                path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
-            else:
-                path.write_bytes(data)
-    return pixels, labels
 
 
 def test_digits() -> None:

@@ -169,7 +169,10 @@ def test_every_named_network_on_meta(symmetry):
         features = batch_of(spec).features().to("meta")
         model = NFN(spec, (2,), symmetry, in_channels=3, out_features=1, head=(4,)).to("meta")
         with Recorder():
-            model(features.to(torch.float32)).sum().backward()
+            outputs = model(features.to(torch.float32))
+            outputs.sum().backward()
+        assert outputs.is_meta and outputs.shape[1:] == (1,)
+        assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
 
 
 def test_the_recorder_finds_what_it_looks_for():

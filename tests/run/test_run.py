@@ -30,6 +30,7 @@ NOT_RUN = {
     "control flow by shape": "looks at shapes",
     "causal transformer": "uses 'long'",
     "channel shuffle": "ChannelShuffle",
+    "grouped-query attention, expand": "looks at shapes",
 }
 RUN = [name for name in ARCHITECTURES if name not in NOT_RUN]
 
@@ -166,8 +167,13 @@ MIXED = {
 def filling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether networks with convolutions are filled up with zeros to fewer sizes."""
     is_filled: bool = request.param == "filled up"
-    monkeypatch.setattr(_plan, "_MOST_FILLING", math.inf if is_filled else 0.0)
+    _choose_filling(monkeypatch, is_filled)
     return is_filled
+
+
+def _choose_filling(patch: pytest.MonkeyPatch, is_filled: bool) -> None:
+    patch.setattr(_plan, "_MOST_FILLING", math.inf)
+    patch.setattr(_run, "_is_worth_filling", lambda task: is_filled)
 
 
 def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
@@ -229,15 +235,36 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, filling:
 
 
 @pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
-def test_networks_are_filled_up_to_few_sizes(name: str, filling: bool) -> None:
+def test_networks_are_filled_up_to_few_sizes(
+    name: str, filling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the tests above run is what they are meant to run."""
     modules, x = mixed(name)
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
     batch.run(x)
     (group,) = _plan.plan_of(batch).groups
     # Neurons that are concatenated would have zeros between them.
-    assert (group.filled is not None) == (filling and name == "cnn")
-    assert group.is_ragged
+    assert (group.filled is not None) == (name == "cnn") and group.is_ragged
+    convolutions: list[int] = []
+    conv2d = F.conv2d
+    monkeypatch.setattr(F, "conv2d", lambda *args: convolutions.append(args[-1]) or conv2d(*args))
+    batch.run(x)
+    # The widths 2, 4 and twice 7 become 4, 4 with wider layers behind, and 8: two layers each.
+    is_filled = filling and name == "cnn"
+    assert convolutions == ([1, 1, 1, 1, 2, 2] if is_filled else [])
+
+
+def test_filling_up_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules, _ = mixed("cnn")
+    few, many = (torch.randn(n, 3, 12, 12, dtype=torch.float64) for n in (2, 64))
+    batch = Batch.from_data_list([from_module(module, few) for module in modules])
+    assert _plan.plan_of(batch).groups[0].filled is not None
+    filled = []
+    ragged = _run._run_ragged
+    monkeypatch.setattr(_run, "_run_ragged", lambda *args: filled.append(args[-1]) or ragged(*args))
+    for x in (few, many, many.clone().requires_grad_()):
+        batch.run(x)
+    assert filled == [False, True, False]
 
 
 def _read_twice(m: Any, x: Tensor) -> Tensor:
@@ -286,8 +313,11 @@ ALONG_NEURONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", ALONG_NEURONS)
-def test_neurons_that_were_added_have_no_part_in_results(name: str) -> None:
+def test_neurons_that_were_added_have_no_part_in_results(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing reads them, but they must not count in sums, nor be infinite: 0 * inf is NaN."""
+    _choose_filling(monkeypatch, True)
 
     def run(m: Any, x: Tensor) -> Tensor:
         return m.b(ALONG_NEURONS[name](m.a(x))).flatten(1)
@@ -416,7 +446,7 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
 ) -> None:
     """Memory grows with neurons, positions and inputs, and not with the entries of kernels."""
     monkeypatch.setattr(_products, "_MOST_COLUMNS", 1)
-    monkeypatch.setattr(_plan, "_MOST_FILLING", 0.0)
+    _choose_filling(monkeypatch, False)
     widths, inputs, positions = [4 + i % 2 for i in range(24)], 2, 36
     modules = [
         S(
@@ -771,12 +801,12 @@ def random_networks(draw: Any) -> list[nn.Module]:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(random_networks(), st.booleans(), st.sampled_from([0.0, math.inf]))
+@given(random_networks(), st.booleans(), st.booleans())
 def test_random_networks_run_together(
-    modules: list[nn.Module], per_network: bool, most_filling: float
+    modules: list[nn.Module], per_network: bool, is_filled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_plan, "_MOST_FILLING", most_filling)
+        _choose_filling(patch, is_filled)
         _check_run_together(modules, per_network)
 
 

@@ -201,8 +201,13 @@ def test_an_incidence_made_in_inference_mode_serves_training_later():
     layer = NFLinear(graph.spec.fold("np"), 1, 1).double()
     with torch.inference_mode():
         layer(chain((2, 23, 3)).features("np"))
+    gradients = []
     for backend in ("fused", "plain"):
+        layer.zero_grad()
         sum(x.sum() for x in outputs(layer, graph.features("np"), backend)).backward()
+        gradients.append([p.grad.clone() for p in layer.parameters()])
+    for fused, plain in zip(*gradients, strict=True):
+        torch.testing.assert_close(fused, plain)
 
 
 def test_masks_made_in_inference_mode_serve_training_later():

@@ -1,0 +1,271 @@
+"""Models of other packages and ours on the same INRs: accuracy, and processor time per step.
+
+python benchmarks/peers.py --zoo zoos/mnist --peer dws=DWSNets --peer neural-graphs=neural-graphs
+
+Every peer is imported from a checkout that you give, in a process of its own, since their packages
+share names; install what it needs (neural-graphs: hydra-core and random-fourier-features-pytorch).
+All models see the same networks in the same batches, with AdamW and a learning rate that follows
+a cosine. The rate is chosen among --rates by the accuracy on validation networks with the first
+seed; other settings are those that the peer publishes for INR classification.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from harness.report import show
+from torch import Tensor, nn
+
+from nfn_graph import Batch, WeightGraph
+from nfn_graph.converters import WeightDataset
+from nfn_graph.tasks.classify_inr import ClassifyInrOptions
+from nfn_graph.tasks.models import fit_inputs, sizes_of
+from nfn_graph.tasks.models.build import build_model, count_parameters
+from nfn_graph.tasks.zoo import open_zoo_folder
+from nfn_graph.transforms import CanonicalPhases
+
+OURS = ("nfn-np", "nfn-hnp", "probe")
+
+
+class Part(NamedTuple):
+    """The networks of a split: as graphs, and as the tensors that peers take."""
+
+    graphs: list[WeightGraph]
+    weights: list[Tensor]
+    biases: list[Tensor]
+    labels: Tensor
+
+
+class Candidate(NamedTuple):
+    """A model, and the batch that it takes for some networks of a split."""
+
+    model: nn.Module
+    pick: Callable[[Part, Tensor], Any]
+
+
+def main() -> None:
+    """Trains all models, each in a process of its own."""
+    args = _arguments()
+    if args.only:
+        print(json.dumps(measure(args, *_named(args.only))))
+        return
+    rows = []
+    for name in [*args.ours, *args.peer]:
+        command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            print(f"{name}: failed, see above", file=sys.stderr)
+            continue
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    show(rows, "INR classification: ours and peers", args.json)
+
+
+def measure(args: argparse.Namespace, name: str, path: Path | None) -> dict[str, Any]:
+    """The row of one model."""
+    torch.set_num_threads(args.threads)
+    zoo = open_zoo_folder(args.zoo)
+    parts = {split: load(zoo, split, count) for split, count in _counts(args).items()}
+    make = (lambda: ADAPTERS[name](path, parts["train"])) if path else lambda: ours(name, parts)
+    tried = {rate: fit(make, parts, args.epochs, rate, args.seeds[0]) for rate in args.rates}
+    rate = max(tried, key=lambda r: tried[r][0])
+    runs = [tried[rate], *(fit(make, parts, args.epochs, rate, s) for s in args.seeds[1:])]
+    tests = [test for _, test, *_ in runs]
+    return {
+        "model": name,
+        "parameters": runs[0][3],
+        "learning rate": rate,
+        "seeds": len(tests),
+        "test accuracy": statistics.mean(tests),
+        "standard error": statistics.stdev(tests) / len(tests) ** 0.5 if len(tests) > 1 else None,
+        "ms of CPU per step": statistics.median(ms for _, _, ms, _ in runs),
+    }
+
+
+def load(zoo: WeightDataset, split: str, count: int) -> Part:
+    """The first networks of a split, which must have one shape."""
+    chosen = zoo.where(split=split)[:count]
+    canonical = CanonicalPhases(30.0)
+    graphs = [canonical(graph) for graph in chosen]
+    states = [graph.to_tensors() for graph in graphs]
+    if len({tuple(x.shape for x in state.values()) for state in states}) != 1:
+        raise SystemExit("Expected networks of one shape: peers take no others")
+    stacked = {key: torch.stack([state[key] for state in states]) for key in states[0]}
+    # Peers keep weights as [networks, in, out, channels].
+    weights = [x.transpose(1, 2).unsqueeze(-1) for x in stacked.values() if x.dim() == 3]
+    biases = [x.unsqueeze(-1) for x in stacked.values() if x.dim() == 2]
+    return Part(graphs, weights, biases, torch.from_numpy(chosen.column("label").to_numpy().copy()))
+
+
+def scales(tensors: list[Tensor]) -> list[tuple[float, float]]:
+    """Mean and standard deviation of every tensor."""
+    return [(float(x.mean()), float(x.std())) for x in tensors]
+
+
+def ours(name: str, parts: dict[str, Part]) -> Candidate:
+    """One of our models, as `nfn-graph train classify-inr --preset small` builds it."""
+    graphs = parts["train"].graphs
+    settings = ClassifyInrOptions.PRESETS["small"].model
+    model = build_model(name, settings, graphs[0].spec, sizes_of(graphs[:1]), 10, None)
+    fit_inputs(
+        model, [Batch.from_data_list(graphs[i : i + 256]) for i in range(0, len(graphs), 256)]
+    )
+    return Candidate(
+        model, lambda part, index: Batch.from_data_list([part.graphs[i] for i in index.tolist()])
+    )
+
+
+def dws(path: Path, train: Part) -> Candidate:
+    """AvivNavon/DWSNets with the defaults of its `experiments/mnist/trainer.py`."""
+    sys.path.insert(0, str(path))
+    from nn.models import DWSModelForClassification  # type: ignore[import-not-found]
+
+    model = DWSModelForClassification(
+        weight_shapes=tuple(tuple(x.shape[1:3]) for x in train.weights),
+        bias_shapes=tuple(tuple(x.shape[1:2]) for x in train.biases),
+        input_features=1,
+        hidden_dim=32,
+        n_hidden=4,
+        reduction="max",
+        n_fc_layers=1,
+        set_layer="sab",
+        n_out_fc=1,
+        bn=True,
+    )
+    means = scales(train.weights), scales(train.biases)
+
+    def pick(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        return tuple(
+            tuple((x - mean) / std for x, (mean, std) in zip(given, known, strict=True))
+            for given, known in zip(_tensors(part, index), means, strict=True)
+        )
+
+    return Candidate(model, pick)
+
+
+def neural_graphs(path: Path, train: Part) -> Candidate:
+    """mkofinas/neural-graphs: PNA with the settings of its `configs/model/pna.yaml`, 64 probes."""
+    sys.path.insert(0, str(path))
+    import yaml
+    from torch_geometric.utils import _trim_to_layer
+
+    # Newer versions of PyG have given this module another name.
+    sys.modules.setdefault("torch_geometric.utils.trim_to_layer", _trim_to_layer)
+    from nn.gnn import GNNForClassification  # type: ignore[import-not-found]
+    from omegaconf import OmegaConf  # type: ignore[import-not-found]
+
+    configs = path / "experiments" / "inr_classification" / "configs"
+    read = [
+        yaml.safe_load((configs / p).read_text()) for p in ("model/pna.yaml", "data/mnist.yaml")
+    ]
+    layout = [train.weights[0].shape[1], *(x.shape[1] for x in train.biases)]
+    data = {**read[1], "num_classes": 10}
+    data["inr_model"] |= {"hidden_features": layout[1], "out_features": layout[-1]}
+    # It standardizes by itself, since its probes run the networks as they are.
+    for name, tensors in (("weights", train.weights), ("biases", train.biases)):
+        for i, what in enumerate(("mean", "std")):
+            data["stats"][f"{name}_{what}"] = [scale[i] for scale in scales(tensors)]
+    config = OmegaConf.create({"model": read[0], "data": data})
+    config.model.graph_constructor.num_probe_features = 64
+    config = OmegaConf.to_container(config, resolve=True)["model"]
+    config.pop("_target_"), config.pop("_recursive_")
+    return Candidate(GNNForClassification(layer_layout=layout, **config), _tensors)
+
+
+#: The peers by name. To add one, add a function that imports it from a checkout.
+ADAPTERS: dict[str, Callable[[Path, Part], Candidate]] = {
+    "dws": dws,
+    "neural-graphs": neural_graphs,
+}
+
+
+def _tensors(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    return tuple(x[index] for x in part.weights), tuple(x[index] for x in part.biases)
+
+
+def fit(
+    make: Callable[[], Candidate], parts: dict[str, Part], epochs: int, rate: float, seed: int
+) -> tuple[float, float, float, int]:
+    """Accuracy on validation and test networks after the last epoch, time per step, parameters."""
+    torch.manual_seed(seed)
+    model, pick = make()
+    train = parts["train"]
+    optimiser = torch.optim.AdamW(model.parameters(), rate, weight_decay=5e-4)
+    steps = epochs * math.ceil(len(train.labels) / 32)
+    times = []
+    for step, index in enumerate(_batches(len(train.labels), epochs, seed)):
+        for group in optimiser.param_groups:
+            rise = min(1.0, (step + 1) / max(1, round(0.1 * steps)))
+            group["lr"] = rate * rise * (1 + math.cos(math.pi * step / steps)) / 2
+        batch = pick(train, index)
+        before = time.process_time()
+        loss = F.cross_entropy(model(batch), train.labels[index])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        times.append(time.process_time() - before)
+    scores = [_accuracy(model, pick, parts[split]) for split in ("validation", "test")]
+    return scores[0], scores[1], 1000 * statistics.median(times), count_parameters(model)
+
+
+def _batches(count: int, epochs: int, seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator).split(32)
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, pick: Callable[[Part, Tensor], Any], part: Part) -> float:
+    model.eval()
+    right = 0
+    for index in torch.arange(len(part.labels)).split(64):
+        right += int((model(pick(part, index)).argmax(1) == part.labels[index]).sum())
+    model.train()
+    return right / len(part.labels)
+
+
+def _counts(args: argparse.Namespace) -> dict[str, int]:
+    return {"train": args.networks, "validation": args.networks // 4, "test": args.networks // 4}
+
+
+def _named(text: str) -> tuple[str, Path | None]:
+    name, equals, path = text.partition("=")
+    if name not in (ADAPTERS if equals else OURS):
+        raise SystemExit(
+            f"Expected --peer NAME=PATH with a NAME of {', '.join(ADAPTERS)}, or --ours of "
+            f"{', '.join(OURS)} (got '{text}')"
+        )
+    return name, Path(path).resolve() if equals else None
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--zoo", type=Path, required=True, help="INRs of one shape, by zoo inr")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--ours", nargs="*", default=["nfn-np"], help=f"of {', '.join(OURS)}")
+    parser.add_argument("--networks", type=int, default=4000, help="training networks")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for name in [*args.ours, *args.peer]:
+        _named(name)
+    return args
+
+
+if __name__ == "__main__":
+    main()
