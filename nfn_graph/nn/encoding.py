@@ -140,14 +140,13 @@ class IOEncoding(nn.Module):
         positions = features.incidence.positions
         if isinstance(key, str):
             return [(key, positions[key])]
-        rows, ends = features.rows(key), []
-        for end, name, segments in (
-            ("source", key[0], rows.sources),
-            ("target", key[2], rows.targets),
-        ):
-            places = positions[name].index_select(0, segments.index)
-            ends.append((f"{module_name(key)}__{end}", places))
-        return ends
+        rows = features.rows(key)
+        at_sources = positions[key[0]].index_select(0, rows.sources.index)
+        at_targets = positions[key[2]].index_select(0, rows.targets.index)
+        return [
+            (position_name(key, "source"), at_sources),
+            (position_name(key, "target"), at_targets),
+        ]
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         # A dtype of few digits could not tell hundreds of positions apart.
