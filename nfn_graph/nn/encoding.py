@@ -35,8 +35,8 @@ class IOEncoding(nn.Module):
         spec: The networks' own spec.
         in_channels: Channels of the input.
         kind: `"learned"` or `"sinusoidal"`.
-        max_frequency: Of the sinusoidal encoding.
-        num_bands: Of the sinusoidal encoding.
+        max_frequency: The highest frequency of the sinusoidal encoding.
+        num_bands: The number of frequencies of the sinusoidal encoding.
         encode_layers: Whether to encode the depth of every tensor as well.
 
     Shapes:
