@@ -1,9 +1,9 @@
 """Says what pyproject.toml cannot: where the packages lie, and the description for an index.
 
-`converters/` and `tasks/` install as subpackages of `nfn_graph`; pyproject.toml finds packages under
-their own names only. An index shows the README without the repository around it, so its relative
-links become absolute if `REPOSITORY_URL` is set (such as https://HOST/OWNER/nfn_graph), and plain
-text otherwise.
+`converters/` and `tasks/` install as subpackages of `nfn_graph`, and pyproject.toml finds packages
+under their own names only. An index shows the README without the repository around it, so its
+relative links become absolute if `REPOSITORY_URL` is set (such as https://HOST/OWNER/NAME), and
+plain text otherwise.
 """
 
 import os
