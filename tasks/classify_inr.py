@@ -54,6 +54,8 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
     """The class of what a SIREN shows."""
 
     name = "classify-inr"
+    # Files of SIRENs do not say what they compute, but their frequency factor is known.
+    follows_record = False
     OPTIONS = ClassifyInrOptions
 
     def __init__(self, options: ClassifyInrOptions) -> None:

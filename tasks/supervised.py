@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from nfn_graph.tasks.option_checks import check_at_least, check_several
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
-from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
+from nfn_graph.transforms import CanonicalForm, FillBiases, GrowKernels, RoleTypes
 from nfn_graph.transforms._grow_kernels import kernel_of
 
 Unify = Literal["no", "kernels", "roles"]
@@ -97,18 +97,22 @@ class SupervisedOptions(TrainOptions):
         label: The column of the zoo's table to predict; by default the one that the zoo names.
         input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
             the one that the zoo names, or one value for every input neuron.
-        unify: What to do about networks that share no types. kernels: grow convolution kernels
-            and add biases of zero, up to the largest. roles: also give all hidden layers one
-            type, for networks that are wired differently (not for nfn-hnp); networks for which
-            there is no such type are left out.
+        unify: How to combine networks that share no types. kernels pads convolution kernels and
+            biases with zeros up to the largest. roles also gives all hidden layers one type, for
+            networks that are wired differently (not for nfn-hnp), and leaves out networks for
+            which this is impossible.
         mixup: Augmentation: networks of one shape are mixed in pairs, weights and labels alike,
             with a share from the distribution Beta(mixup, mixup); 0 for none.
+        canonical: Whether to bring networks that differ by a symmetry of their activation functions
+            (the scale of a ReLU, the sign of an odd function) to one form first, which does not
+            change what a network computes.
     """
 
     label: str | None = None
     input_shape: tuple[int, ...] = ()
     unify: Unify = "no"
     mixup: float = 0.0
+    canonical: bool = False
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -132,6 +136,9 @@ class SupervisedTask(Task[Options]):
     Args:
         options: Its options; what is not given is taken from the preset.
     """
+
+    # Whether the canonical form follows the record of what networks compute.
+    follows_record: ClassVar[bool] = True
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -193,8 +200,13 @@ class SupervisedTask(Task[Options]):
         return without_refused(zoo) if self.options.unify == "roles" and len(zoo) else zoo
 
     def transform(self, facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph] | None:
-        """What gives networks the same types, if asked for."""
-        return None if self.options.unify == "no" else unifying(facts)
+        """The canonical form, and what gives networks the same types, if they were asked for."""
+        steps: list[Callable[[WeightGraph], WeightGraph]] = []
+        if self.options.canonical and self.follows_record:
+            steps.append(CanonicalForm())
+        if self.options.unify != "no":
+            steps.append(unifying(facts))
+        return Compose(steps) if steps else None
 
     def _input_shape(self, zoo: WeightDataset) -> list[int] | None:
         """The shape of the images that the networks read, if a zoo or the user says it."""

@@ -14,7 +14,7 @@ Why it is worth moving:
   make `HNPLinear` raise an `IndexError`, work.
 - *Mixed sizes.* The published package stacks networks, so all of a batch have the same
   widths. Here they need not.
-- *Speed.* See `docs/performance.md`: both passes of a layer take 0.47 to 0.85 of the time.
+- *Speed.* See `docs/performance.md`: both passes of a layer take 0.46 to 0.85 of the time.
 
 What comes over:
 

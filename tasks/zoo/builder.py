@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -36,8 +36,6 @@ from nfn_graph.tasks.option_checks import (
     check_split,
     flag,
 )
-from nfn_graph.tasks.sources import Images, open_images
-from nfn_graph.tasks.zoo.classifiers import TrainingData
 from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters, stack
 
 Split = Literal["train", "validation", "test"]
@@ -401,39 +399,6 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
         if key not in self._layouts:
             self._layouts[key] = self.empty_graph(item).layout
         return self._layouts[key]
-
-
-ImageOptions = TypeVar("ImageOptions", bound=ImageZooOptions)
-
-
-class ImageZooBuilder(ZooBuilder[ImageOptions, Images, Item]):
-    """Builds a zoo of networks that classify images."""
-
-    def __init__(self, options: ImageOptions, source: Images | None = None) -> None:
-        super().__init__(options, source)
-        self.source.check_both_splits()
-
-    def open_source(self) -> Images:
-        """The images that the options name."""
-        images = open_images(self.options.data)
-        return images.in_grey() if self.options.grey else images
-
-    def facts(self) -> dict[str, Any]:
-        """The images."""
-        return TrainingData.facts(self.source)
-
-    @abstractmethod
-    def draw(self, network: int) -> Item:
-        """One network: it depends on the options, the data and its number only."""
-
-    def list_networks(self) -> list[Item]:
-        """All networks of the zoo."""
-        return [self.draw(network) for network in range(self.options.networks)]
-
-    @cached_property
-    def data(self) -> TrainingData:
-        """The images, where networks are trained."""
-        return TrainingData.of(self.source, self.device, self.dtype)
 
 
 def _build_part(

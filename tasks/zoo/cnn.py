@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +19,6 @@ from nfn_graph.tasks.option_checks import (
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
     Built,
-    OnSteps,
-    Row,
     SampledZooOptions,
     split_of,
 )
@@ -34,7 +31,6 @@ from nfn_graph.tasks.zoo.training import (
     ClassifierRun,
     ClassifierZooBuilder,
     TrainedCheckpoint,
-    train_classifiers,
 )
 
 
@@ -64,6 +60,12 @@ class CnnZooOptions(SampledZooOptions):
             dropout.
         dropout_share: The share of networks with dropout.
         checkpoints: When to store a network, as shares of its training; each one adds a row.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import CnnZooOptions
+        >>> CnnZooOptions(Path("zoo"), networks=100, widths=(8, 16)).learning_rate
+        (0.0005, 0.05)
     """
 
     networks: int = 1000
@@ -114,32 +116,24 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
         """The run of one network."""
         return draw_run(self.options, self.source, network)
 
-    def train(
-        self, group: list[ClassifierRun], on_steps: OnSteps
-    ) -> Iterator[Built[ClassifierRun]]:
-        """All checkpoints of the networks."""
-        group.sort(key=lambda run: run.optimiser)
-        size = self.options.batch_size
-        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
-            yield Built(c.run, _row(c, self.options), c.parameters)
-
-
-def _row(checkpoint: TrainedCheckpoint, options: CnnZooOptions) -> Row:
-    run = checkpoint.run
-    hidden = run.architecture.convolutions or run.architecture.hidden
-    return {
-        **run.values(),
-        "arch": options.arch,
-        "width": hidden[0] if hidden else 0,
-        "depth": len(hidden),
-        "padding": run.architecture.padding,
-        "batch_size": options.batch_size,
-        "step": checkpoint.step,
-        "epoch": checkpoint.step * options.batch_size / run.num_images,
-        "is_last": checkpoint.step == run.num_steps,
-        "is_finite": checkpoint.is_finite,
-        **checkpoint.metrics._asdict(),
-    }
+    def built(self, checkpoint: TrainedCheckpoint) -> list[Built[ClassifierRun]]:
+        """The checkpoint, with its hyperparameters and metrics."""
+        run = checkpoint.run
+        hidden = run.architecture.convolutions or run.architecture.hidden
+        row = {
+            **run.values(),
+            "arch": self.options.arch,
+            "width": hidden[0] if hidden else 0,
+            "depth": len(hidden),
+            "padding": run.architecture.padding,
+            "batch_size": self.options.batch_size,
+            "step": checkpoint.step,
+            "epoch": checkpoint.step * self.options.batch_size / run.num_images,
+            "is_last": checkpoint.step == run.num_steps,
+            "is_finite": checkpoint.is_finite,
+            **checkpoint.metrics._asdict(),
+        }
+        return [Built(run, row, checkpoint.parameters)]
 
 
 def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from nfn_graph.tasks.option_checks import (
     check_several,
 )
 from nfn_graph.tasks.sources import Images
-from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, OnSteps, Row, split_of
+from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, split_of
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
@@ -26,7 +26,6 @@ from nfn_graph.tasks.zoo.training import (
     ClassifierRun,
     ClassifierZooBuilder,
     TrainedCheckpoint,
-    train_classifiers,
 )
 
 MOST_POSITIONS = 16
@@ -52,6 +51,12 @@ class TicketZooOptions(ImageZooOptions):
         learning_rate: The learning rate of the optimiser.
         l2: The penalty on the sum of squared weights.
         epochs: The number of epochs.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import TicketZooOptions
+        >>> TicketZooOptions(Path("zoo"), networks=100).sparsity
+        0.95
     """
 
     arch: Literal["mlp", "cnn"] = "mlp"
@@ -86,6 +91,10 @@ class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
     kind = "tickets"
     OPTIONS = TicketZooOptions
 
+    def __init__(self, options: TicketZooOptions, source: Images | None = None) -> None:
+        super().__init__(options, source)
+        self._initial: dict[int, Parameters] = {}
+
     def facts(self) -> dict[str, Any]:
         """The images, and which entries run fastest where a convolution meets a dense layer."""
         return {**super().facts(), "flatten": "channels_first"}
@@ -94,17 +103,28 @@ class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
         """The run of one network."""
         return ticket_run(self.options, self.source, network)
 
-    def train(
-        self, group: list[ClassifierRun], on_steps: OnSteps
-    ) -> Iterator[Built[ClassifierRun]]:
-        """The initial weights of the networks, with the masks that training leads to."""
-        first: dict[int, Parameters] = {}
-        size = self.options.batch_size
-        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
-            if c.step == 0:
-                first[c.run.network] = c.parameters
-            else:
-                yield _ticket(first[c.run.network], c, self.options)
+    def built(self, checkpoint: TrainedCheckpoint) -> list[Built[ClassifierRun]]:
+        """At the end of its training, the initial weights of a network with the mask."""
+        run: ClassifierRun = checkpoint.run
+        if checkpoint.step == 0:
+            self._initial[run.network] = checkpoint.parameters
+            return []
+        options, weights = self.options, weights_of(checkpoint.parameters)
+        sizes = {key: x.abs().nan_to_num()[None] for key, x in weights.items()}
+        found = masks_from_scores(sizes, options.sparsity, options.scope)
+        masks = {key: mask[0] for key, mask in found.items()}
+        row = {
+            **run.values(),
+            "arch": options.arch,
+            "width": run.architecture.hidden[0],
+            "sparsity": options.sparsity,
+            "scope": options.scope,
+            "num_weights": sum(m.numel() for m in masks.values()),
+            "num_kept": sum(int(m.sum()) for m in masks.values()),
+            "is_finite": checkpoint.is_finite,
+            "dense_accuracy": checkpoint.metrics.test_accuracy,
+        }
+        return [Built(run, row, self._initial.pop(run.network), masks)]
 
 
 def ticket_run(options: TicketZooOptions, images: Images, network: int) -> ClassifierRun:
@@ -153,24 +173,3 @@ def ticket_architecture(options: TicketZooOptions, images: Images, width: int) -
 def weights_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights among the parameters of a network, without its biases."""
     return {key: x for key, x in parameters.items() if key.endswith("weight")}
-
-
-def _ticket(
-    initial: Parameters, trained: TrainedCheckpoint, options: TicketZooOptions
-) -> Built[ClassifierRun]:
-    """An initialisation with its mask."""
-    run: ClassifierRun = trained.run
-    sizes = {k: x.abs().nan_to_num()[None] for k, x in weights_of(trained.parameters).items()}
-    masks = masks_from_scores(sizes, options.sparsity, options.scope)
-    row: Row = {
-        **run.values(),
-        "arch": options.arch,
-        "width": run.architecture.hidden[0],
-        "sparsity": options.sparsity,
-        "scope": options.scope,
-        "num_weights": sum(m.numel() for m in masks.values()),
-        "num_kept": sum(int(m.sum()) for m in masks.values()),
-        "is_finite": trained.is_finite,
-        "dense_accuracy": trained.metrics.test_accuracy,
-    }
-    return Built(run, row, initial, {key: m[0] for key, m in masks.items()})

@@ -7,9 +7,11 @@ dropout, drawn from its own seed; so what it becomes does not depend on the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.zoo.builder import ImageOptions, ImageZooBuilder, Split
+from nfn_graph.tasks.sources import Images, open_images
+from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, OnSteps, Split, ZooBuilder
 from nfn_graph.tasks.zoo.classifiers import (
     Activation,
     Architecture,
@@ -48,15 +51,15 @@ class ClassifierRun:
         network: Its number in the zoo.
         seed: What its initial weights, data order and dropout are drawn from.
         architecture: Its shape.
-        activation: After every hidden layer.
+        activation: The activation function of the hidden layers.
         init: How weights are initialised; see `initialise`.
         init_scale: See `init`.
         optimiser: See `BatchedOptimiser`.
-        learning_rate: The step size.
+        learning_rate: The learning rate.
         l2: What the sum of all squared weights, not biases, is multiplied with in the loss.
         dropout: The probability that a hidden activation is dropped.
         train_fraction: The share of the training images that it sees.
-        epochs: How often it sees them.
+        epochs: The number of epochs.
         num_images: How many images that is.
         num_steps: How many gradient steps that is.
         checkpoints: The steps after which it is written down.
@@ -79,6 +82,10 @@ class ClassifierRun:
     num_steps: int
     checkpoints: tuple[int, ...]
     split: Split
+
+    def stacked(self) -> Classifiers:
+        """The kind of network, many of which can be trained together."""
+        return Classifiers(self.architecture, self.activation)
 
     def values(self) -> dict[str, Any]:
         """What a table says of the run."""
@@ -129,16 +136,34 @@ class ImageOrder:
         return joined[:count]
 
 
-class StackedNetworks(Protocol):
-    """Networks of one shape, whose parameters are stacked along a first axis."""
+class StackedNetworks(ABC):
+    """Networks of one shape, whose parameters are stacked along a first axis.
+
+    Attributes:
+        units: The shape of every hidden activation of one image; where dropout acts.
+    """
+
+    units: Sequence[tuple[int, ...]] = ()
 
     @property
-    def units(self) -> Sequence[tuple[int, ...]]:
-        """The shape of every hidden activation of one image; where dropout acts."""
+    @abstractmethod
+    def name(self) -> str:
+        """A name of the shape, for the table of a zoo."""
 
+    @property
+    @abstractmethod
+    def largest_activation(self) -> int:
+        """How many numbers the largest activation of one image holds."""
+
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """One of the networks as an ordinary module."""
+
+    @abstractmethod
     def initialise(self, run: Any) -> Parameters:
         """Fresh parameters of one network."""
 
+    @abstractmethod
     def loss(
         self, parameters: Parameters, images: Tensor, labels: Tensor, dropped: list[Tensor] | None
     ) -> Tensor:
@@ -151,6 +176,7 @@ class StackedNetworks(Protocol):
             dropped: For every hidden layer, what its activations are multiplied with.
         """
 
+    @abstractmethod
     def measure(
         self, parameters: Parameters, data: TrainingData, trained_on: Sequence[Tensor]
     ) -> list[Metrics]:
@@ -158,16 +184,30 @@ class StackedNetworks(Protocol):
 
 
 @dataclass(frozen=True)
-class Classifiers:
+class Classifiers(StackedNetworks):
     """Stacked classifiers of one architecture and activation."""
 
     architecture: Architecture
     activation: Activation
 
     @property
-    def units(self) -> Sequence[tuple[int, ...]]:
+    def units(self) -> Sequence[tuple[int, ...]]:  # type: ignore[override]
         """The shape of every hidden activation of one image."""
         return self.architecture.units
+
+    @property
+    def name(self) -> str:
+        """The name of the architecture."""
+        return self.architecture.name
+
+    @property
+    def largest_activation(self) -> int:
+        """The image itself, or one of the hidden layers."""
+        return max(math.prod(size) for size in (self.architecture.image, *self.units))
+
+    def module(self) -> nn.Module:
+        """One of the networks as an ordinary module."""
+        return build_module(self.architecture, self.activation)
 
     def initialise(self, run: ClassifierRun) -> Parameters:
         """Fresh parameters of one network."""
@@ -189,28 +229,6 @@ class Classifiers:
 
 
 def train_classifiers(
-    runs: Sequence[ClassifierRun],
-    data: TrainingData,
-    batch_size: int,
-    *,
-    initial: Parameters | None = None,
-    masks: Mapping[str, Tensor] | None = None,
-    on_steps: Callable[[int], None] = lambda steps: None,
-) -> Iterator[TrainedCheckpoint]:
-    """Trains networks of one architecture and activation; see :func:`train_together`."""
-    kinds = {(run.architecture, run.activation) for run in runs}
-    if len(kinds) != 1:
-        raise UserError(
-            f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
-        )
-    networks = Classifiers(*kinds.pop())
-    return train_together(
-        networks, runs, data, batch_size, initial=initial, masks=masks, on_steps=on_steps
-    )
-
-
-def train_together(
-    networks: StackedNetworks,
     runs: Sequence[Any],
     data: TrainingData,
     batch_size: int,
@@ -222,10 +240,9 @@ def train_together(
     """Trains networks of one shape together.
 
     Args:
-        networks: How they are initialised, what they compute, how they are measured.
-        runs: The networks, with those of one optimiser next to each other. What is read of a run
-            is its `seed`, `optimiser`, `learning_rate`, `l2`, `dropout`, `num_images`, `num_steps`
-            and `checkpoints`.
+        runs: The networks, with those of one optimiser next to each other. A run says what its
+            network is with the method `stacked`, and how it is trained with `seed`, `optimiser`,
+            `learning_rate`, `l2`, `dropout`, `num_images`, `num_steps` and `checkpoints`.
         data: What they are trained and tested on.
         batch_size: Images per step.
         initial: Stacked parameters to start from, instead of fresh ones.
@@ -235,7 +252,12 @@ def train_together(
     Yields:
         Every checkpoint as soon as it is reached.
     """
-    state = _State(networks, list(runs), data, initial, masks)
+    kinds = {run.stacked() for run in runs}
+    if len(kinds) != 1:
+        raise UserError(
+            f"Expected networks of one architecture and activation (got {len(kinds)} kinds)"
+        )
+    state = _State(kinds.pop(), list(runs), data, initial, masks)
     longest = max(run.num_steps for run in runs)
     for start in range(0, longest + 1, BLOCK):
         state.keep_unfinished(start)
@@ -338,26 +360,64 @@ class _State:
             )
 
 
-class ClassifierZooBuilder(ImageZooBuilder[ImageOptions, ClassifierRun]):
-    """Builds a zoo of classifiers that are convolutional networks or MLPs."""
+ImageOptions = TypeVar("ImageOptions", bound=ImageZooOptions)
 
-    def steps(self, item: ClassifierRun) -> int:
+
+class ClassifierZooBuilder(ZooBuilder[ImageOptions, Images, Any]):
+    """Builds a zoo of networks that classify images, whose items are runs."""
+
+    def __init__(self, options: ImageOptions, source: Images | None = None) -> None:
+        super().__init__(options, source)
+        self.source.check_both_splits()
+
+    @abstractmethod
+    def draw(self, network: int) -> Any:
+        """The run of one network: it depends on the options, the data and its number only."""
+
+    @abstractmethod
+    def built(self, checkpoint: TrainedCheckpoint) -> Iterable[Built[Any]]:
+        """What is written of a checkpoint, if anything."""
+
+    def open_source(self) -> Images:
+        """The images that the options name."""
+        return open_images(self.options.data)
+
+    def facts(self) -> dict[str, Any]:
+        """What a reader must know about the images."""
+        return TrainingData.facts(self.source)
+
+    @cached_property
+    def data(self) -> TrainingData:
+        """The images, where networks are trained."""
+        return TrainingData.of(self.source, self.device, self.dtype)
+
+    def list_networks(self) -> list[Any]:
+        """The runs of all networks."""
+        return [self.draw(network) for network in range(self.options.networks)]
+
+    def steps(self, item: Any) -> int:
         """The training steps of a network."""
-        return item.num_steps
+        return int(item.num_steps)
 
-    def alike(self, item: ClassifierRun) -> Hashable:
-        """Networks of one architecture and activation, with or without dropout."""
-        return item.architecture, item.activation, item.dropout > 0
+    def alike(self, item: Any) -> Hashable:
+        """Networks of one shape, with or without dropout."""
+        return item.stacked(), item.dropout > 0
 
-    def name(self, item: ClassifierRun) -> str:
-        """The name of the architecture."""
-        return item.architecture.name
+    def name(self, item: Any) -> str:
+        """The name of the shape."""
+        return str(item.stacked().name)
 
-    def largest_activation(self, item: ClassifierRun) -> int:
+    def largest_activation(self, item: Any) -> int:
         """That of a batch of images."""
-        sizes = [item.architecture.image, *item.architecture.units]
-        return self.options.batch_size * max(math.prod(size) for size in sizes)
+        return int(self.options.batch_size * item.stacked().largest_activation)
 
-    def module(self, item: ClassifierRun) -> tuple[nn.Module, tuple[int, ...]]:
+    def module(self, item: Any) -> tuple[nn.Module, tuple[int, ...]]:
         """The network, which reads an image."""
-        return build_module(item.architecture, item.activation), self.source.shape
+        return item.stacked().module(), self.source.shape
+
+    def train(self, group: list[Any], on_steps: OnSteps) -> Iterator[Built[Any]]:
+        """All checkpoints of the networks."""
+        group.sort(key=lambda run: run.optimiser)
+        size = self.options.batch_size
+        for c in train_classifiers(group, self.data, size, on_steps=on_steps):
+            yield from self.built(c)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
@@ -21,9 +21,6 @@ from nfn_graph.tasks.option_checks import (
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
     Built,
-    ImageZooBuilder,
-    OnSteps,
-    Row,
     SampledZooOptions,
     Split,
     split_of,
@@ -31,7 +28,7 @@ from nfn_graph.tasks.zoo.builder import (
 from nfn_graph.tasks.zoo.classifiers import Metrics, TrainingData
 from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR, Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.training import TrainedCheckpoint, train_together
+from nfn_graph.tasks.zoo.training import ClassifierZooBuilder, StackedNetworks, TrainedCheckpoint
 from nfn_graph.transforms import FillBiases
 
 # Images that are evaluated at once.
@@ -51,6 +48,12 @@ class TransformerZooOptions(SampledZooOptions):
         depths: Numbers of blocks; one is sampled for every network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
             is sampled for every network.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import TransformerZooOptions
+        >>> TransformerZooOptions(Path("zoo"), networks=100).heads
+        (2, 4)
     """
 
     widths: tuple[int, ...] = (8, 12, 16)
@@ -121,6 +124,10 @@ class TransformerRun:
         """The steps after which it is written down."""
         return (self.num_steps,)
 
+    def stacked(self) -> Transformers:
+        """The kind of network, many of which can be trained together."""
+        return Transformers(self.shape)
+
 
 class Block(nn.Module):
     """Attention and two dense layers, each behind a norm and with an addition around it."""
@@ -168,7 +175,7 @@ class RowTransformer(nn.Module):
         return self.head(x.mean(1))
 
 
-class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRun]):
+class TransformerZooBuilder(ClassifierZooBuilder[TransformerZooOptions]):
     """Builds a zoo of transformers."""
 
     kind = "transformer"
@@ -177,27 +184,6 @@ class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRu
     def draw(self, network: int) -> TransformerRun:
         """The run of one network."""
         return draw_transformer(self.options, self.source, network)
-
-    def steps(self, item: TransformerRun) -> int:
-        """The training steps of a network."""
-        return item.num_steps
-
-    def alike(self, item: TransformerRun) -> Shape:
-        """Networks of one shape."""
-        return item.shape
-
-    def name(self, item: TransformerRun) -> str:
-        """Depth, width, expansion and heads."""
-        shape = item.shape
-        return f"{shape.depth}x{shape.width}x{shape.expansion}h{shape.heads}"
-
-    def largest_activation(self, item: TransformerRun) -> int:
-        """That of a batch of images."""
-        return self.options.batch_size * item.shape.rows * item.shape.width * 4
-
-    def module(self, item: TransformerRun) -> tuple[nn.Module, tuple[int, ...]]:
-        """The network, which reads an image."""
-        return RowTransformer(item.shape), self.source.shape
 
     @cached_property
     def _fill(self) -> FillBiases:
@@ -209,14 +195,19 @@ class TransformerZooBuilder(ImageZooBuilder[TransformerZooOptions, TransformerRu
         """A graph with as many values for every neuron as the deepest network has."""
         return self._fill(graph)
 
-    def train(
-        self, group: list[TransformerRun], on_steps: OnSteps
-    ) -> Iterator[Built[TransformerRun]]:
-        """The networks at the end of their training."""
-        group.sort(key=lambda run: run.optimiser)
-        networks, size = Transformers(group[0].shape), self.options.batch_size
-        for c in train_together(networks, group, self.data, size, on_steps=on_steps):
-            yield Built(c.run, _row(c, self.options), c.parameters)
+    def built(self, checkpoint: TrainedCheckpoint) -> list[Built[TransformerRun]]:
+        """The network, with its hyperparameters, sizes and metrics."""
+        run: TransformerRun = checkpoint.run
+        values = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "shape"}
+        sizes = {f: getattr(run.shape, f) for f in ("width", "heads", "depth", "expansion")}
+        row = {
+            **values,
+            **sizes,
+            "batch_size": self.options.batch_size,
+            "is_finite": checkpoint.is_finite,
+            **checkpoint.metrics._asdict(),
+        }
+        return [Built(run, row, checkpoint.parameters)]
 
 
 def draw_transformer(
@@ -270,22 +261,36 @@ def initialise_transformer(run: TransformerRun) -> Parameters:
     return found
 
 
-class Transformers:
-    """Stacked transformers of one shape; see :class:`StackedNetworks`.
+@dataclass(frozen=True)
+class Transformers(StackedNetworks):
+    """Stacked transformers of one shape."""
 
-    Args:
-        shape: Their common shape.
-    """
+    shape: Shape
 
-    units: tuple[tuple[int, ...], ...] = ()
+    @property
+    def name(self) -> str:
+        """Depth, width, expansion and heads."""
+        shape = self.shape
+        return f"{shape.depth}x{shape.width}x{shape.expansion}h{shape.heads}"
 
-    def __init__(self, shape: Shape) -> None:
-        module = RowTransformer(shape).to("meta")
+    @property
+    def largest_activation(self) -> int:
+        """About that of the dense layers of a block."""
+        return self.shape.rows * self.shape.width * 4
+
+    def module(self) -> nn.Module:
+        """One of the networks as an ordinary module."""
+        return RowTransformer(self.shape)
+
+    @cached_property
+    def _outputs(self) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
+        """The outputs of all networks, each for images of its own."""
+        module = self.module().to("meta")
 
         def one(parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
             return torch.func.functional_call(module, dict(parameters), (x,))
 
-        self._outputs = torch.vmap(one)
+        return torch.vmap(one)
 
     def initialise(self, run: TransformerRun) -> Parameters:
         """Fresh parameters of one network."""
@@ -319,16 +324,3 @@ class Transformers:
                 columns += [float(F.cross_entropy(outputs, labels)), float(hits.double().mean())]
             found.append(Metrics(*columns))
         return found
-
-
-def _row(trained: TrainedCheckpoint, options: TransformerZooOptions) -> Row:
-    run: TransformerRun = trained.run
-    values = {f.name: getattr(run, f.name) for f in fields(run) if f.name != "shape"}
-    sizes = {f: getattr(run.shape, f) for f in ("width", "heads", "depth", "expansion")}
-    return {
-        **values,
-        **sizes,
-        "batch_size": options.batch_size,
-        "is_finite": trained.is_finite,
-        **trained.metrics._asdict(),
-    }

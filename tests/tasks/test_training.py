@@ -20,7 +20,7 @@ import pytest
 import torch
 from zoo_data import tiny_images
 
-from nfn_graph import Batch
+from nfn_graph import Batch, WeightGraph
 from nfn_graph.cli import main
 from nfn_graph.tasks.classify_inr import ClassifyInr, ClassifyInrOptions
 from nfn_graph.tasks.metrics import kendall_tau
@@ -30,6 +30,7 @@ from nfn_graph.tasks.regress import (
     PredictGeneralizationOptions,
 )
 from nfn_graph.tasks.training import evaluate, train
+from nfn_graph.tasks.training.run import load_model
 from nfn_graph.tasks.training.run_batches import EpochSampler
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
 from nfn_graph.tasks.zoo import (
@@ -38,6 +39,7 @@ from nfn_graph.tasks.zoo import (
     build_zoo,
     open_zoo_folder,
 )
+from nfn_graph.transforms import CanonicalForm
 
 IMAGES = tiny_images()
 
@@ -382,6 +384,29 @@ def test_overfitting_says_whether_a_model_can_learn(
     assert "has not learnt 6 networks by heart" in capsys.readouterr().out
     assert main([*command, "--out", str(tmp_path / "x"), "--mixup", "0.2"]) != 0
     assert "no --mixup with --overfit" in capsys.readouterr().err
+
+
+def test_canonical_forms_make_twins_equal(cnn_zoo: Path, tmp_path: Path) -> None:
+    """A ReLU or tanh network and its rescaled twin get the same prediction."""
+    task = generalization(cnn_zoo, tmp_path / "run", canonical=True, epochs=1)
+    train(task)
+    task, model, facts = load_model(tmp_path / "run")
+    assert task.options.canonical
+    canonical = task.transform(facts)
+    plain = generalization(cnn_zoo, tmp_path / "x").transform(facts)
+    assert plain is None
+    zoo = open_zoo_folder(cnn_zoo).where(depth=2)
+    assert {row["activation"] for row in zoo.rows} == {"relu", "tanh"}
+    for graph in (zoo[i] for i in range(6)):
+        tensors = graph.to_tensors()
+        factor = 3.0 if CanonicalForm().moved(graph)["hidden1"].kind == "scale" else -1.0
+        for key, power in (("layers.0.weight", 1), ("layers.0.bias", 1), ("layers.1.weight", -1)):
+            tensors[key] = tensors[key] * factor**power
+        twin = WeightGraph.from_placements(graph.layout, tensors)
+        outputs = [model(Batch.from_data_list([g])) for g in (graph, twin)]
+        forms = [model(Batch.from_data_list([canonical(g)])) for g in (graph, twin)]
+        torch.testing.assert_close(forms[0], forms[1], atol=1e-5, rtol=1e-5)
+        assert (outputs[0] - outputs[1]).abs().max() > 1e-4
 
 
 def test_mixed_networks_train(inr_zoo: Path, tmp_path: Path) -> None:

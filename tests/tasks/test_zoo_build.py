@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,24 @@ from zoo_data import IMAGES, same_networks, small, tiny_images
 
 from nfn_graph import Batch
 from nfn_graph.cli import main
-from nfn_graph.converters import from_state_dict, to_state_dict
+from nfn_graph.converters import from_module, from_state_dict, to_state_dict
 from nfn_graph.converters.store import writer as store_writer
 from nfn_graph.converters.store.reader import Store
 from nfn_graph.converters.store.verification import find_damage
-from nfn_graph.tasks.zoo import build_zoo, open_zoo_folder
-from nfn_graph.tasks.zoo.builder import ZooWriter
+from nfn_graph.tasks.zoo import (
+    CnnZooOptions,
+    InrZooOptions,
+    TicketZooOptions,
+    TransformerZooOptions,
+    build_zoo,
+    open_zoo_folder,
+)
+from nfn_graph.tasks.zoo.builder import BuildOptions, ZooBuilder, ZooWriter
 from nfn_graph.tasks.zoo.classifiers import Architecture, build_module
+from nfn_graph.tasks.zoo.cnn import CnnZooBuilder
+from nfn_graph.tasks.zoo.inr import InrZooBuilder
+from nfn_graph.tasks.zoo.tickets import TicketZooBuilder
+from nfn_graph.tasks.zoo.transformer import TransformerZooBuilder
 
 
 def test_table_and_checkpoints(tmp_path: Path) -> None:
@@ -78,6 +90,50 @@ def test_graphs(tmp_path: Path) -> None:
         zoo.where(colour=3)
 
 
+SIZES: dict[str, Any] = {"widths": (4, 6), "epochs": (1, 1), "networks": 5}
+BUILDERS: dict[str, Callable[[Path], ZooBuilder[Any, Any, Any]]] = {
+    "cnn": lambda out: CnnZooBuilder(CnnZooOptions(out, depths=(1, 2), **SIZES), IMAGES),
+    "inr": lambda out: InrZooBuilder(
+        InrZooOptions(out, images=4, test_images=2, widths=(4, 6), depths=(1, 2), steps=1), IMAGES
+    ),
+    "tickets": lambda out: TicketZooBuilder(
+        TicketZooOptions(out, arch="cnn", **{**SIZES, "epochs": 1, "networks": 9}), IMAGES
+    ),
+    "transformer": lambda out: TransformerZooBuilder(
+        TransformerZooOptions(out, heads=(2,), **SIZES), IMAGES
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_graphs_are_those_of_the_converter(kind: str, tmp_path: Path) -> None:
+    """The tensors of many networks are put into place together, as they are one by one."""
+    builder = BUILDERS[kind](tmp_path / "zoo")
+    zoo = open_zoo_folder(builder.build())
+    trained = builder._trained(builder.list_networks(), lambda steps: None)
+    assert len(zoo) == len(trained) >= 5 and len({row["group"] for row in zoo.rows}) > 1
+    for graph, network in zip(zoo, trained, strict=True):
+        module, shape = builder.module(network.item)
+        values = [network.parameters]
+        if network.masks is not None:
+            ones = {key: torch.ones_like(x) for key, x in network.parameters.items()}
+            values.append({**ones, **network.masks})
+        for channel, tensors in enumerate(values):
+            module.load_state_dict(tensors)
+            alone = builder.transform(from_module(module, torch.zeros(1, *shape)))
+            assert graph.spec == alone.spec
+            assert graph.layout.placements == alone.layout.placements
+            assert graph.layout.computation == alone.layout.computation
+            stored = dict(graph.features().tensors())
+            for key, x in alone.features().tensors():
+                assert torch.equal(stored[key][..., channel : channel + 1], x), key
+
+
+def test_options_of_no_zoo() -> None:
+    with pytest.raises(TypeError, match=r"options of a zoo: CnnZooOptions.*\(got BuildOptions\)"):
+        build_zoo(BuildOptions(Path("zoo")))
+
+
 def test_seed_decides_everything(tmp_path: Path) -> None:
     zoos = [
         open_zoo_folder(build_zoo(small(tmp_path / n, seed=s), source=IMAGES))
@@ -108,14 +164,14 @@ sys.path.insert(0, sys.argv[2])
 from zoo_data import IMAGES, small
 from nfn_graph.tasks.zoo import build_zoo
 import time
-from nfn_graph.tasks.zoo import cnn
-train = cnn.train_classifiers
+from nfn_graph.tasks.zoo import training
+train = training.train_classifiers
 def slow(*args, **options):
     time.sleep(0.05)
     for checkpoint in train(*args, **options):
         time.sleep(0.01)
         yield checkpoint
-cnn.train_classifiers = slow
+training.train_classifiers = slow
 build_zoo(small(Path(sys.argv[1]), networks=24, shard_size=2), source=IMAGES)
 """
 

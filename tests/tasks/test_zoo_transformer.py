@@ -21,12 +21,11 @@ from nfn_graph.tasks.zoo import (
     open_zoo_folder,
 )
 from nfn_graph.tasks.zoo.classifiers import TrainingData
-from nfn_graph.tasks.zoo.training import ImageOrder, train_together
+from nfn_graph.tasks.zoo.training import ImageOrder, train_classifiers
 from nfn_graph.tasks.zoo.transformer import (
     RowTransformer,
     Shape,
     TransformerRun,
-    Transformers,
     draw_transformer,
     initialise_transformer,
 )
@@ -47,7 +46,7 @@ def test_networks_are_trained_as_if_alone() -> None:
         replace(r, shape=shape, optimiser="adam", l2=0.01, num_steps=3 + i)
         for i, r in enumerate(drawn)
     ]
-    found = list(train_together(Transformers(shape), runs, data, 8))
+    found = list(train_classifiers(runs, data, 8))
     assert [c.run.network for c in found] == [0, 1, 2, 3]
     for run, step, parameters, metrics in found:
         assert step == run.num_steps
