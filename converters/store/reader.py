@@ -54,9 +54,9 @@ class Places(NamedTuple):
 class Store:
     """The networks that are published in a store when it is opened.
 
-    Opening reads the table of all networks and compares it with its checksum; of the weights, it
-    compares the sizes of files; `find_damage` compares all else. Nothing that is open is
-    pickled: another process maps the files itself.
+    Opening a store reads the table of all networks and compares its checksum and the sizes of all
+    files. `find_damage` compares everything else. Open files are never pickled, because every
+    process maps them itself.
 
     Example:
         >>> import tempfile

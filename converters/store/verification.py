@@ -26,10 +26,10 @@ from nfn_graph.messages import one_line
 
 
 def find_damage(folder: Path) -> Iterator[Damage]:
-    """Reads everything; every damaged file of a store, whatever else is damaged.
+    """Reads everything and yields every damaged file of a store.
 
-    What a checksum shows comes first. If all of them fit, every file is read as its users read it:
-    a checksum that was computed again fits any content.
+    Checksums are compared first. If all of them match, every file is also read as its users read
+    it, because a checksum that was computed again matches any content.
 
     Example:
         >>> import pathlib, tempfile

@@ -38,11 +38,11 @@ from nfn_graph.messages import UserError
 
 
 class Wiring(Reductions):
-    """Follows one network; see :mod:`nfn_graph.converters.wiring`.
+    """Follows the computation of one network; see :mod:`nfn_graph.converters.wiring`.
 
     Args:
-        tensors: The checkpoint; shapes and dtypes are read, never values.
-        tied: Further keys of the same tensor, by the key that stands for it.
+        tensors: The tensors of the checkpoint. Only their shapes and dtypes are read.
+        tied: The other keys of tensors with several keys, by the first key.
 
     Example:
         >>> import torch

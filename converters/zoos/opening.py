@@ -49,16 +49,13 @@ def open_zoo(
 ) -> Zoo:
     """The networks of a published zoo, with labels and the published splits.
 
-        zoo = open_zoo("siren_mnist_wts")
-        zoo[0], zoo.row(0), zoo.split("train")
-
     The layout is recognised by the files: the Small CNN Zoo, the INRs of DWSNets (MNIST and
     FashionMNIST) and of NFN, the CNN Wild Park, the Model Zoos of Schürholt et al., inr2vec.
-    Nothing in a file is run, and a network is read when it is asked for.
+    Nothing in a file is executed, and a network is read when it is accessed.
 
     Args:
         path: The zoo's folder.
-        split_file: The file with the published splits or order, if it lies elsewhere.
+        split_file: The file with the published splits or order, if it is not in the folder.
         check_finite: Whether a network with NaN or infinite weights is an error.
 
     Raises:

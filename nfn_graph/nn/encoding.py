@@ -35,8 +35,8 @@ class IOEncoding(nn.Module):
         spec: The networks' own spec.
         in_channels: Channels of the input.
         kind: `"learned"` or `"sinusoidal"`.
-        max_frequency: Of the sinusoidal encoding.
-        num_bands: Of the sinusoidal encoding.
+        max_frequency: The highest frequency of the sinusoidal encoding.
+        num_bands: The number of frequencies of the sinusoidal encoding.
         encode_layers: Whether to encode the depth of every tensor as well.
 
     Shapes:
@@ -140,14 +140,13 @@ class IOEncoding(nn.Module):
         positions = features.incidence.positions
         if isinstance(key, str):
             return [(key, positions[key])]
-        rows, ends = features.rows(key), []
-        for end, name, segments in (
-            ("source", key[0], rows.sources),
-            ("target", key[2], rows.targets),
-        ):
-            places = positions[name].index_select(0, segments.index)
-            ends.append((f"{module_name(key)}__{end}", places))
-        return ends
+        rows = features.rows(key)
+        at_sources = positions[key[0]].index_select(0, rows.sources.index)
+        at_targets = positions[key[2]].index_select(0, rows.targets.index)
+        return [
+            (position_name(key, "source"), at_sources),
+            (position_name(key, "target"), at_targets),
+        ]
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         # A dtype of few digits could not tell hundreds of positions apart.

@@ -69,18 +69,18 @@ _IMAGES, _COORDINATES = 10.0, 0.3
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The sizes and parts of a model; each model takes those that it has.
+    """The sizes and parts of a model. Each model uses the parts that it has.
 
     Attributes:
-        channels: Of the NF-Layers, or of the layers of a PyG model.
-        head: Hidden sizes of the MLP behind them; of `statnn` and `mlp`, of the whole model.
-        head_dropout: In that MLP.
+        channels: The channels of the NF-Layers, or of the layers of a PyG model.
+        head: The hidden sizes of the MLP after them; for `statnn` and `mlp`, of the whole model.
+        head_dropout: The dropout probability in that MLP.
         io_encoding: Whether position encodings tell input and output neurons apart.
-        fourier_features: Number of Fourier features of the weights; 0 for none.
-        fourier_scale: Their scale.
+        fourier_features: The number of Fourier features of the weights; 0 for none.
+        fourier_scale: The scale of the Fourier features.
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
-        activation: Between NF-Layers, by its name in `torch.nn`.
+        activation: The activation function between NF-Layers, by its name in `torch.nn`.
         probes: How many inputs the networks are run on, by models that do so; 0 for an editor
             that reads weights alone.
         probe_channels: The channels of an editor that say what every neuron does there.
@@ -115,14 +115,14 @@ def build_model(
     out_features: int,
     input_shape: Sequence[int] | None = None,
 ) -> nn.Module:
-    """An untrained model.
+    """Builds an untrained model.
 
     Args:
-        name: Which one.
-        settings: Its parts.
+        name: The name of the model.
+        settings: The sizes and parts of the model.
         spec: The types of all networks that it will see.
-        sizes: The most neurons of each type; only the MLP is bound by it.
-        out_features: Outputs per network.
+        sizes: The largest number of neurons of each type, which only the MLP depends on.
+        out_features: The number of outputs per network.
         input_shape: The shape of an input of the networks, for models that run them; by default,
             one value for every input neuron.
 
@@ -189,7 +189,7 @@ def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
 
 
 def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
-    """The most neurons of each type over all networks.
+    """The largest number of neurons of each type over all networks.
 
     Example:
         >>> import torch

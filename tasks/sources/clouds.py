@@ -31,10 +31,10 @@ class Clouds(Labelled):
     """Point clouds with labels and a split.
 
     Args:
-        name: Where they came from, for metadata and messages.
+        name: The origin of the data, for metadata and messages.
         points: `[count, points, 3]`, float32, each shape within the unit ball.
-        labels: `[count]`, int64, the class of each.
-        is_test: `[count]`, bool, whether each belongs to the test split.
+        labels: The class of each, `[count]`, int64.
+        is_test: Whether each belongs to the test split, `[count]`, bool.
         classes: The names of the classes.
 
     Example:
@@ -74,7 +74,7 @@ def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
     Args:
         source: An `.npz` file, or a folder with a subfolder of `.off` or `.ply` files for each
             class.
-        num_points: How many points to draw of a mesh's surface, or at most of a cloud.
+        num_points: The number of points to sample from a mesh, or to keep of a cloud at most.
 
     Example:
         >>> import tempfile
@@ -188,12 +188,12 @@ class DistanceSamples(NamedTuple):
 
 
 def sample_distances(clouds: Tensor, num_points: int, seeds: list[int]) -> DistanceSamples:
-    """Draws points around shapes, half of them close to the surface.
+    """Samples points around shapes, half of them close to the surface.
 
     Args:
         clouds: Points of the shapes, `[shapes, points, 3]`.
-        num_points: How many to draw for each.
-        seeds: One for each shape, so that its points do not depend on the others.
+        num_points: The number of points per shape.
+        seeds: One seed per shape, so that its points do not depend on the other shapes.
 
     Example:
         >>> import torch

@@ -78,8 +78,9 @@ class TrainOptions:
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
         split_seed: The seed of the random split.
         train_networks: The number of training networks to use, from the first on; 0 for all.
-        overfit: A check that a model can learn at all: train on so many networks, evaluate on the
-            same ones, and say whether the model has learnt them by heart; 0 for ordinary training.
+        overfit: The number of networks for a check that the model can learn at all: it is trained
+            and evaluated on the same few networks, and the command says whether it has memorised
+            them; 0 for ordinary training.
         channels: The channels of each NF-Layer. gine, pna and transformer have as many layers, all
             with the first number of channels.
         head: The hidden sizes of the MLP after these layers; for statnn and mlp, of the whole
