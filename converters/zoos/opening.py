@@ -81,7 +81,9 @@ def open_zoo(
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"Expected the folder of a zoo (got '{path}', which is none)")
+        raise FileNotFoundError(
+            f"Expected the folder of a zoo (got '{path}', which is not a folder)"
+        )
     layout = recognised_layout(path)
     source = layout.source(path, None if split_file is None else Path(split_file))
     return Zoo(source, check_finite=check_finite)

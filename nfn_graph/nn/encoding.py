@@ -20,7 +20,7 @@ End = Literal["target", "source"]
 
 
 class IOEncoding(nn.Module):
-    r"""Tells the neurons of fixed types (inputs, outputs) apart, so that NP layers can.
+    r"""Marks the neurons of fixed types (inputs, outputs), so that NP layers can tell them apart.
 
     The IO-encoding of `Permutation Equivariant Neural Functionals
     <https://arxiv.org/abs/2302.14040>`_ (section 2.2): position encodings at the columns of
@@ -33,7 +33,7 @@ class IOEncoding(nn.Module):
 
     Args:
         spec: The networks' own spec.
-        in_channels: Channels of the input.
+        in_channels: The number of input channels.
         kind: `"learned"` or `"sinusoidal"`.
         max_frequency: The highest frequency of the sinusoidal encoding.
         num_bands: The number of frequencies of the sinusoidal encoding.
@@ -196,10 +196,10 @@ class FourierFeatures(nn.Module):
     r"""Gaussian Fourier features of the values: :math:`[\sin 2\pi Bx, \cos 2\pi Bx]`.
 
     Args:
-        in_channels: Channels of the input.
-        num_features: Rows of the random matrix :math:`B`; the output has twice as many
+        in_channels: The number of input channels.
+        num_features: The rows of the random matrix :math:`B`; the output has twice as many
             channels.
-        scale: Standard deviation of its entries.
+        scale: The standard deviation of the entries of the matrix.
 
     Example:
         >>> import torch
