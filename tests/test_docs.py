@@ -156,8 +156,10 @@ def test_workers_run_on_pages_of_the_file_system(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    ["GPU", "Small CNN Zoo", "cite", "Python versions", "P-tilde", "ResNet-18", "transformers"]
-    + ["probes", "million networks"],
+    (
+        *("GPU", "Small CNN Zoo", "cite", "Python versions", "P-tilde", "ResNet-18"),
+        *("transformers", "probes", "million networks"),
+    ),
 )
 def test_common_questions_are_headings(question: str) -> None:
     """The search of the site, and that of a code host, finds headings first."""
