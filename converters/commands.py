@@ -57,10 +57,10 @@ _DEFAULTS = ReadingOptions()
 
 
 def inspect(files: Files, /, *, reading: Reading = _DEFAULTS, json: bool = False) -> int:
-    """Show what checkpoint files hold: a table of the network's layers and weights.
+    """Show what checkpoint files contain: a table of the layers and weights of the network.
 
-    NaN and infinite entries are counted; tensors that the graph leaves out are listed with the
-    reason. The exit code is 1 if some of the files cannot be read, 2 if none can.
+    The table counts NaN and infinite entries, and lists tensors that are not in the graph with the
+    reason. The exit code is 1 if some of the files cannot be read, and 2 if none can.
 
     Examples:
       nfn-graph inspect model.pt
@@ -74,8 +74,8 @@ def inspect(files: Files, /, *, reading: Reading = _DEFAULTS, json: bool = False
 
     Args:
         files: Checkpoint files, or folders of them.
-        reading: How files are read.
-        json: Print one JSON object per line instead of tables.
+        reading: The options of reading files.
+        json: Whether to print one JSON object per line instead of tables.
     """
     # Into a file or a pipe, tables are written in full.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -118,18 +118,18 @@ def convert(
     shard_size: int = 1024,
     engine: Literal["local", "ray"] = "local",
 ) -> int:
-    """Convert checkpoint files to graphs, in a store: few files for many networks.
+    """Convert checkpoint files to graphs in a store, which keeps many networks in few files.
 
-    Files that were converted before are skipped, so an interrupted run goes on where it stopped.
-    Networks are named as their files lie below the folders given, and keep these names.
-    The network of another file is not replaced, nor that of a file that cannot be read any more.
-    What failed and why is listed at the end and in OUT/report.json. The exit code is 1 if some of
-    the files failed, 2 if all did. OUT may lie in a folder of checkpoints: stores there are passed
-    over.
+    Files that were converted before are skipped, so an interrupted conversion resumes when the
+    command is run again. A network is named by the path of its file below the given folder, and
+    keeps this name. Networks of other files, and of files that can no longer be read, are not
+    replaced. Failures are listed with their reasons at the end and in OUT/report.json. The exit
+    code is 1 if some of the files failed, and 2 if all did. OUT may lie inside a folder of
+    checkpoints, because stores are skipped.
 
-    With --labels, every network gets the values of its row: a column names the file, every other
-    column becomes a column of the store. Files without a row fail, and rows without a file are
-    listed. A column 'split' says what a network is for: train, validation or test.
+    With --labels, every network gets the values of its row: one column names the file, and every
+    other column becomes a column of the store. Files without a row fail, and rows without a file
+    are listed. A column 'split' assigns networks to train, validation or test.
 
     Examples:
       nfn-graph convert checkpoints/ --out graphs/
@@ -140,19 +140,19 @@ def convert(
 
     Args:
         files: Checkpoint files, or folders of them.
-        out: The store to write to, a folder; made if it does not exist.
-        reading: How files are read.
-        labels: A table with a row per file: .csv, .parquet, or .jsonl with an object per line.
-        file_column: The column of the labels that names the files; found by itself if not given.
+        out: The folder of the store. It is created if it does not exist.
+        reading: The options of reading files.
+        labels: A table with one row per file: .csv, .parquet, or .jsonl with one object per line.
+        file_column: The column of the labels that names the files; by default it is detected.
         split: The shares of train, validation and test if the labels have no column 'split';
-            0.8 0.1 0.1 if not given. Networks that are in the store keep theirs.
-        seed: Seed of the division into train, validation and test.
-        workers: Processes; 0 for one per core.
-        overwrite: Convert again what was converted before; replace networks of other files.
-        shard: The part of the files to convert, for the second of four machines 2/4.
-        shard_size: Networks per file of the store at most.
-        engine: Where to convert: on this machine, or as tasks of a Ray cluster, each for a part of
-            as many files as --shard-size, on machines that see the same folders.
+            by default 0.8 0.1 0.1. Networks that are already in the store keep their split.
+        seed: The seed of the random split.
+        workers: The number of processes; 0 for one per core.
+        overwrite: Whether to convert files again, and to replace networks of other files.
+        shard: The part of the files to convert, such as 2/4 on the second of four machines.
+        shard_size: The largest number of networks per file of the store.
+        engine: Where to convert: on this machine, or on a Ray cluster whose machines share the
+            folders; every task converts --shard-size files.
     """
     if engine != "local" and (shard != "1/1" or workers):
         raise UserError(
@@ -200,9 +200,9 @@ def draw(
 
     Args:
         file: A checkpoint file.
-        output: The picture; its suffix says the format (png, pdf, svg).
-        reading: How files are read.
-        max_neurons: How many neurons of a layer are shown at most.
+        output: The picture file; its suffix decides the format (png, pdf, svg).
+        reading: The options of reading files.
+        max_neurons: The largest number of neurons of a layer to draw.
     """
     from nfn_graph.converters.draw import draw as draw_graph
 
@@ -228,8 +228,8 @@ def run(
 ) -> int:
     """Run the network of a checkpoint file on inputs, from its graph.
 
-    The file, or --arch, must say what the network computes; of a chain of linear layers,
-    --activation does.
+    The file or --arch must say what the network computes. For a chain of linear layers,
+    --activation is enough.
 
     Examples:
       nfn-graph run model.safetensors --input x.npy
@@ -237,9 +237,9 @@ def run(
 
     Args:
         file: A checkpoint file, or a graph.
-        input: Arrays, one for each input of the network, with a batch axis.
-        output: Where to write the outputs: an .npy file, or .npz for several. Printed if none.
-        reading: How files are read.
+        input: One .npy array for each input of the network, with a batch axis.
+        output: The .npy file for the outputs, or .npz for several; by default they are printed.
+        reading: The options of reading files.
     """
     import numpy as np
     import torch
@@ -335,11 +335,11 @@ Where = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")]
 
 
 def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int:
-    """Show what a store holds, and check that it is as it was written.
+    """Show what a store contains, and check that its files are intact.
 
-    Sizes of files and the checksums of the table are always compared; a store that is damaged
-    there is not opened. With --verify everything is read and compared, every damaged file is named
-    in a line, and the exit code is 1 if there is one.
+    File sizes and the checksum of the table are always compared, and a damaged store is not
+    opened. With --verify, everything is read and compared. Every damaged file is named on a line
+    of its own, and the exit code is 1 if there is one.
 
     Examples:
       nfn-graph store graphs/
@@ -348,8 +348,8 @@ def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int
 
     Args:
         path: The folder of a store.
-        where: Only networks whose columns have these values: width=8 or width=8,16.
-        verify: Read everything and compare it with its checksums.
+        where: Which networks to use, by the values of columns: width=8 or width=8,16.
+        verify: Whether to read everything and compare all checksums.
     """
     damage = list(find_damage(path)) if verify else []
     for file, got in damage:
@@ -395,10 +395,10 @@ def export(
     where: Where = (),
     overwrite: bool = False,
 ) -> int:
-    """Write the networks of a store into files of their own: checkpoints, or graph files.
+    """Write each network of a store to a file of its own: a checkpoint or a graph file.
 
-    Checkpoints have the keys, types and bits of the files that were converted. A table with the
-    metadata of all of them is written beside them, OUT/metadata.parquet.
+    Checkpoints have the keys, dtypes and bits of the converted files. The metadata of all networks
+    is written to OUT/metadata.parquet.
 
     Examples:
       nfn-graph export graphs/ --out checkpoints/
@@ -407,11 +407,11 @@ def export(
 
     Args:
         path: The folder of a store.
-        out: The folder to write to; made if it does not exist.
-        format: The format of the checkpoints; graph for files with the layout and all channels.
-        channel: Which channel to write, of networks that have several, such as weights or mask.
-        where: Only networks whose columns have these values: width=8 or width=8,16.
-        overwrite: Replace files that are there.
+        out: The output folder. It is created if it does not exist.
+        format: The file format; graph for files with the layout and all channels.
+        channel: The channel to write if networks have several, such as weights or mask.
+        where: Which networks to use, by the values of columns: width=8 or width=8,16.
+        overwrite: Whether to replace existing files.
     """
     dataset = choose(WeightDataset(path), where)
     with counting("Writing", len(dataset)) as count_on:

@@ -49,16 +49,16 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "inspect": Command(
-        "nfn_graph.converters.commands:inspect", "Show what checkpoint files hold, as a table."
+        "nfn_graph.converters.commands:inspect", "Show what checkpoint files contain."
     ),
     "convert": Command(
-        "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs, in a store."
+        "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs in a store."
     ),
     "store": Command(
-        "nfn_graph.converters.commands:store", "Show what a store holds; check its checksums."
+        "nfn_graph.converters.commands:store", "Summarise a store and check its files."
     ),
     "export": Command(
-        "nfn_graph.converters.commands:export", "Write the networks of a store into files."
+        "nfn_graph.converters.commands:export", "Write the networks of a store to files."
     ),
     "run": Command(
         "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."
@@ -66,7 +66,7 @@ COMMANDS = {
     "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
     "zoo": Command(
         "nfn_graph.tasks.zoo.zoo_commands:zoo",
-        "Build collections of trained networks; draw INRs.",
+        "Build or import collections of trained networks.",
         "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
     ),
     "train": Command(
@@ -78,18 +78,18 @@ COMMANDS = {
         "nfn_graph.tasks.train:evaluate", "Evaluate a trained model on other networks."
     ),
     "predict": Command(
-        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files: a table."
+        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files."
     ),
     "compare": Command(
-        "nfn_graph.tasks.train:compare", "Compare runs: mean and standard error over seeds."
+        "nfn_graph.tasks.train:compare", "Compare runs by means and standard errors over seeds."
     ),
-    "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR holds."),
+    "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR stores."),
     "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
     "retrain": Command(
-        "nfn_graph.tasks.prune:retrain", "Train initialisations under masks: a table."
+        "nfn_graph.tasks.prune:retrain", "Train initialisations with masks and compare them."
     ),
     "demo": Command(
-        "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it, write a report; minutes."
+        "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it and write a report."
     ),
 }
 
@@ -336,7 +336,7 @@ def _help() -> str:
         [
             "usage: nfn-graph [-h] [--version [-v]] COMMAND ...",
             "",
-            "Networks as graphs: convert checkpoints, and train models that read weights.",
+            "Convert checkpoints to graphs, and train models that read the weights of networks.",
             "",
             "commands:",
             *commands,

@@ -45,7 +45,7 @@ class Permutation:
         )
 
     def inverse(self) -> Permutation:
-        """The element that undoes this one."""
+        """The inverse of this element."""
         return Permutation({name: index.argsort() for name, index in self.index.items()})
 
     def apply(self, graph: WeightGraph) -> WeightGraph:

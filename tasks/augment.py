@@ -25,7 +25,7 @@ class PermuteNeurons(BaseTransform):
     Args:
         symmetry: `"hnp"` permutes hidden neurons, which leaves the function as it is; `"np"`
             also inputs and outputs.
-        generator: For the draws.
+        generator: The random generator.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WeightNoise(BaseTransform):
     Args:
         std: The standard deviation of the noise, as a multiple of that of the entries of the
             same type.
-        generator: For the draws.
+        generator: The random generator.
     """
 
     def __init__(self, std: float = 0.05, generator: torch.Generator | None = None) -> None:
@@ -70,8 +70,8 @@ class WeightDrop(BaseTransform):
     """Sets random weights to zero; biases stay.
 
     Args:
-        probability: For every entry of a weight tensor to be dropped.
-        generator: For the draws.
+        probability: The probability that an entry of a weight tensor is dropped.
+        generator: The random generator.
     """
 
     def __init__(self, probability: float = 0.05, generator: torch.Generator | None = None) -> None:
@@ -154,7 +154,7 @@ class MoveCoordinates(BaseTransform):
             dimensions about a random axis.
         scale: Factors of the size are drawn log-uniformly from this interval.
         shift: Shifts along each axis are uniform within this distance in either direction.
-        generator: For the draws.
+        generator: The random generator.
     """
 
     def __init__(

@@ -40,11 +40,11 @@ class DemoOptions:
     """Run the demonstration.
 
     Attributes:
-        out: The folder to write to; what is there already is kept.
-        seed: Of the zoos and of the models.
-        networks: How many networks to train for the models to learn from.
-        unseen: How many networks of other widths to train.
-        epochs: How often the models see every network.
+        out: The output folder. Finished parts are kept.
+        seed: The random seed of the zoos and of the models.
+        networks: The number of networks to train for the models to learn from.
+        unseen: The number of networks of unseen widths to train.
+        epochs: The number of epochs of the models.
     """
 
     out: Path = Path("demo")

@@ -43,8 +43,8 @@ class EditOptions:
         out: The edited network, with the keys and types of the checkpoint. Its hidden layers are
             wider if the run has an --ensemble. A picture of before and after is written beside it,
             as .png.
-        zoom: How many pixels wide each pixel of the picture is drawn.
-        reading: How the file is read.
+        zoom: The width of a pixel of the picture, in pixels of the file.
+        reading: The options of reading the file.
     """
 
     checkpoint: Positional[Path]

@@ -46,8 +46,8 @@ class EditInrOptions(TrainOptions):
         amount: The strength of the operation: pixels for dilate, erode and blur, a factor for
             contrast, degrees for rotate. 0 stands for 3 (dilate, erode), 1 (blur), 1.5 and 45.
         edit_scale: The initial value of gamma in U + gamma f(U).
-        ensemble: How many networks the editor makes of one. Their images are averaged, and they are
-            stored as one network whose hidden layers are that many times as wide.
+        ensemble: The number of networks that the editor makes of one. Their images are averaged,
+            and they are stored as one network whose hidden layers are that many times as wide.
         scale_per_tensor: Whether every type of weight or bias has its own gamma.
         canonical: Whether to move the phase of every hidden neuron into [0, pi/2] first, which does
             not change what the network computes.

@@ -86,7 +86,7 @@ def masks_from_scores(
     at least one; among equal scores, those that come first.
 
     Args:
-        scores: By key, `[networks, ...]`: of all weights that may be pruned.
+        scores: The scores `[networks, ...]` of all weights that may be pruned, by key.
         sparsity: The share of the weights to prune.
         scope: Whether weights compete with all others of their network, or of their tensor.
 
@@ -121,7 +121,7 @@ def ticket_from_scores(
     kept, or all scores are alike. Of all rounds the one with the fewest of them is taken.
 
     Args:
-        scores: By key, the logit of every weight that may be pruned to be kept.
+        scores: The logit of keeping each weight that may be pruned, by key.
         network: The network.
         sparsity: The share of the weights to prune, exactly.
         scope: `"expected"`: each tensor keeps as many as its probabilities add up to; or see

@@ -32,8 +32,8 @@ class Answers:
     """What a model says of networks.
 
     Attributes:
-        rows: For every network its file, and what the task keeps of it.
-        failed: By file, why it could not be read or its network not be judged.
+        rows: The file of every network, and what the task keeps of it.
+        failed: The reason for every file that could not be read or whose network was refused.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -41,14 +41,14 @@ class PruneOptions:
         run: The folder of a finished run of winning-tickets.
         out: The masked weights, with the keys and types of the checkpoint. The mask is written
             beside it: 1 where a weight is kept, as NAME.mask.SUFFIX.
-        sparsity: The share of the weights to prune; that of the run's zoo if not given.
+        sparsity: The share of the weights to prune; by default that of the run's zoo.
         scope: Whether each layer keeps as many weights as the model expects, or weights compete
             within the network, or within their layer.
-        paths: Whether to keep weights on a path from an input to an output only, as far as
-            possible: others carry no data.
-        biases: Whether to prune the same share of every bias too: the smallest ones, because
-            models learn to choose weights only.
-        reading: How the file is read.
+        paths: Whether to keep only weights on a path from an input to an output, as far as
+            possible, because others have no effect.
+        biases: Whether to prune the same share of the biases, too. The smallest ones are pruned,
+            because models only learn to choose weights.
+        reading: The options of reading the file.
     """
 
     checkpoint: Positional[Path]
@@ -139,10 +139,10 @@ class RetrainOptions:
     Attributes:
         runs: Finished runs of winning-tickets.
         zoo: The zoo of tickets with the initialisations.
-        networks: How many of them, the first ones.
-        split: Which part of the zoo.
-        data: The images of the zoo, if they are no longer where it says.
-        out: A CSV file for the accuracies; none if not given.
+        networks: The number of initialisations, from the first on.
+        split: The split of the zoo.
+        data: The images of the zoo, if they have moved.
+        out: The CSV file for the accuracies; by default none is written.
     """
 
     runs: Positional[tuple[Path, ...]]

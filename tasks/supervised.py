@@ -97,15 +97,15 @@ class SupervisedOptions(TrainOptions):
         label: The column of the zoo's table to predict; by default the one that the zoo names.
         input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
             the one that the zoo names, or one value for every input neuron.
-        unify: What to do about networks that share no types. kernels: grow convolution kernels
-            and add biases of zero, up to the largest. roles: also give all hidden layers one
-            type, for networks that are wired differently (not for nfn-hnp); networks for which
-            there is no such type are left out.
+        unify: How to combine networks that share no types. kernels pads convolution kernels and
+            biases with zeros up to the largest. roles also gives all hidden layers one type, for
+            networks that are wired differently (not for nfn-hnp), and leaves out networks for
+            which this is impossible.
         mixup: Augmentation: networks of one shape are mixed in pairs, weights and labels alike,
             with a share from the distribution Beta(mixup, mixup); 0 for none.
         canonical: Whether to bring networks that differ by a symmetry of their activation functions
-            (the scale of a ReLU, the sign of an odd function) to one form first; the function that
-            a network computes stays the same.
+            (the scale of a ReLU, the sign of an odd function) to one form first, which does not
+            change what a network computes.
     """
 
     label: str | None = None

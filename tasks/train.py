@@ -45,7 +45,7 @@ else:
 def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int:
     """Train a model on the networks of a zoo.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was interrupted resumes when the same command is run again.
 
     Examples:
       nfn-graph train regress --zoo graphs/ --label loss --out runs/loss
@@ -94,9 +94,9 @@ class EvaluateOptions:
     Attributes:
         run: The folder of a finished run.
         zoo: The zoo with the networks, of any widths.
-        name: What to call this evaluation; the name of the zoo's folder if not given.
-        split: Only networks of this split; all of them if not given.
-        where: Further conditions, such as width=16.
+        name: The name of this evaluation; by default the name of the zoo's folder.
+        split: The split to evaluate on; by default all networks.
+        where: Which networks to use, such as width=16.
     """
 
     run: Positional[Path]
@@ -107,7 +107,7 @@ class EvaluateOptions:
 
 
 def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
-    """Evaluate a trained model on other networks, such as those of widths never seen.
+    """Evaluate a trained model on other networks, such as networks of unseen widths.
 
     The metrics are added to the run's metrics.json and report.html.
 
@@ -133,8 +133,8 @@ class PredictOptions:
         run: The folder of a finished run of regress, classify, predict-generalization or
             classify-inr.
         files: Checkpoint files in any readable format, folders of them, or stores.
-        out: The table to write, a CSV file: a row for every network.
-        overwrite: Replace a table that is there.
+        out: The CSV file to write, with one row for every network.
+        overwrite: Whether to replace an existing table.
         reading: How files are read.
     """
 

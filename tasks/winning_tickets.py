@@ -39,11 +39,12 @@ class WinningTicketsOptions(TrainOptions):
     """Predict winning tickets from initialisations.
 
     Attributes:
-        preset: The paper's model and training (encoder and decoder of 4 NF-Layers each, 64
-            channels between them), or smaller ones. The last NF-Layers are not among
-            --channels. Maps of aggregates learn at the rate divided by the taps they read.
-        latent: Latent channels per weight.
-        divergence_weight: Of the divergence from the prior in the loss; 1 for the evidence
+        preset: The model and training settings: those of the paper (encoder and decoder with 4
+            NF-Layers each and 64 channels between them), or smaller ones. --channels does not
+            include the last NF-Layers. Maps of aggregates learn at the learning rate divided by
+            the number of taps that they read.
+        latent: The number of latent channels per weight.
+        divergence_weight: The weight of the divergence in the loss; 1 for the evidence
             lower bound.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import nfn_graph
 from nfn_graph import cli
@@ -64,6 +66,44 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: Built) -> None:
     assert {name for name in found if not name.startswith(info)} == expected
     assert found[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert b"nfn-graph = nfn_graph.cli:main" in found[f"{info}/entry_points.txt"]
+
+
+RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)]*\)")
+
+
+def test_the_description_has_no_relative_links(built: Built) -> None:
+    """An index shows the README without the files around it."""
+    metadata = contents(built.wheel)[f"nfn_graph-{VERSION}.dist-info/METADATA"].decode()
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert "\n## Two commands\n" in metadata
+    assert not RELATIVE_LINK.search(metadata)
+
+
+def test_links_of_the_description_become_absolute() -> None:
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert RELATIVE_LINK.search(readme)
+    text = description(readme, "https://host/me/nfn_graph/")
+    assert not RELATIVE_LINK.search(text)
+    assert "](https://host/me/nfn_graph/raw/main/docs/figures/three_levels.png)" in text
+    assert "[tutorial](https://host/me/nfn_graph/blob/main/docs/tutorial.md)" in text
+    assert description("![a](b.png) [c](d.md) [e](https://f.org)", "") == " c [e](https://f.org)"
+
+
+def test_the_citation_follows_the_citation_file_format() -> None:
+    """The rules of version 1.2.0 for the fields that are used, and the paper as in the README."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
+    assert {"message", "title", "authors"} <= cited.keys()
+    optional = {"keywords", "license", "references", "version"}
+    assert cited.keys() - optional == {"cff-version", "type", "message", "title", "authors"}
+    assert all(author.keys() == {"name"} for author in cited["authors"])
+    (paper,) = cited["references"]
+    assert paper["type"] == "conference-paper" and paper["year"] == 2023
+    names = [f"{person['family-names']}, {person['given-names']}" for person in paper["authors"]]
+    readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"author = {{{' and '.join(names)}}}" in readme
+    assert f"title = {{{paper['title']}}}" in readme
 
 
 def test_the_archive_holds_the_whole_tree(built: Built) -> None:

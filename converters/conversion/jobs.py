@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
     Attributes:
         number: Which one, from 0.
-        total: Of how many.
+        total: The number of all items.
     """
 
     number: int

@@ -97,16 +97,16 @@ class Options:
     """How checkpoint files are read; see :func:`nfn_graph.converters.load`.
 
     Attributes:
-        arch: The network as a PyTorch module or a function that makes it. It is run: trust it.
-        flatten: The order of entries between convolution and dense layer, if the file has none.
-        input_shape: The shape of an input with its batch axis, where it decides: 1 3 224 224.
-        orientation: How weights are stored, if shapes allow both: [out, in] or [in, out].
+        arch: A PyTorch module or a function that returns one. It is executed, so trust it.
+        flatten: The order of entries between convolution and dense layer, if it is not known.
+        input_shape: The shape of an input with its batch axis, if it matters: 1 3 224 224.
+        orientation: The order of the axes of weights, if shapes allow both.
         key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use: trust them.
+        safe_globals: Classes and functions that a PyTorch file may use, so trust them.
         activation: The function between linear layers, such as relu or sin:30, if not in the file.
-        only: Patterns of keys; all other tensors are left out of the graph, and carried along.
-        exclude: Patterns of the keys of tensors to leave out, such as "*embeddings*".
-        heads: Attention heads of a transformer, if no config.json beside the file says it.
+        only: Patterns of the keys to include; other tensors are carried along, not in the graph.
+        exclude: Patterns of the keys to leave out of the graph, such as "*embeddings*".
+        heads: The number of attention heads of a transformer without a config.json.
     """
 
     arch: str | None = None

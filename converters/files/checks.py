@@ -31,7 +31,7 @@ class OpenedFile(NamedTuple):
         path: The file.
         head: Its first bytes.
         size: How many bytes it has.
-        entries: Of a zip archive, what is in it.
+        entries: The entries of a zip archive.
     """
 
     path: Path

@@ -60,7 +60,7 @@ class SafetensorsFile(NamedTuple):
     """What a file holds.
 
     Attributes:
-        tensors: In the order of the state dict that was saved, or of the file.
+        tensors: The tensors in the order of the saved state dict, or of the file.
         metadata: The notes in its header.
     """
 

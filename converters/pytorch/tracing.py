@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.pytorch.attention import PLAIN
@@ -136,6 +138,12 @@ def _leaves(args: Any) -> list[Any]:
     return [args]
 
 
+def _has_packed(error: BaseException) -> bool:
+    """Whether code that failed had a packed sequence at hand."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(isinstance(x, PackedSequence) for f in frames for x in f.f_locals.values())
+
+
 def follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, ...]) -> None:
     """The computation of a module as torch.export sees it: operators of aten, real shapes."""
     try:
@@ -144,6 +152,11 @@ def follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, 
             warnings.filterwarnings("ignore", message="(?s).*assigned during export")
             program = torch.export.export(module, example, strict=False)
     except Exception as error:
+        if _has_packed(error):
+            raise ConversionError(
+                "Expected whole sequences (got a packed one, whose entries lie in another order). "
+                "Give the padded sequence"
+            ) from error
         raise ConversionError(
             f"Expected a computation without data-dependent control flow and unknown operators "
             f"(got {type(module).__name__}, which torch.export cannot follow: {error})"

@@ -121,7 +121,7 @@ def aten_batch_norm(
     return batch_norm(w, input, running_mean, running_var, weight, bias)
 
 
-@handles("layer_norm", "rms_norm")
+@handles("layer_norm")
 def layer_norm(
     w: Wiring,
     input: Value,
@@ -132,8 +132,16 @@ def layer_norm(
     **__: Any,
 ) -> Value:
     """Statistics over the last axes, parameters of their shape."""
-    found = [p for p in (weight, bias) if p is not None and not isinstance(p, float)]
+    found = [p for p in (weight, bias) if p is not None]
     return w.layer_norm(input, found, len(ints(normalized_shape)))
+
+
+@handles("rms_norm")
+def rms_norm(
+    w: Wiring, input: Value, normalized_shape: Any, weight: Any = None, *_: Any, **__: Any
+) -> Value:
+    """The same without a shift."""
+    return layer_norm(w, input, normalized_shape, weight)
 
 
 @handles("group_norm")

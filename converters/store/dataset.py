@@ -92,19 +92,30 @@ Self = TypeVar("Self", bound="WeightDataset")
 class WeightDataset(Dataset):
     """The networks of a store: graphs by position, subsets by metadata, batches at once.
 
-    dataset = WeightDataset("zoo", attributes={"y": "test_accuracy"})
-    small = dataset.where(split="train", width=[8, 16])  # or .where("split=train", "width=8,16")
-    loader = DataLoader(small, batch_size=32, shuffle=True, num_workers=2)
-
-    `dataset[i]` is a graph with memory of its own; slices, lists and masks give a subset, as of
-    any PyG dataset. `nfn_graph.DataLoader` reads the networks of a batch together and makes no
-    single graphs of them, unless there is a transform. Workers map the files themselves.
+    `dataset[i]` is a graph with memory of its own; slices, lists and masks give a subset, as with
+    any PyG dataset. `nfn_graph.DataLoader` reads the networks of a batch together and creates
+    single graphs only if there is a transform. Worker processes map the files themselves.
 
     Args:
-        store: The folder of a store, or an open one.
-        attributes: Columns of the table that graphs get as tensors of one number, by the name
-            of the attribute.
-        transform: Called with every graph.
+        store: The folder of a store, or an open store.
+        attributes: Columns of the table that become attributes of the graphs, as tensors of one
+            number, by the name of the attribute.
+        transform: A function that is applied to every graph.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from nfn_graph import DataLoader
+        >>> from nfn_graph.converters import WeightDataset, build_store, from_module
+        >>> def network(width):
+        ...     return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 1))
+        >>> graphs = [(from_module(network(w)), {"width": w}) for w in (4, 8, 8)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = build_store(graphs, f"{folder}/store")
+        ...     dataset = WeightDataset(f"{folder}/store", attributes={"y": "width"})
+        ...     batch = next(iter(DataLoader(dataset.where("width=8"), batch_size=2)))
+        >>> len(dataset), batch.y.tolist()
+        (3, [8, 8])
     """
 
     def __init__(

@@ -54,9 +54,21 @@ class Places(NamedTuple):
 class Store:
     """The networks that are published in a store when it is opened.
 
-    Opening reads the table of all networks and compares it with its checksum; of the weights, it
-    compares the sizes of files; `find_damage` compares all else. Nothing that is open is
-    pickled: another process maps the files itself.
+    Opening a store reads the table of all networks and compares its checksum and the sizes of all
+    files. `find_damage` compares everything else. Open files are never pickled, because every
+    process maps them itself.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.converters.store import Store
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     networks = [(from_module(nn.Linear(2, 1)), {"loss": i / 2}) for i in range(3)]
+        ...     report = build_store(networks, f"{folder}/store")
+        ...     store = Store(f"{folder}/store")
+        >>> store.table.column("loss").to_pylist()
+        [0.0, 0.5, 1.0]
     """
 
     def __init__(self, folder: str | Path) -> None:

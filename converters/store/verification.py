@@ -26,10 +26,25 @@ from nfn_graph.messages import one_line
 
 
 def find_damage(folder: Path) -> Iterator[Damage]:
-    """Reads everything; every damaged file of a store, whatever else is damaged.
+    """Reads everything and yields every damaged file of a store.
 
-    What a checksum shows comes first. If all of them fit, every file is read as its users read it:
-    a checksum that was computed again fits any content.
+    Checksums are compared first. If all of them match, every file is also read as its users read
+    it, because a checksum that was computed again matches any content.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.converters.store import find_damage
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     networks = [(from_module(nn.Linear(2, 1)), {"seed": i}) for i in range(3)]
+        ...     report = build_store(networks, f"{folder}/store")
+        ...     print(list(find_damage(pathlib.Path(folder, "store"))))
+        ...     weights = next(pathlib.Path(folder, "store", "weights").iterdir())
+        ...     _ = weights.write_bytes(weights.read_bytes()[:-1])
+        ...     print(len(list(find_damage(pathlib.Path(folder, "store")))))
+        []
+        1
     """
     changed = list(_changed(folder))
     yield from changed or _forged(folder)

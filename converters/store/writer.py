@@ -37,13 +37,25 @@ Row = dict[str, Any]
 class StoreWriter:
     """Publishes shards of networks in a folder.
 
-    Several processes may write to one store, if the names of their shards differ. What a
-    killed process has not published does not count.
+    Several processes may write to one store if the names of their shards differ. Shards that a
+    killed process has not published do not count.
 
     Args:
-        folder: The store's folder; a new store is made of a new or empty one.
-        description: What `store.json` says of a new store.
-        types: Columns of the table whose types are given, as of arrow; others follow from values.
+        folder: The folder of the store; a new or empty folder becomes a new store.
+        description: The description of a new store, in `store.json`.
+        types: The Arrow types of some columns; the types of others follow from their values.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from torch import nn
+        >>> from nfn_graph.converters import WeightDataset, from_module
+        >>> from nfn_graph.converters.store import StoreWriter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = StoreWriter(pathlib.Path(folder, "store"), {"about": "two linear layers"})
+        ...     networks = [({"seed": i}, from_module(nn.Linear(2, 1))) for i in range(2)]
+        ...     shard = writer.publish("first", networks)
+        ...     print(writer.is_done("first"), len(WeightDataset(writer.folder)))
+        True 2
     """
 
     def __init__(

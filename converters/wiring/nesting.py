@@ -88,7 +88,7 @@ class Nesting:
         belongs to nested neurons has no source.
         """
         above = {a for layer in ends.target for a in self.chain(layer)} - set(ends.target)
-        below = {a for layer in ends.source for a in self.chain(layer)}
+        below = {a for layer in ends.source for a in self.chain(layer)} - set(ends.source)
         is_nested = bool(above & set(ends.source) or below & set(ends.target))
         is_one = not ends.target or (is_nested and not ends.is_named)
         roles: list[PlacementAxis] = [

@@ -130,7 +130,14 @@ def _merge(first: Layer, second: Layer) -> None:
 
 
 def _disagreement(left: Segments, right: Segments) -> ConversionError:
+    layers = [[f for f in side[0].factors if isinstance(f, Layer)] for side in (left, right)]
+    reason = ""
+    if len(left) == len(right) == 1 and all(len(factors) > 1 for factors in layers):
+        reason = (
+            ". Groups of different layers must lie inside of each other, or be shuffled so that "
+            "they do"
+        )
     return ConversionError(
         f"Expected two axes whose neurons and positions agree (got {describe(left)} and "
-        f"{describe(right)})"
+        f"{describe(right)}){reason}"
     )

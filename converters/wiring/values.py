@@ -30,6 +30,11 @@ class Positions:
         size: The number of entries.
         is_copied: Whether all entries are copies of one, so that they are in no order. Whatever
             treats them differently has to drop it; see :func:`distinct`.
+
+    Example:
+        >>> from nfn_graph.converters.wiring import Positions
+        >>> Positions(28).size, Positions().size
+        (28, None)
     """
 
     size: int | None = None
@@ -38,7 +43,17 @@ class Positions:
 
 @dataclass(frozen=True)
 class Neurons:
-    """An axis of neurons, layer after layer."""
+    """An axis of neurons, layer after layer.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Neurons, Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
+        >>> axis = hidden.axes[-1]
+        >>> isinstance(axis, Neurons), axis.size
+        (True, 4)
+    """
 
     segments: Segments
 
@@ -99,7 +114,17 @@ class Split:
 
 @dataclass(frozen=True)
 class Part:
-    """One of the axes of a :class:`Split`."""
+    """One of the axes of a :class:`Split`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Part, Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
+        >>> parts = wiring.reshape(hidden, (-1, 2, 2)).axes[-2:]  # heads, or positions
+        >>> [isinstance(part, Part) for part in parts], [part.size for part in parts]
+        ([True, True], [2, 2])
+    """
 
     split: Split
     index: int
@@ -132,6 +157,14 @@ class Signal:
         stored: Its axes as they were found; `axes` are the same as they are known now.
         guessed: Whether there may be more axes, somewhere in front of the neurons' or
             behind the batch's: only axes counted from the end are certain.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Signal, Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
+        >>> isinstance(hidden, Signal), hidden.axes[-1].size
+        (True, 4)
     """
 
     stored: tuple[Axis, ...]
@@ -184,6 +217,11 @@ class Opaque:
         key: A tensor of the checkpoint that is no weight, such as a mask of whole numbers, from
             which it was computed without any input.
         is_uniform: Whether all of its entries are one number, so that it shows no order.
+
+    Example:
+        >>> from nfn_graph.converters.wiring import Opaque, Signal
+        >>> issubclass(Opaque, Signal)  # a value without neurons, such as a constant or a count
+        False
     """
 
     shape: tuple[int | None, ...] | None
@@ -202,6 +240,14 @@ class Weight:
         shape: The sizes of this view.
         parts: The keys, and for each the tensor's own axis at every axis of the view (None
             where it has none).
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Weight, Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> weight = wiring.parameter("a")
+        >>> isinstance(weight, Weight), weight.shape
+        (True, (4, 3))
     """
 
     shape: tuple[int, ...]
@@ -230,7 +276,13 @@ Value = Signal | Opaque | Weight
 
 
 def position_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """An axis counted from the front.
+
+    Example:
+        >>> from nfn_graph.converters.wiring import position_of
+        >>> position_of(-1, 3), position_of(1, 3)
+        (2, 1)
+    """
     if not -rank <= axis < rank:
         raise ConversionError(
             f"Expected an axis of a tensor with {rank} axes (got axis {axis}). If the network "

@@ -34,14 +34,24 @@ from nfn_graph.converters.wiring.values import (
     with_axis,
 )
 from nfn_graph.data import Layout, PlacementAxis
+from nfn_graph.messages import UserError
 
 
 class Wiring(Reductions):
-    """Follows one network; see :mod:`nfn_graph.converters.wiring`.
+    """Follows the computation of one network; see :mod:`nfn_graph.converters.wiring`.
 
     Args:
-        tensors: The checkpoint; shapes and dtypes are read, never values.
-        tied: Further keys of the same tensor, by the key that stands for it.
+        tensors: The tensors of the checkpoint. Only their shapes and dtypes are read.
+        tied: The other keys of tensors with several keys, by the first key.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.converters.wiring import Wiring
+        >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
+        >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
+        >>> wiring.output(wiring.linear(wiring.pointwise(hidden), wiring.parameter("b")))
+        >>> [(p.keys[0], p.store) for p in wiring.layout().placements]
+        [('a', ('input', 'weight', 'hidden1')), ('b', ('hidden1', 'weight', 'output'))]
     """
 
     def linear(
@@ -402,7 +412,18 @@ class Wiring(Reductions):
                 self._fix_shown(key, own)
         self._join_rows()
         self._check_rows()
-        return build_layout(self.uses, self.tensors, self.tied, self.values, self.mixed, self.tape)
+        try:
+            return build_layout(
+                self.uses, self.tensors, self.tied, self.values, self.mixed, self.tape
+            )
+        except ConversionError:
+            raise
+        except UserError as error:  # What a graph refuses of parts that were found one by one.
+            raise ConversionError(
+                f"Expected neurons that a graph has a place for (got a network that cuts its "
+                f"layers in several ways which do not fit together: {error}). Convert its parts on "
+                f"their own"
+            ) from error
 
     def _join_rows(self) -> None:
         """Rows of a tensor that is also used in larger parts belong to the same neurons there."""

@@ -49,25 +49,41 @@ def open_zoo(
 ) -> Zoo:
     """The networks of a published zoo, with labels and the published splits.
 
-        zoo = open_zoo("siren_mnist_wts")
-        zoo[0], zoo.row(0), zoo.split("train")
-
     The layout is recognised by the files: the Small CNN Zoo, the INRs of DWSNets (MNIST and
     FashionMNIST) and of NFN, the CNN Wild Park, the Model Zoos of Schürholt et al., inr2vec.
-    Nothing in a file is run, and a network is read when it is asked for.
+    Nothing in a file is executed, and a network is read when it is accessed.
 
     Args:
         path: The zoo's folder.
-        split_file: The file with the published splits or order, if it lies elsewhere.
+        split_file: The file with the published splits or order, if it is not in the folder.
         check_finite: Whether a network with NaN or infinite weights is an error.
 
     Raises:
         FileNotFoundError: There is no such folder, or it lacks a file of its layout.
         ConversionError: Its layout is unknown, or a file is damaged; the message names it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import torch
+        >>> from nfn_graph.converters import open_zoo
+        >>> tensors = {
+        ...     f"net.{name}.{kind}": torch.randn(shape)
+        ...     for name, out, in_ in (("0.linear", 32, 2), ("1.linear", 32, 32), ("2", 1, 32))
+        ...     for kind, shape in (("weight", (out, in_)), ("bias", (out,)))
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:  # one INR as NFN publishes them, of a 7
+        ...     file = pathlib.Path(folder, "siren_mnist_wts", "randinit_smaller_7s", "net0.pth")
+        ...     file.parent.mkdir(parents=True)
+        ...     torch.save(tensors, file)
+        ...     zoo = open_zoo(file.parent.parent)
+        ...     print(zoo[0]["hidden1"].x.shape, zoo.row(0)["label"])
+        torch.Size([32, 1, 1]) 7
     """
     path = Path(path)
     if not path.is_dir():
-        raise FileNotFoundError(f"Expected the folder of a zoo (got '{path}', which is none)")
+        raise FileNotFoundError(
+            f"Expected the folder of a zoo (got '{path}', which is not a folder)"
+        )
     layout = recognised_layout(path)
     source = layout.source(path, None if split_file is None else Path(split_file))
     return Zoo(source, check_finite=check_finite)

@@ -18,7 +18,7 @@ class Splits(NamedTuple):
     """What a split file says.
 
     Attributes:
-        indices: For each split, which networks.
+        indices: The networks of each split.
         columns: Further lists of the file, such as labels: by name, a value for each network
             that is in a split.
     """

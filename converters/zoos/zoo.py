@@ -22,18 +22,23 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ZooDescription:
-    """What is known of all networks of a zoo.
+    """Facts that hold for all networks of a zoo.
 
     Attributes:
         layout: The name of the layout that was recognised.
-        kind: Whether the networks classify images or are images or shapes themselves.
+        kind: Whether the networks classify images, or store images or shapes.
         label: The column of a row that models learn to predict.
         splits: The rule or file that the splits come from.
-        w0: Of an INR, the factor in front of every sine: `sin(w0 * (W x + b))`.
-        output_offset: Of an INR, what is added to its outputs.
-        coordinates: Of an INR, what its inputs are.
-        outputs: Of an INR, what its outputs are.
-        assumptions: What the files do not say and was taken from the published code.
+        w0: The factor inside every sine of an INR: `sin(w0 * (W x + b))`.
+        output_offset: The number that is added to the outputs of an INR.
+        coordinates: The meaning of the inputs of an INR.
+        outputs: The meaning of the outputs of an INR.
+        assumptions: Facts that the files do not state and that come from the published code.
+
+    Example:
+        >>> from nfn_graph.converters.zoos import ZooDescription
+        >>> ZooDescription("my INRs", "inr", label="class", splits="by name", w0=30.0).w0
+        30.0
     """
 
     layout: str
@@ -72,7 +77,7 @@ class ZooSource(ABC):
     Attributes:
         path: The zoo's folder.
         description: What is known of all networks.
-        rows: For every network, what is known without opening its own files.
+        rows: The metadata of every network that is known without opening its own files.
         splits: The published splits: for each name, which networks.
         unsplit: What to do where there are no splits.
     """
@@ -101,14 +106,31 @@ class ZooSource(ABC):
 
 
 class Zoo(Sequence[WeightGraph]):
-    """The networks of a published zoo, read one by one when they are asked for.
+    """The networks of a published zoo, each of which is read when it is accessed.
 
-    `zoo[i]` is a graph, with its metadata as the attribute `row`; `zoo[2:5]` a zoo.
+    `zoo[i]` is a graph with its metadata as the attribute `row`, and `zoo[2:5]` is a zoo.
 
     Args:
-        source: Its files.
-        indices: Which of its networks; all if None.
+        source: The files of the zoo.
+        indices: The networks to include; None for all of them.
         check_finite: Whether a network with NaN or infinite weights is an error.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import torch
+        >>> from nfn_graph.converters import open_zoo
+        >>> tensors = {
+        ...     f"net.{name}.{kind}": torch.randn(shape)
+        ...     for name, out, in_ in (("0.linear", 32, 2), ("1.linear", 32, 32), ("2", 1, 32))
+        ...     for kind, shape in (("weight", (out, in_)), ("bias", (out,)))
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:  # one INR as NFN publishes them, of a 7
+        ...     file = pathlib.Path(folder, "siren_mnist_wts", "randinit_smaller_7s", "net0.pth")
+        ...     file.parent.mkdir(parents=True)
+        ...     torch.save(tensors, file)
+        ...     zoo = open_zoo(file.parent.parent)
+        ...     print(len(zoo), len(zoo.split("train")), zoo.labels)
+        1 1 [7]
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         stores: Mapping[Key, Tensor],
         attributes: Mapping[str, Tensor] | None = None,
     ) -> Batch:
-        """The batch of networks whose features lie together already.
+        """Builds a batch from features that are already concatenated.
 
         It is what :meth:`from_data_list` makes of the single networks, without them.
 
@@ -149,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Args:
         dataset: The graphs.
-        batch_size: How many per batch.
+        batch_size: The number of graphs per batch.
         shuffle: Whether to shuffle every epoch.
         follow_batch: As in PyG.
         exclude_keys: As in PyG.

@@ -88,7 +88,7 @@ class WeightGraph(HeteroData):
 
     @classmethod
     def from_placements(cls, layout: Layout, tensors: Mapping[str, Tensor]) -> WeightGraph:
-        """The graph that a layout's placements make of named tensors."""
+        """Builds a graph from named tensors and a layout with placements."""
         if not layout.placements:
             raise UserError("Expected a layout with placements of tensors (got none)")
         missing = [p.keys[0] for p in layout.placements if p.keys[0] not in tensors]
@@ -215,7 +215,7 @@ class WeightGraph(HeteroData):
         per_network: bool = False,
         return_activations: bool = False,
     ) -> Any:
-        r"""What the network, or every network of a batch, computes of inputs.
+        r"""Runs the network, or every network of a batch, on inputs.
 
         Networks that compute alike run together, whatever their widths, and the result is
         differentiable in the features and in the inputs. Sums are at least in float32, also
@@ -304,7 +304,7 @@ class WeightGraph(HeteroData):
 
     @classmethod
     def from_dict(cls: type[_Graph], mapping: dict[str, Any]) -> _Graph:
-        """Makes a graph of its stores, as in PyG."""
+        """Builds a graph from its stores, as in PyG."""
         graph = cls()
         for key, attributes in mapping.items():
             store = graph._global_store if key == "_global_store" else graph[key]

@@ -21,7 +21,7 @@ _ALIKE = (2.0, 1.25, 1.0)
 
 
 class EdgeBatchSampler(Sampler[list[int]]):
-    """Batches of about equally many edges, and of at most `max_edges`.
+    """Batches with about the same number of edges, at most `max_edges`.
 
     For `DataLoader(data, batch_sampler=...)`. Every epoch has every network exactly once. With
     several ranks, all of them have the same number of batches, in every step of about the same
@@ -36,11 +36,11 @@ class EdgeBatchSampler(Sampler[list[int]]):
         data: The networks: graphs, or a dataset with an attribute `sizes`, or the sizes
             themselves, a sequence of integers. The size of a graph is the number of entries of
             its weights: an edge of a convolution counts with all its taps.
-        max_edges: The most edges of a batch. A network that is larger by itself is an error.
+        max_edges: The largest number of edges in a batch. A larger network is an error.
         shuffle: Whether to draw. If not, networks stay in their order, cut where the next one
             would be too many.
-        seed: Decides the batches.
-        rank: Which of several processes the batches are for.
+        seed: The random seed of the batches.
+        rank: The number of this process among several.
         world_size: The number of processes.
 
     Example:
@@ -82,7 +82,7 @@ class EdgeBatchSampler(Sampler[list[int]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the batches of an epoch; to be called before every one."""
+        """Sets the epoch whose batches are sampled; call it before every epoch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -64,7 +64,7 @@ def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
 
     Args:
         module: A layer of `nfn`, or an `nn.Sequential` of them and what follows the pooling.
-        in_channels: Channels of the input. Needed only for an `IOSinusoidalEncoding` that
+        in_channels: The number of input channels. Needed only for an `IOSinusoidalEncoding` that
             no layer with known channels follows.
 
     Returns:

@@ -20,7 +20,7 @@ End = Literal["target", "source"]
 
 
 class IOEncoding(nn.Module):
-    r"""Tells the neurons of fixed types (inputs, outputs) apart, so that NP layers can.
+    r"""Marks the neurons of fixed types (inputs, outputs), so that NP layers can tell them apart.
 
     The IO-encoding of `Permutation Equivariant Neural Functionals
     <https://arxiv.org/abs/2302.14040>`_ (section 2.2): position encodings at the columns of
@@ -33,10 +33,10 @@ class IOEncoding(nn.Module):
 
     Args:
         spec: The networks' own spec.
-        in_channels: Channels of the input.
+        in_channels: The number of input channels.
         kind: `"learned"` or `"sinusoidal"`.
-        max_frequency: Of the sinusoidal encoding.
-        num_bands: Of the sinusoidal encoding.
+        max_frequency: The highest frequency of the sinusoidal encoding.
+        num_bands: The number of frequencies of the sinusoidal encoding.
         encode_layers: Whether to encode the depth of every tensor as well.
 
     Shapes:
@@ -140,14 +140,13 @@ class IOEncoding(nn.Module):
         positions = features.incidence.positions
         if isinstance(key, str):
             return [(key, positions[key])]
-        rows, ends = features.rows(key), []
-        for end, name, segments in (
-            ("source", key[0], rows.sources),
-            ("target", key[2], rows.targets),
-        ):
-            places = positions[name].index_select(0, segments.index)
-            ends.append((f"{module_name(key)}__{end}", places))
-        return ends
+        rows = features.rows(key)
+        at_sources = positions[key[0]].index_select(0, rows.sources.index)
+        at_targets = positions[key[2]].index_select(0, rows.targets.index)
+        return [
+            (position_name(key, "source"), at_sources),
+            (position_name(key, "target"), at_targets),
+        ]
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         # A dtype of few digits could not tell hundreds of positions apart.
@@ -197,10 +196,10 @@ class FourierFeatures(nn.Module):
     r"""Gaussian Fourier features of the values: :math:`[\sin 2\pi Bx, \cos 2\pi Bx]`.
 
     Args:
-        in_channels: Channels of the input.
-        num_features: Rows of the random matrix :math:`B`; the output has twice as many
+        in_channels: The number of input channels.
+        num_features: The rows of the random matrix :math:`B`; the output has twice as many
             channels.
-        scale: Standard deviation of its entries.
+        scale: The standard deviation of the entries of the matrix.
 
     Example:
         >>> import torch

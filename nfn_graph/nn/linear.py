@@ -41,12 +41,12 @@ class NFLinear(nn.Module):
 
     Args:
         spec: The folded spec of the features.
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
+        in_channels: The number of input channels.
+        out_channels: The number of output channels.
         bias: Whether to add a constant per output tap and channel.
         pointwise: Whether to drop all aggregates and messages (the paper's NFN_PT).
         aggr: `"mean"` or `"sum"`, the paper's :math:`\star`.
-        max_parameters: The size above which the layer refuses to be built.
+        max_parameters: The number of parameters above which the layer raises an error.
 
     Shapes:
         - input: features of `spec` with `in_channels`.

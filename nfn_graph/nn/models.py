@@ -80,7 +80,7 @@ class _Layers(nn.Module):
 
     Args:
         spec: The networks' own spec.
-        channels: Output channels of each NF-Layer.
+        channels: The output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
         ends_active: Whether an activation follows the last NF-Layer, as it follows the others.
 
@@ -198,11 +198,11 @@ class InvariantNFN(_Layers):
 
     Args:
         spec: The networks' own spec; `NetworkSpec.union` of several.
-        channels: Output channels of each NF-Layer.
+        channels: The output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
-        out_features: Outputs per network.
-        head: Hidden sizes of the MLP.
-        head_dropout: Dropout in the MLP.
+        out_features: The number of outputs per network.
+        head: The hidden sizes of the MLP.
+        head_dropout: The dropout probability in the MLP.
         pool: Aggregate of the invariant layer.
         pool_full: Whether the invariant layer keeps its redundant entries; see :class:`Pool`.
         **options: See :class:`NFNOptions`.
@@ -273,7 +273,7 @@ class EquivariantNFN(_Layers):
 
     Args:
         spec: The networks' own spec; `NetworkSpec.union` of several.
-        channels: Output channels of each NF-Layer.
+        channels: The output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
         edit_scale: For a model that edits its input:
             :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
@@ -370,7 +370,7 @@ def NFN(
     out_features: int | None = None,
     **options: Any,
 ) -> InvariantNFN | EquivariantNFN:
-    """NF-Layers with all that stands before and behind them.
+    """A complete model: NF-Layers with the parts before and after them.
 
     ======================  =============================================================
     `out_features` given    an :class:`InvariantNFN`, which returns `[graphs, out_features]`
@@ -390,9 +390,9 @@ def NFN(
 
     Args:
         spec: The networks' own spec; `NetworkSpec.union` of several.
-        channels: Output channels of each NF-Layer.
+        channels: The output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
-        out_features: Outputs per network of an invariant model.
+        out_features: The number of outputs per network, for an invariant model.
         **options: See :class:`NFNOptions`, and the arguments of the two models.
 
     Example:

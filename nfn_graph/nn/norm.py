@@ -27,8 +27,8 @@ class ChannelNorm(nn.Module):
 
     Args:
         spec: The spec of the features, folded or not.
-        channels: Channels of input and output.
-        eps: Added to the variance.
+        channels: The number of channels of input and output.
+        eps: A small number that is added to the variance.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ class Standardize(nn.Module):
 
     Args:
         spec: The networks' own spec.
-        channels: Channels of input and output.
+        channels: The number of channels of input and output.
 
     Example:
         >>> import torch

@@ -72,12 +72,7 @@ class Pool(nn.Module):
         """Pools every network of the batch."""
         check_features(features, self.spec)
         relu = self._sums_relu()
-        if self.act is not None:
-            # The sums over the weights take the ReLU themselves.
-            left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
-            features = self.act(features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()}))
-            features = features.replace(left)
-        features = features.owned()
+        features = self._activated(features, relu).owned()
         entries = self._summary(features, self.spec, relu)
         if self._coarse is None:
             return entries
@@ -92,6 +87,14 @@ class Pool(nn.Module):
         """Whether the sums over the weights take the ReLU themselves."""
         relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
         return relu and self.aggr != "max" and not self.full
+
+    def _activated(self, features: WeightFeatures, relu: bool) -> WeightFeatures:
+        """The activation, except for weights if their sums take the ReLU themselves."""
+        if self.act is None:
+            return features
+        left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
+        others = features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()})
+        return self.act(others).replace(left)
 
     def _summary(self, features: WeightFeatures, spec: FoldedSpec, relu: bool = False) -> Tensor:
         flat = network_summary(features, spec, self.aggr, relu=relu)

@@ -172,8 +172,8 @@ class ProbeNet(nn.Module):
 
     Args:
         probe: The inputs.
-        out_features: Outputs per network.
-        head: Hidden sizes of the MLP.
+        out_features: The number of outputs per network.
+        head: The hidden sizes of the MLP.
         dropout: Dropout between them.
         num_outputs: The number of values that a network returns for one input; by default, as
             many as it has output neurons.

@@ -43,7 +43,7 @@ class NeuronType:
 
     Args:
         name: A Python identifier; also the name of the node store of a graph.
-        taps: How many values one neuron holds (0 without a bias).
+        taps: The number of values per neuron (0 without a bias).
         size: The number of neurons, for a layer whose neurons keep their order
             (inputs, outputs). None for a layer that may be permuted.
         fixed: Whether the neurons keep their order. Follows from `size`; given by itself,
@@ -261,7 +261,7 @@ hidden1->hidden2:1, hidden2->output:1)
         return weight.source == weight.target and not self.neuron[weight.source].role
 
     def difference(self, other: NetworkSpec) -> str:
-        """What `other` has differently, in words that name the types ('' if nothing)."""
+        """Describes how `other` differs, by the names of types ('' if it does not)."""
         mine, theirs = self.types, other.types
         parts = [f"{key} is missing" for key in mine if key not in theirs]
         parts += [f"{key} is not known" for key in theirs if key not in mine]

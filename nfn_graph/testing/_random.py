@@ -27,8 +27,8 @@ def random_graph(
             those of each of its layers, which follow one another. Fixed types and pairs of two
             parents know theirs. By default small sizes at which all orbits are distinct.
         channels: Channels of the features.
-        dtype: Of the features.
-        generator: For reproducible values.
+        dtype: The dtype of the features.
+        generator: The random generator, for reproducible values.
 
     Example:
         >>> from nfn_graph import NetworkSpec

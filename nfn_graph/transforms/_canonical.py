@@ -25,6 +25,14 @@ class Moved:
         incoming: `[neurons]`, what their incoming weights and biases were multiplied by.
         outgoing: `[neurons]`, what their outgoing weights were multiplied by.
         shift: `[neurons]`, what was added to their biases after that.
+
+    Example:
+        >>> from torch import nn
+        >>> from nfn_graph.converters import from_module
+        >>> from nfn_graph.transforms import CanonicalForm
+        >>> graph = from_module(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)))
+        >>> CanonicalForm().moved(graph)["hidden1"].kind
+        'sign'
     """
 
     kind: Kind

@@ -18,7 +18,10 @@ class RoleTypes(ReversibleTransform):
 
     `hidden1`, `hidden2`, ... become the layers of `hidden`. For NP layers, with
     :class:`~nfn_graph.IOEncoding`: HNP refuses role types. Layers on role types are
-    equivariant, not complete, since all hidden layers share their parameters.
+    equivariant, not complete, since all hidden layers share their parameters. Networks with nested
+    neurons, such as the dimensions of attention heads, are refused: in one type for all layers,
+    dimensions would be permuted across heads. Transformers of different depths share a batch
+    without it, after :class:`FillBiases`, because each block has types of its own.
 
     Args:
         name: The name of the shared type.
@@ -117,6 +120,14 @@ class _Plan:
                 raise UserError(
                     f"Expected a name for the hidden layers that no fixed layer has "
                     f"(got {self.name!r})"
+                )
+            if neuron.parents:
+                raise UserError(
+                    f"Expected layers that are nested in no others (got '{neuron.name}', whose "
+                    f"neurons are nested in '{neuron.parents[0]}'). One type for all layers would "
+                    f"permute them across their parents. Networks with different numbers of blocks "
+                    f"share a batch by the types of each block: use "
+                    f"nfn_graph.transforms.FillBiases.to_largest(graphs) instead."
                 )
             self._join(neuron.name, neuron.name if neuron.fixed else self.name)
         for weight in self.spec.weights:

@@ -57,7 +57,7 @@ class TicketAutoencoder(nn.Module):
 
     Args:
         spec: The types of all networks.
-        channels: Of all NF-Layers of the encoder, and of the decoder, but the last ones.
+        channels: The channels of all NF-Layers of encoder and decoder except the last ones.
         latent: Latent channels per weight.
         positions: Learned channels of every input and output; 0 for none.
         pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).

@@ -69,7 +69,7 @@ class StatNN(nn.Module):
         spec: The types of all networks.
         out_features: Outputs per network.
         head: Hidden sizes.
-        dropout: Between them.
+        dropout: The dropout probability between layers.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ProbeStatNN(ProbeNet):
         probe: The inputs that the networks are run on.
         out_features: Outputs per network.
         head: Hidden sizes.
-        dropout: Between them.
+        dropout: The dropout probability between layers.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class FlatMLP(nn.Module):
         sizes: The most neurons of each type that a network may have.
         out_features: Outputs per network.
         head: Hidden sizes.
-        dropout: Between them.
+        dropout: The dropout probability between layers.
     """
 
     def __init__(
@@ -236,9 +236,9 @@ class PlainGraphModel(nn.Module):
         kind: `"gine"`, `"pna"` or `"transformer"`.
         spec: The types of all networks.
         out_features: Outputs per network.
-        channels: Of every layer; all layers have the first's, as they add their input.
+        channels: The channels of every layer; all use the first number, to add their input.
         head: Hidden sizes of the MLP.
-        dropout: Between them.
+        dropout: The dropout probability between layers.
     """
 
     def __init__(

@@ -69,23 +69,28 @@ _IMAGES, _COORDINATES = 10.0, 0.3
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The sizes and parts of a model; each model takes those that it has.
+    """The sizes and parts of a model. Each model uses the parts that it has.
 
     Attributes:
-        channels: Of the NF-Layers, or of the layers of a PyG model.
-        head: Hidden sizes of the MLP behind them; of `statnn` and `mlp`, of the whole model.
-        head_dropout: In that MLP.
+        channels: The channels of the NF-Layers, or of the layers of a PyG model.
+        head: The hidden sizes of the MLP after them; for `statnn` and `mlp`, of the whole model.
+        head_dropout: The dropout probability in that MLP.
         io_encoding: Whether position encodings tell input and output neurons apart.
-        fourier_features: Number of Fourier features of the weights; 0 for none.
-        fourier_scale: Their scale.
+        fourier_features: The number of Fourier features of the weights; 0 for none.
+        fourier_scale: The scale of the Fourier features.
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
-        activation: Between NF-Layers, by its name in `torch.nn`.
+        activation: The activation function between NF-Layers, by its name in `torch.nn`.
         probes: How many inputs the networks are run on, by models that do so; 0 for an editor
             that reads weights alone.
         probe_channels: The channels of an editor that say what every neuron does there.
         statistics: Whether models that run the networks also read the entropies of their
             outputs and the statistics of their weights, as for the accuracy of classifiers.
+
+    Example:
+        >>> from nfn_graph.tasks.models import ModelSettings
+        >>> ModelSettings(channels=(16, 16), head=(64,), head_dropout=0.1).norm
+        False
     """
 
     channels: tuple[int, ...]
@@ -110,16 +115,29 @@ def build_model(
     out_features: int,
     input_shape: Sequence[int] | None = None,
 ) -> nn.Module:
-    """An untrained model.
+    """Builds an untrained model.
 
     Args:
-        name: Which one.
-        settings: Its parts.
+        name: The name of the model.
+        settings: The sizes and parts of the model.
         spec: The types of all networks that it will see.
-        sizes: The most neurons of each type; only the MLP is bound by it.
-        out_features: Outputs per network.
+        sizes: The largest number of neurons of each type, which only the MLP depends on.
+        out_features: The number of outputs per network.
         input_shape: The shape of an input of the networks, for models that run them; by default,
             one value for every input neuron.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import ModelSettings, build_model, fit_inputs, sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> settings = ModelSettings(channels=(4,), head=(8,))
+        >>> spec, sizes = graphs[0].spec, sizes_of(graphs)
+        >>> model = build_model("nfn-np", settings, spec, sizes, out_features=2)
+        >>> fit_inputs(model, [Batch.from_data_list(graphs)])
+        >>> model(Batch.from_data_list(graphs)).shape
+        torch.Size([2, 2])
     """
     if name in ("probe", "probe-grid"):
         is_grid = name == "probe-grid"
@@ -171,7 +189,17 @@ def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
 
 
 def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
-    """The most neurons of each type over all networks."""
+    """The largest number of neurons of each type over all networks.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> sizes_of(graphs)
+        {'input': 2, 'hidden1': 5, 'output': 1}
+    """
     most: dict[str, int] = {}
     for graph in graphs:
         for name in graph.spec.neuron:
@@ -185,6 +213,17 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
     Args:
         model: The model.
         batches: Batches of networks, which are read once for every part that needs them.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph.tasks.models import ModelSettings, build_model, fit_inputs, sizes_of
+        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
+        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
+        >>> settings = ModelSettings(channels=(4,), head=(8,))
+        >>> spec, sizes = graphs[0].spec, sizes_of(graphs)
+        >>> model = build_model("statnn", settings, spec, sizes, out_features=2)
+        >>> fit_inputs(model, [Batch.from_data_list(graphs)])
     """
     for part in model.modules():
         if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):

@@ -79,7 +79,7 @@ class FlatEditor(nn.Module):
         spec: The types of all networks.
         sizes: The most neurons of each type that a network may have.
         head: Hidden sizes.
-        dropout: Between them.
+        dropout: The dropout probability between layers.
     """
 
     def __init__(

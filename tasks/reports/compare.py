@@ -57,6 +57,22 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
     Args:
         runs: Folders of runs; a folder with runs in it stands for all of them.
         out: A folder for `compare.html`, `compare.png` and `compare.csv`; None to write nothing.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import compare
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     rows = compare([folder])
+        >>> [(row["label"], row["metric"], row["mean"]) for row in rows]
+        [('nfn-np', 'tau', 0.8), ('nfn-np', 'networks', 20.0)]
     """
     found, failed = _read(runs)
     if not found:
@@ -70,7 +86,24 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
 
 
 def failed_runs(runs: Sequence[Path]) -> dict[Path, str]:
-    """The runs that `compare` leaves out, since they failed or are not finished, and why."""
+    """The runs that `compare` leaves out, since they failed or are not finished, and why.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import failed_runs
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     (folder / "metrics.json").unlink()
+        ...     print([path.name for path in failed_runs([folder])])
+        ['run']
+    """
     return _read(runs)[1]
 
 
@@ -86,7 +119,23 @@ def _read(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs that folders are or contain, each once, in a fixed order."""
+    """The runs that folders are or contain, each once, in a fixed order.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import find_runs
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     print([path.name for path in find_runs([Path(name)])])
+        ['run']
+    """
     found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -115,6 +164,21 @@ def print_table(rows: Sequence[Row], failed: Mapping[Path, str] | None = None) -
     Args:
         rows: The rows.
         failed: Runs that failed, for a table of their own.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import compare, print_table
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     print_table(compare([folder]))  # doctest: +ELLIPSIS
+        Networks of: test...
     """
     for shown in _tables([row for row in rows if row["metric"] not in BACKGROUND]):
         print_rows(shown)

@@ -112,6 +112,16 @@ def scatter(
         groups: A name per network, such as its width; each has its colour.
         tau: Kendall's tau, if known.
         r2: The coefficient of determination, if known.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import scatter
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "figure.png")
+        ...     figure = scatter(path, [0.1, 0.9], [0.2, 0.8], title="Two networks", tau=1.0)
+        ...     print(path.is_file(), len(figure.axes))
+        True 1
     """
     if not len(true) == len(predicted) == len(true if groups is None else groups):
         raise UserError(
@@ -150,6 +160,16 @@ def curves(
         columns: For every logged name, such as `validation/tau`, its epochs and values; see
             `read_curves`.
         title: What is shown.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import curves
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "figure.png")
+        ...     figure = curves(path, {"train/loss": ([0, 1], [0.7, 0.5])}, title="Two epochs")
+        ...     print(path.is_file(), len(figure.axes))
+        True 1
     """
     losses = {name: xy for name, xy in columns.items() if name.split("/")[-1] == "loss"}
     others = {name: xy for name, xy in columns.items() if name not in losses}
@@ -178,7 +198,18 @@ def curves(
 
 
 def read_curves(path: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """The columns of a run's `logs/metrics.csv`, each with the epochs in which it has a value."""
+    """The columns of a run's `logs/metrics.csv`, each with the epochs in which it has a value.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import read_curves
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "metrics.csv")
+        ...     _ = path.write_text("epoch,train/loss\\n0,0.7\\n1,0.5\\n")
+        ...     print(read_curves(path))
+        {'train/loss': ([0.0, 1.0], [0.7, 0.5])}
+    """
     found: dict[str, tuple[list[float], list[float]]] = {}
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -194,7 +225,18 @@ def read_curves(path: Path) -> dict[str, tuple[list[float], list[float]]]:
 def confusion(
     path: Path, matrix: Sequence[Sequence[int]], classes: Sequence[str], *, title: str = ""
 ) -> Figure:
-    """A confusion matrix: a row per true class, coloured by its share of that row."""
+    """A confusion matrix: a row per true class, coloured by its share of that row.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import confusion
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "figure.png")
+        ...     figure = confusion(path, [[3, 1], [0, 4]], ["a", "b"])
+        ...     print(path.is_file(), len(figure.axes))
+        True 2
+    """
     count = len(classes)
     if len(matrix) != count or any(len(row) != count for row in matrix):
         raise UserError(
@@ -227,6 +269,17 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
         path: The PNG.
         table: Rows as from `compare`: `label`, `part`, `metric`, `mean`, `standard_error`
             (None for a single seed) and `values`, one for each seed.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import bars
+        >>> row = {"label": "nfn-np", "part": "test", "metric": "tau", "mean": 0.8}
+        >>> row |= {"standard_error": None, "values": [0.8]}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     figure = bars(Path(folder, "bars.png"), [row])
+        >>> figure.axes[0].get_title()
+        'Kendall tau'
     """
     rows = [r for r in table if r["part"] != "run" and r["metric"] not in BACKGROUND]
     if not rows:

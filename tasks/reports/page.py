@@ -23,7 +23,13 @@ _WIDE_PIXELS, _WIDE_RATIO = 1200, 1.6
 
 @dataclass(frozen=True)
 class Table:
-    """A table; numbers are formatted and stand at the right, None is left blank."""
+    """A table; numbers are formatted and stand at the right, None is left blank.
+
+    Example:
+        >>> from nfn_graph.tasks.reports import Table
+        >>> Table(["model", "tau"], [["nfn-np", 0.8], ["statnn", None]], "Test networks").rows[0]
+        ['nfn-np', 0.8]
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -40,6 +46,12 @@ class Shown:
         alt: What a screen reader says.
         is_plot: Whether the figure is a plot on white, whose brightness is inverted on a dark page;
             pictures stay as they are.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import Shown
+        >>> Shown(Path("scatter.png"), "Predicted against true values.", "A scatter plot.").is_plot
+        True
     """
 
     png_path: Path
@@ -50,7 +62,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report, in this order; blank lines part the text into paragraphs."""
+    """A part of a report, in this order; blank lines part the text into paragraphs.
+
+    Example:
+        >>> from nfn_graph.tasks.reports import Section, Table
+        >>> Section("Results", "A sentence.", [Table(["tau"], [[0.8]])]).heading
+        'Results'
+    """
 
     heading: str
     text: str = ""
@@ -63,6 +81,16 @@ def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     """Writes a report as one HTML file, with a list of its sections if they are more than three.
 
     Every string is plain text: whatever it holds is shown, none of it acts.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import Section, write_report
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sections = [Section("Results", "1 < 2")]
+        ...     page = write_report(Path(folder, "report.html"), "Title", sections)
+        ...     print("1 &lt; 2" in page.read_text("utf-8"))
+        True
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),

@@ -39,7 +39,23 @@ _PICTURES = ("probes", "inrs", "edits")
 
 
 def run_report(run: Path) -> Path:
-    """Writes the `report.html` of a finished run from what is in its folder."""
+    """Writes the `report.html` of a finished run from what is in its folder.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import run_report
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     print("a Kendall tau of 0.800" in run_report(folder).read_text("utf-8"))
+        True
+    """
     found = read_run(run)
     options, metrics = found.options, found.metrics
     sections = [
@@ -55,7 +71,15 @@ def run_report(run: Path) -> Path:
 
 
 def repeat_command(task: str, options: Mapping[str, object]) -> str:
-    """The command line that gives these options, quoted for a shell, an option per line."""
+    """The command line that gives these options, quoted for a shell, an option per line.
+
+    Example:
+        >>> from nfn_graph.tasks.reports import repeat_command
+        >>> print(repeat_command("regress", {"zoo": "my zoo", "compile": False}))
+        nfn-graph train regress \\
+          --zoo 'my zoo' \\
+          --no-compile
+    """
     words = [f"nfn-graph train {shlex.quote(task)}"]
     for name, value in options.items():
         words.append(_option(name, value))

@@ -65,7 +65,14 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left in its folder."""
+    """What a finished run left in its folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import Run
+        >>> Run(Path("run"), "regress", {"seed": 0}, {}, {"test": {"tau": 0.8}}).metrics["test"]
+        {'tau': 0.8}
+    """
 
     folder: Path
     task: str
@@ -75,7 +82,23 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads the folder of a finished run."""
+    """Reads the folder of a finished run.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import read_run
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     folder = Path(name, "run")
+        ...     folder.mkdir()
+        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
+        ...     config = {"task": "regress", "options": options}
+        ...     _ = (folder / "config.json").write_text(json.dumps(config))
+        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
+        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     print(read_run(folder).metrics["test"]["tau"])
+        0.8
+    """
     found = {}
     for name in ("config.json", "metrics.json"):
         if not (folder / name).is_file():

@@ -31,11 +31,19 @@ class Clouds(Labelled):
     """Point clouds with labels and a split.
 
     Args:
-        name: Where they came from, for metadata and messages.
+        name: The origin of the data, for metadata and messages.
         points: `[count, points, 3]`, float32, each shape within the unit ball.
-        labels: `[count]`, int64, the class of each.
-        is_test: `[count]`, bool, whether each belongs to the test split.
+        labels: The class of each, `[count]`, int64.
+        is_test: Whether each belongs to the test split, `[count]`, bool.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import Clouds
+        >>> points = torch.nn.functional.normalize(torch.randn(2, 64, 3), dim=-1)
+        >>> labels, is_test = torch.tensor([0, 0]), torch.tensor([False, True])
+        >>> Clouds("spheres", points, labels, is_test, ("sphere",)).name
+        'spheres'
     """
 
     name: str
@@ -66,7 +74,18 @@ def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
     Args:
         source: An `.npz` file, or a folder with a subfolder of `.off` or `.ply` files for each
             class.
-        num_points: How many points to draw of a mesh's surface, or at most of a cloud.
+        num_points: The number of points to sample from a mesh, or to keep of a cloud at most.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from nfn_graph.tasks.sources import open_clouds
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     points, labels = np.random.randn(10, 64, 3).astype("f4"), np.arange(10) % 2
+        ...     np.savez(f"{folder}/clouds.npz", points=points, labels=labels)
+        ...     clouds = open_clouds(f"{folder}/clouds.npz", num_points=32)
+        >>> clouds.points.shape
+        torch.Size([10, 32, 3])
     """
     path = Path(source)
     if path.is_dir():
@@ -155,19 +174,33 @@ def _read_folder(folder: Path, num_points: int) -> Clouds:
 
 
 class DistanceSamples(NamedTuple):
-    """Points `[shapes, points, 3]` within [-1, 1] and their distances `[shapes, points, 1]`."""
+    """Points `[shapes, points, 3]` within [-1, 1] and their distances `[shapes, points, 1]`.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import DistanceSamples
+        >>> DistanceSamples(torch.zeros(1, 5, 3), torch.zeros(1, 5, 1)).points.shape
+        torch.Size([1, 5, 3])
+    """
 
     points: Tensor
     distances: Tensor
 
 
 def sample_distances(clouds: Tensor, num_points: int, seeds: list[int]) -> DistanceSamples:
-    """Draws points around shapes, half of them close to the surface.
+    """Samples points around shapes, half of them close to the surface.
 
     Args:
         clouds: Points of the shapes, `[shapes, points, 3]`.
-        num_points: How many to draw for each.
-        seeds: One for each shape, so that its points do not depend on the others.
+        num_points: The number of points per shape.
+        seeds: One seed per shape, so that its points do not depend on the other shapes.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import sample_distances
+        >>> found = sample_distances(torch.randn(2, 64, 3) / 4, num_points=100, seeds=[0, 1])
+        >>> found.points.shape, found.distances.shape
+        (torch.Size([2, 100, 3]), torch.Size([2, 100, 1]))
     """
     if len(seeds) != len(clouds):
         raise UserError(f"Expected a seed for each of {len(clouds)} shapes (got {len(seeds)})")

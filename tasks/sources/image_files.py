@@ -44,6 +44,11 @@ def open_images(source: str | Path, *, size: int | None = None) -> Images:
         source: `digits`, a folder (idx files, CIFAR batches, or pictures in a subfolder for
             each class), or an `.npz` file.
         size: Height and width to scale the pictures of an image folder to.
+
+    Example:
+        >>> from nfn_graph.tasks.sources import open_images
+        >>> open_images("digits").pixels.shape
+        torch.Size([1797, 1, 8, 8])
     """
     if str(source) == "digits":
         return read_digits()

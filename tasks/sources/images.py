@@ -18,16 +18,25 @@ _MOST_CLASSES = 100_000
 
 
 class SourceError(UserError):
-    """A data source that cannot be read, with the reason and what to do."""
+    """Raised for a data source that cannot be read; says the reason and what to do.
+
+    Example:
+        >>> from nfn_graph.tasks.sources import SourceError, open_images
+        >>> try:
+        ...     open_images(__file__)
+        ... except SourceError as error:
+        ...     print(str(error)[:27])
+        Expected a source of images
+    """
 
 
 class Labelled(ABC):
     """Things with labels and a split.
 
     Attributes:
-        name: Where they came from, for metadata and messages.
-        labels: `[count]`, int64, the class of each.
-        is_test: `[count]`, bool, whether each belongs to the test split.
+        name: The origin of the data, for metadata and messages.
+        labels: The class of each, `[count]`, int64.
+        is_test: Whether each belongs to the test split, `[count]`, bool.
         classes: The names of the classes.
     """
 
@@ -102,11 +111,19 @@ class Images(Labelled):
     """Images with labels and a split.
 
     Args:
-        name: Where they came from, for metadata and messages.
+        name: The origin of the data, for metadata and messages.
         pixels: `[count, channels, height, width]`, uint8, or float32 within [0, 1].
-        labels: `[count]`, int64, the class of each.
-        is_test: `[count]`, bool, whether each belongs to the test split.
+        labels: The class of each, `[count]`, int64.
+        is_test: Whether each belongs to the test split, `[count]`, bool.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch
+        >>> from nfn_graph.tasks.sources import Images
+        >>> pixels, labels = torch.rand(10, 1, 8, 8), torch.arange(10) % 2
+        >>> images = Images("noise", pixels, labels, torch.arange(10) >= 8, ("a", "b"))
+        >>> len(images.classes), int(images.is_test.sum())
+        (2, 2)
     """
 
     name: str

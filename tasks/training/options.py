@@ -45,6 +45,13 @@ class Preset:
         batch_size: The number of networks per training step.
         learning_rate: The learning rate of Adam.
         schedule: See :class:`TrainOptions`.
+
+    Example:
+        >>> from nfn_graph.tasks.models import ModelSettings
+        >>> from nfn_graph.tasks.training import Preset
+        >>> model = ModelSettings((16, 16), (32,))
+        >>> Preset(model, epochs=10, batch_size=32, learning_rate=1e-3).schedule
+        'constant'
     """
 
     model: ModelSettings
@@ -71,8 +78,9 @@ class TrainOptions:
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
         split_seed: The seed of the random split.
         train_networks: The number of training networks to use, from the first on; 0 for all.
-        overfit: A check that a model can learn at all: train on so many networks, evaluate on the
-            same ones, and say whether the model has learnt them by heart; 0 for ordinary training.
+        overfit: The number of networks for a check that the model can learn at all: it is trained
+            and evaluated on the same few networks, and the command says whether it has memorised
+            them; 0 for ordinary training.
         channels: The channels of each NF-Layer. gine, pna and transformer have as many layers, all
             with the first number of channels.
         head: The hidden sizes of the MLP after these layers; for statnn and mlp, of the whole
@@ -103,6 +111,13 @@ class TrainOptions:
         workers: The number of processes that load data; 0 to load in the main process.
         in_memory: Whether to read and prepare all networks before training and keep them in
             memory, or to read every batch from the store; auto keeps small zoos in memory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.regress import RegressOptions
+        >>> options = RegressOptions(Path("zoo"), Path("run"), model="statnn", preset="tiny")
+        >>> options.resolved().epochs  # from the preset
+        2
     """
 
     PRESETS: ClassVar[Mapping[str, Preset]] = {}

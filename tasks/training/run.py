@@ -52,18 +52,35 @@ from nfn_graph.tasks.zoo.seeds import seed_of
 
 
 def train(task: Task[Options], *, progress: bool = False) -> Metrics:
-    """Trains the model of a task, or goes on with a run that was stopped.
+    """Trains the model of a task, or resumes a run that was interrupted.
 
     The best epoch by the validation metric is then evaluated on the validation and the test
     networks. The same options give the same numbers, interrupted or not. Training that diverges
-    ends with a `FloatingPointError`; the checkpoints of the epochs before stay.
+    raises a `FloatingPointError`, and the checkpoints of earlier epochs remain.
 
     Args:
         task: The task with its options.
         progress: Whether to show a progress bar.
 
     Returns:
-        What was written to `metrics.json`; nothing in all processes but the first.
+        The content of `metrics.json`; an empty dict in all processes but the first.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import train
+        >>> networks = [nn.Linear(3, 2) for _ in range(30)]
+        >>> graphs = [(from_module(n), {"size": float(n.weight.detach().norm())}) for n in networks]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zoo, run = Path(folder, "store"), Path(folder, "run")
+        ...     report = build_store(graphs, zoo)
+        ...     options = RegressOptions(zoo, run, label="size", preset="tiny", accelerator="cpu")
+        ...     metrics = train(Regress(options))
+        >>> metrics["test"]["networks"], metrics["epochs"]
+        (3, 2)
     """
     options = task.options
     folder = RunFolder(options.out)
@@ -164,16 +181,33 @@ def evaluate(
     split: Split | None = None,
     where: Sequence[str] = (),
 ) -> Metrics:
-    """The metrics of a trained model on other networks.
+    """Computes the metrics of a trained model on other networks.
 
-    They are added to the run's `metrics.json`, figures and report.
+    The metrics are added to the run's `metrics.json`, figures and report.
 
     Args:
         run: The folder of a finished run.
         zoo: The store or published zoo with the networks, of any widths.
-        name: What to call this evaluation; the name of the zoo's folder if not given.
-        split: Only networks of this split; all of them if not given.
+        name: The name of this evaluation; by default the name of the zoo's folder.
+        split: The split to evaluate on; by default all networks.
         where: Further conditions, such as `width=16`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torch import nn
+        >>> from nfn_graph.converters import build_store, from_module
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import evaluate, train
+        >>> networks = [nn.Linear(3, 2) for _ in range(30)]
+        >>> graphs = [(from_module(n), {"size": float(n.weight.detach().norm())}) for n in networks]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     zoo, run = Path(folder, "store"), Path(folder, "run")
+        ...     report = build_store(graphs, zoo)
+        ...     options = RegressOptions(zoo, run, label="size", preset="tiny", accelerator="cpu")
+        ...     metrics = train(Regress(options))
+        ...     print(evaluate(run, zoo, split="train")["networks"])
+        24
     """
     with tempfile.TemporaryDirectory() as imported:
         return _evaluated(run, Path(zoo), name, split, where, Path(imported) / "zoo")

@@ -26,7 +26,7 @@ class RunBatches(pl.LightningDataModule):
     `max_edges`, the networks of a step do not depend on the number of processes.
 
     Args:
-        options: Of the run.
+        options: The options of the run.
         graphs: The networks by split.
     """
 
@@ -128,7 +128,7 @@ class EpochSampler(Sampler[int]):
 
     Args:
         data: What to order.
-        seed: Of the run.
+        seed: The seed of the run.
     """
 
     def __init__(self, data: Sized, seed: int) -> None:

@@ -22,13 +22,21 @@ Predictions = dict[str, Tensor]
 
 
 class Task(ABC, Generic[Options]):
-    """A task: a model, its loss, metrics and figures.
+    """A task defines a model, its loss, its metrics and its figures.
 
     Args:
-        options: Its options; what is not given is taken from the preset.
+        options: The options of the task; missing values come from the preset.
 
     Attributes:
-        augmentations: What is done to every batch in training, in turn.
+        augmentations: The augmentations of every training batch, in this order.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.regress import Regress, RegressOptions
+        >>> from nfn_graph.tasks.training import Task
+        >>> task = Regress(RegressOptions(Path("zoo"), Path("run"), preset="tiny"))
+        >>> isinstance(task, Task), task.name, task.monitor
+        (True, 'regress', 'tau')
     """
 
     name: ClassVar[str]

@@ -116,7 +116,7 @@ def initialise(
             gives orthogonal rows or columns; all these are multiplied by `scale`. Of `normal`
             and `truncated_normal` (within two standard deviations), `scale / 10` is the width.
         scale: See `kind`.
-        generator: For all draws.
+        generator: The random generator.
     """
     parameters = {}
     for key, shape in architecture.shapes.items():
@@ -151,7 +151,7 @@ def forward(
     Args:
         architecture: Their common shape.
         parameters: Stacked along a first axis of `N`.
-        activation: Of all of them.
+        activation: The activation function of all networks.
         images: `[batch, N, channels, height, width]` (of their own each), or
             `[batch, 1, ...]` for all of them.
         dropped: For every hidden layer, what its activations `[N, *units, batch]` are
@@ -286,9 +286,9 @@ def measure(
     Args:
         architecture: Their common shape.
         parameters: Stacked parameters.
-        activation: Of all of them.
+        activation: The activation function of all networks.
         data: The images.
-        trained_on: For every network, the training images that it saw.
+        trained_on: The training images that every network saw.
     """
     networks = (architecture, parameters, activation)
     seen = torch.zeros(len(trained_on), len(data.train_images), dtype=torch.bool)

@@ -60,6 +60,12 @@ class CnnZooOptions(SampledZooOptions):
             dropout.
         dropout_share: The share of networks with dropout.
         checkpoints: When to store a network, as shares of its training; each one adds a row.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import CnnZooOptions
+        >>> CnnZooOptions(Path("zoo"), networks=100, widths=(8, 16)).learning_rate
+        (0.0005, 0.05)
     """
 
     networks: int = 1000

@@ -47,6 +47,17 @@ def open_zoo_folder(path: str | Path) -> WeightDataset:
 
     The attribute `rows` has what is known of its networks. A zoo of winning tickets has the mask
     as a second channel of every graph.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     small = {"widths": (2,), "depths": (1,), "epochs": (1, 1)}
+        ...     options = CnnZooOptions(Path(folder), networks=2, train_fractions=(0.1,), **small)
+        ...     zoo = open_zoo_folder(build_zoo(options))
+        ...     print(len(zoo), zoo.rows[0]["width"])
+        2 2
     """
     zoo = open_networks(path)
     if "kind" not in zoo.description:

@@ -65,6 +65,12 @@ class InrZooOptions(BuildOptions):
         output_offset: A number between 0 and 1 that is added to the outputs.
         stop_psnr: The peak signal-to-noise ratio, in decibels, at which the training of a network
             ends before --steps; 0 for none.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import InrZooOptions
+        >>> InrZooOptions(Path("zoo"), images=100, fits=2).w0
+        30.0
     """
 
     recipe: Literal["dws", "nfn", "inr2vec"] | None = None

@@ -59,6 +59,17 @@ def render_networks(
         indices: The networks.
         size: Height and width; by default those of the images that they were fitted to. A
             shape is drawn as the smallest distance along each line of sight.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import InrZooOptions, build_zoo, open_zoo_folder
+        >>> from nfn_graph.tasks.zoo import render_networks
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     options = InrZooOptions(Path(folder), images=4, test_images=2, widths=(4,), steps=2)
+        ...     zoo = open_zoo_folder(build_zoo(options))
+        ...     print(render_networks(zoo, [0, 1]).shape)
+        torch.Size([2, 1, 8, 8])
     """
     kind = zoo.description["kind"]
     if kind != "inr":
@@ -99,7 +110,18 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
 
 
 def render_zoo(zoo: WeightDataset, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
-    """Draws the first networks of a zoo as one PNG."""
+    """Draws the first networks of a zoo as one PNG.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import InrZooOptions, build_zoo, open_zoo_folder, render_zoo
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     options = InrZooOptions(Path(folder), images=4, test_images=2, widths=(4,), steps=2)
+        ...     zoo = open_zoo_folder(build_zoo(options))
+        ...     print(render_zoo(zoo, Path(folder, "sheet.png"), count=4).name)
+        sheet.png
+    """
     check_at_least("count", count, 1)
     check_at_least("zoom", zoom, 1)
     pictures = render_networks(zoo, range(min(count, len(zoo))))

@@ -211,7 +211,7 @@ class FitSettings(NamedTuple):
         w0: The frequency factor.
         offset: What is added to the outputs.
         steps: Steps of Adam.
-        learning_rate: Of Adam.
+        learning_rate: The learning rate of Adam.
         points: Points per step, the same for all networks; 0 for all of them.
         seed: What those points are drawn from.
         init: How weights are initialised, see :func:`initialise_siren`.
@@ -246,7 +246,7 @@ def fit_sirens(
     """Fits one network per seed to its target by the mean squared error.
 
     Args:
-        shape: Of all networks.
+        shape: The shape of all networks.
         seeds: What the initial weights of each are drawn from.
         targets: What they are fitted to.
         settings: How.

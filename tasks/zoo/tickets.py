@@ -51,6 +51,12 @@ class TicketZooOptions(ImageZooOptions):
         learning_rate: The learning rate of the optimiser.
         l2: The penalty on the sum of squared weights.
         epochs: The number of epochs.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import TicketZooOptions
+        >>> TicketZooOptions(Path("zoo"), networks=100).sparsity
+        0.95
     """
 
     arch: Literal["mlp", "cnn"] = "mlp"

@@ -51,15 +51,15 @@ class ClassifierRun:
         network: Its number in the zoo.
         seed: What its initial weights, data order and dropout are drawn from.
         architecture: Its shape.
-        activation: After every hidden layer.
+        activation: The activation function of the hidden layers.
         init: How weights are initialised; see `initialise`.
         init_scale: See `init`.
         optimiser: See `BatchedOptimiser`.
-        learning_rate: The step size.
+        learning_rate: The learning rate.
         l2: What the sum of all squared weights, not biases, is multiplied with in the loss.
         dropout: The probability that a hidden activation is dropped.
         train_fraction: The share of the training images that it sees.
-        epochs: How often it sees them.
+        epochs: The number of epochs.
         num_images: How many images that is.
         num_steps: How many gradient steps that is.
         checkpoints: The steps after which it is written down.

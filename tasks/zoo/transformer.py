@@ -48,6 +48,12 @@ class TransformerZooOptions(SampledZooOptions):
         depths: Numbers of blocks; one is sampled for every network.
         expansions: Neurons between the two dense layers of a block, as multiples of the width; one
             is sampled for every network.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.zoo import TransformerZooOptions
+        >>> TransformerZooOptions(Path("zoo"), networks=100).heads
+        (2, 4)
     """
 
     widths: tuple[int, ...] = (8, 12, 16)

@@ -36,9 +36,9 @@ class RenderOptions:
     Attributes:
         zoo: The zoo's folder.
         output: The picture, a PNG.
-        count: How many networks, the first of the table.
-        zoom: How many pixels wide each pixel is drawn.
-        split: Only networks of this split; all of them if not given.
+        count: The number of networks, from the first of the table on.
+        zoom: The width of a pixel, in pixels of the file.
+        split: The split to draw; by default all networks.
     """
 
     zoo: Positional[Path]
@@ -54,8 +54,8 @@ class InfoOptions:
 
     Attributes:
         zoo: The zoo's folder.
-        split_file: The published splits, if they lie elsewhere.
-        json: Print one JSON object instead of lines.
+        split_file: The file with the published splits, if it is not in the folder.
+        json: Whether to print one JSON object instead of lines.
     """
 
     zoo: Positional[Path]
@@ -69,10 +69,10 @@ class ImportOptions:
 
     Attributes:
         zoo: The zoo's folder, in any layout that nfn-graph zoo info recognises.
-        out: The store to write to; an import that was stopped goes on where it was.
-        split_file: The published splits, if they lie elsewhere.
+        out: The folder of the store. An import that was interrupted resumes.
+        split_file: The file with the published splits, if it is not in the folder.
         train_split: The published split to train on, such as train_augmented.
-        all: Import networks that are in none of the splits, too.
+        all: Whether to import networks that are in none of the splits, too.
     """
 
     zoo: Positional[Path]
@@ -148,9 +148,9 @@ else:
 def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
     """Build collections of trained networks, and look at them.
 
-    A build that was stopped goes on where it was when the same command is given again. With
-    --recipe, networks are made like those of a published zoo: dws, nfn or inr2vec of zoo inr,
-    small-cnn-zoo of zoo cnn. Options that are given as well replace those of the recipe.
+    A build that was interrupted resumes when the same command is run again. With --recipe,
+    networks are trained like those of a published zoo: dws, nfn or inr2vec for zoo inr, and
+    small-cnn-zoo for zoo cnn. Options that are given as well replace those of the recipe.
 
     Examples:
       nfn-graph zoo cnn --out zoos/digits --networks 1000

@@ -233,6 +233,40 @@ def test_heads_that_meet_dimensions_are_tied_to_them(function: Callable[[Tensor]
     assert all(neuron.fixed for neuron in graph.spec.neurons)
 
 
+@pytest.mark.parametrize("operation", [torch.add, torch.mul], ids=["sum", "product"])
+def test_a_stored_tensor_between_heads_and_heads_is_a_self_weight(
+    operation: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Linear(3, 12), nn.Linear(4, 2)
+            self.stored = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.embed(x).unflatten(-1, (4, 3))
+            scores = operation(heads @ heads.transpose(-1, -2), self.stored)
+            return self.out(scores.softmax(-1).sum(-2))
+
+    graph = _unchanged(Scores().double(), torch.randn(2, 5, 3, dtype=torch.float64))
+    assert ("group1", "weight", "group1") in graph.spec.weight
+
+
+def test_what_a_graph_has_no_place_for_is_said_in_the_words_of_the_network() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Linear(3, 12), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.embed(x).unflatten(-1, (6, 2))
+            one = heads[..., 4, :] * torch.tensor([1.0, 2.0])
+            return self.out(heads.select(-1, 0)) * one.sum()
+
+    with pytest.raises(ConversionError, match="cuts its layers in several ways"):
+        from_module(Cut(), torch.randn(2, 3))
+
+
 class Copies(nn.Module):
     """Keys that several heads share, and a function of the copies."""
 

@@ -236,7 +236,7 @@ def test_packed_sequences_are_refused() -> None:
         return m.b(m.r(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 5]), True))[1])
 
     module = One(packed, r=nn.GRU(3, 4, batch_first=True), b=nn.Linear(4, 2))
-    with pytest.raises(ConversionError):
+    with pytest.raises(ConversionError, match=r"packed one.*padded sequence"):
         from_module(module, torch.randn(X))
 
 

@@ -252,6 +252,20 @@ def test_biases_are_filled_up_to_a_number():
     assert_same_tensors(fill.inverse(batch[1]), many)
 
 
+def test_role_types_refuse_nested_neurons():
+    """In one type, the channels of a group would be permuted across groups."""
+    neurons = (
+        NeuronType("input", 0, 3),
+        NeuronType("group", 1),
+        NeuronType("inner", 1, parents=("group",)),
+        NeuronType("output", 1, 2),
+    )
+    weights = (WeightType("input", "inner", 1), WeightType("inner", "output", 1))
+    graph = random_graph(NetworkSpec(neurons, weights), {"group": 2, "inner": 6})
+    with pytest.raises(ValueError, match=r"'inner'.*nested in 'group'.*FillBiases\.to_largest"):
+        RoleTypes()(graph)
+
+
 def test_role_types_join_hidden_layers_and_come_back():
     graph = chain((2, 4, 5, 6, 3))
     roles = RoleTypes()
