@@ -154,6 +154,20 @@ def test_workers_run_on_pages_of_the_file_system(tmp_path: Path) -> None:
     assert "<title>got 42</title>" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    "question",
+    (
+        *("GPU", "Small CNN Zoo", "cite", "Python versions", "P-tilde", "ResNet-18"),
+        *("transformers", "probes", "million networks"),
+    ),
+)
+def test_common_questions_are_headings(question: str) -> None:
+    """The search of the site, and that of a code host, finds headings first."""
+    headings = re.findall("^## (.+)$", (DOCS / "faq.md").read_text("utf-8"), re.MULTILINE)
+    words = question.lower().split()
+    assert any(all(word in heading.lower() for word in words) for heading in headings)
+
+
 # ---- Pages -----------------------------------------------------------------------------------
 
 
