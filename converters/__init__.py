@@ -1,4 +1,4 @@
-"""Converters: from networks as people keep them to weight graphs, and back without loss.
+"""Converters turn networks into weight graphs, and back without loss.
 
 This room reads modules, state dicts and checkpoint files, finds out which axes of which tensors
 belong to the same neurons, and builds the `WeightGraph` that says so. It knows about file formats

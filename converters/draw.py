@@ -24,17 +24,17 @@ _HEIGHT = 10.0  # of a column of neurons, in the units of the picture
 
 
 def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figure:
-    """A picture of a network, to be shown in a notebook or saved with `savefig`.
+    """Draws a network, as a figure to show in a notebook or to save with `savefig`.
 
     Layers stand side by side in the order of the graph's types. The colour of an edge is its
     weight, relative to the largest of its type; of a kernel, the mean of its taps, and some
     kernels are shown below. The colour of a neuron is its first value, mostly the bias.
-    Of a layer with more than `max_neurons`, some are shown, and a note says how many.
+    Only some neurons of layers with more than `max_neurons` are drawn; a note says how many.
 
     Args:
         graph: One network.
-        max_neurons: How many neurons of a layer are shown at most.
-        channel: Which of the graph's channels is shown.
+        max_neurons: The largest number of neurons of a layer to draw.
+        channel: The channel of the graph to draw.
 
     Example:
         >>> import io

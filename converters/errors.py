@@ -19,7 +19,7 @@ _EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
 class ConversionError(UserError):
-    """A file, state dict or network that has no graph, with the reason and what to do.
+    """Raised for a file, state dict or network without a graph; says why and what to do.
 
     Example:
         >>> import torch

@@ -35,7 +35,7 @@ def load(
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> WeightGraph:
-    """The graph of a network in a file: PyTorch, safetensors, npz, ONNX, Keras or our own.
+    """Reads the graph of a network from a PyTorch, safetensors, npz, ONNX, Keras or graph file.
 
     The format is told by the content. Nothing in a file is run, no other file is read but a
     `config.json` beside it for the number of attention heads, and large PyTorch and safetensors

@@ -35,7 +35,7 @@ def from_module(
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> WeightGraph:
-    r"""The weight graph of a network, by following its computation in eval mode.
+    r"""Builds the weight graph of a network by following its computation in eval mode.
 
     Linear maps, convolutions of any kind, norms, entrywise activations, pooling, residual
     additions, branches, several heads, shared weights, flattening and concatenation are

@@ -46,7 +46,7 @@ def from_state_dict(
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> WeightGraph:
-    """The weight graph of a checkpoint without its module.
+    """Builds the weight graph of a checkpoint without its module.
 
     A chain of layers, an MLP or a plain CNN with or without norms, is inferred from keys and
     shapes. A chain is assumed to be just that: every layer reads the one before it and nothing

@@ -97,7 +97,7 @@ class Summary:
 
 
 def summary(graph: WeightGraph) -> Summary:
-    """What each type of a graph, or of a batch, holds.
+    """Summarises the types of a graph or of a batch.
 
     Example:
         >>> from torch import nn

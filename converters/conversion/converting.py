@@ -79,7 +79,7 @@ def convert_files(
 
     Args:
         paths: The files.
-        out: The store's folder, made if need be.
+        out: The folder of the store, which is created if necessary.
         options: How to read them.
         given: The folders and files that `paths` were found in, if not `paths` themselves:
             networks are named as their files lie below the common parent of these. A file that
@@ -89,7 +89,7 @@ def convert_files(
         overwrite: Whether to convert again what was converted before, and to replace networks
             of other files that have the same name.
         shard: The part of the files to convert, such as 2/4 for the second of four machines.
-        shard_size: Networks per shard at most.
+        shard_size: The largest number of networks per shard.
         engine: Where to convert: here, or each shard as a job elsewhere; see :func:`run_jobs`.
         on_done: Called with the number of files that were done since the last call.
     """
@@ -116,24 +116,24 @@ def build_store(
 ) -> Report:
     """Adds networks with their labels to a store, as `nfn-graph convert --labels` does.
 
-    Called again with the same networks, it skips those that are in the store.
+    Networks that are already in the store are skipped.
 
     Args:
         networks: A checkpoint file or a graph each, with its labels: numbers, truth values or
             text by name. The label `split` says what a network is for: train, validation or
             test. The label `file` of a graph is its name in the store; otherwise it is numbered.
-        out: The store's folder, made if need be.
+        out: The folder of the store, which is created if necessary.
         split: The shares of train, validation and test if there is no label `split`; 0.8, 0.1
             and 0.1 if not given.
-        seed: Seed of the division into train, validation and test.
-        overwrite: Whether to convert again what was converted before.
-        workers: Processes that read files; 0 for one per core. Graphs are written by this one.
-        shard_size: Networks per shard at most.
+        seed: The seed of the random split.
+        overwrite: Whether to convert networks again that are already in the store.
+        workers: The number of processes that read files; 0 for one per core.
+        shard_size: The largest number of networks per shard.
         options: How to read files, by the names that :func:`load` has; `arch` as text, such as
             `package.module:name`.
 
     Returns:
-        What became of the networks; `failed` has the reason for every file that could not be
+        A report of the conversion; `failed` has the reason for every file that could not be
         converted.
 
     Example:

@@ -68,7 +68,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Registers what an operation does to neurons: a decorator for its handler.
+    """Registers the decorated handler, which says what an operation does to neurons.
 
     The handler takes the :class:`~nfn_graph.converters.wiring.Wiring`, then the arguments of the
     operation, and says the operation in the wiring's words.

@@ -1,4 +1,4 @@
-"""The store: many networks in few files, for `nfn-graph convert` and for the builders of zoos.
+"""The store keeps many networks in few files, for `nfn-graph convert` and the zoo builders.
 
     store.json                      the version of the format, and what is in the store
     architectures/NAME.json         a layout, once for all networks that have it

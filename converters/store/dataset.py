@@ -154,7 +154,7 @@ class WeightDataset(Dataset):
         return self._indices[indices]
 
     def len(self) -> int:
-        """How many networks the store has."""
+        """The number of networks in the store."""
         return len(self.store)
 
     def __len__(self) -> int:
@@ -196,7 +196,7 @@ class WeightDataset(Dataset):
         return np.array(sizes)[self.architectures].tolist()
 
     def where(self: Self, *conditions: str, **values: Any) -> Self:
-        """The networks that meet all conditions.
+        """Selects the networks that meet all conditions.
 
         Values have the type of their column: `"train_fraction=1.0"` finds the number 1.
 
@@ -212,11 +212,11 @@ class WeightDataset(Dataset):
         return self if found is None else self.select(found)
 
     def select(self: Self, indices: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> Self:
-        """Some of the networks, by position or by a mask."""
+        """Selects networks by position or by a mask."""
         return self.index_select(np.asarray(indices))
 
     def index_select(self: Self, idx: Any) -> Self:
-        """As PyG's: a slice, positions, or a mask of all networks."""
+        """Selects networks by a slice, positions or a mask, as in PyG."""
         if isinstance(idx, slice):
             return self._subset(self._positions()[idx])
         chosen = np.asarray(idx).flatten()

@@ -112,7 +112,7 @@ class Store:
         return int(self.table.column("notes").null_count) < len(self)
 
     def notes(self, position: int) -> str | None:
-        """What a network holds that is no tensor, as JSON."""
+        """The contents of a network apart from tensors, as JSON."""
         return self._notes[position] if self.has_notes else None
 
     def architecture(self, number: int) -> Architecture:
@@ -141,7 +141,7 @@ class Store:
         return found
 
     def graph(self, position: int) -> WeightGraph:
-        """One network, in memory of its own."""
+        """Reads one network, as a copy."""
         records = self.records([position])
         architecture = self.architecture(int(self.places.architecture[position]))
         own = {dtype: record.clone() for dtype, (record,) in records.items()}

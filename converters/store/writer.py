@@ -119,7 +119,7 @@ class StoreWriter:
         return publish(self.folder, name, len(rows), tuple(groups))
 
     def clean(self, *names: str) -> None:
-        """Deletes what a killed process left of shards that it has not published."""
+        """Deletes files of shards that a killed process has not published."""
         for name in names:
             if self.is_done(name):
                 raise UserError(f"Expected a new shard (got '{name}', published before)")

@@ -1,4 +1,4 @@
-"""Zoos that others published, in their own layouts, behind one interface."""
+"""Published zoos in their own layouts, behind one interface."""
 
 from nfn_graph.converters.zoos.opening import open_zoo
 from nfn_graph.converters.zoos.zoo import Zoo, ZooDescription

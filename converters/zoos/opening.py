@@ -47,7 +47,7 @@ _MOST_HINTS = 20
 def open_zoo(
     path: str | Path, *, split_file: str | Path | None = None, check_finite: bool = True
 ) -> Zoo:
-    """The networks of a published zoo, with labels and the published splits.
+    """Opens a published zoo, with its labels and the published splits.
 
     The layout is recognised by the files: the Small CNN Zoo, the INRs of DWSNets (MNIST and
     FashionMNIST) and of NFN, the CNN Wild Park, the Model Zoos of Schürholt et al., inr2vec.

@@ -171,7 +171,7 @@ class Zoo(Sequence[WeightGraph]):
         return f"Zoo({self.description.layout}, {len(self)} networks, '{self.path}')"
 
     def row(self, index: int) -> Row:
-        """Labels and metadata of a network, for which its files are opened if need be."""
+        """Returns the labels and metadata of a network, and opens its files if necessary."""
         at = self.indices[index]
         return {**self.source.rows[at], **self.source.details(at)}
 
@@ -216,7 +216,7 @@ class Zoo(Sequence[WeightGraph]):
         return dict(self._read(index).tensors)
 
     def module(self, index: int) -> nn.Module:
-        """A network that computes what the published one does, in eval mode."""
+        """Builds a module that computes what the published network computes, in eval mode."""
         graph, network = self._load(index)
         return to_module(graph, copy.deepcopy(network.module)).eval()
 

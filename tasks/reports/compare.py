@@ -44,7 +44,7 @@ class _Group:
 
 
 def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
-    """The mean and standard error over seeds, for every metric of the test and evaluation parts.
+    """Computes the mean and standard error over seeds for every metric of test and evaluations.
 
     Runs that agree in all but their seed (and in where they ran) are one group. A row has the
     group's `label`, `task`, `zoo`, `model`, `preset` and the `options` in which groups differ,
@@ -86,7 +86,7 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
 
 
 def failed_runs(runs: Sequence[Path]) -> dict[Path, str]:
-    """The runs that `compare` leaves out, since they failed or are not finished, and why.
+    """Returns the runs that failed or are not finished, with the reason; `compare` skips them.
 
     Example:
         >>> import json, tempfile
@@ -119,7 +119,7 @@ def _read(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs that folders are or contain, each once, in a fixed order.
+    """Finds the runs in folders, each once, in a fixed order.
 
     Example:
         >>> import json, tempfile

@@ -23,7 +23,7 @@ _WIDE_PIXELS, _WIDE_RATIO = 1200, 1.6
 
 @dataclass(frozen=True)
 class Table:
-    """A table; numbers are formatted and stand at the right, None is left blank.
+    """A table. Numbers are formatted and right-aligned, and None is left blank.
 
     Example:
         >>> from nfn_graph.tasks.reports import Table
@@ -62,7 +62,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report, in this order; blank lines part the text into paragraphs.
+    """A section of a report. Blank lines separate the paragraphs of its text.
 
     Example:
         >>> from nfn_graph.tasks.reports import Section, Table
@@ -80,7 +80,7 @@ class Section:
 def write_report(path: Path, title: str, sections: Sequence[Section]) -> Path:
     """Writes a report as one HTML file, with a list of its sections if they are more than three.
 
-    Every string is plain text: whatever it holds is shown, none of it acts.
+    Every string is shown as plain text and cannot become markup.
 
     Example:
         >>> import tempfile

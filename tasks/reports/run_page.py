@@ -71,7 +71,7 @@ def run_report(run: Path) -> Path:
 
 
 def repeat_command(task: str, options: Mapping[str, object]) -> str:
-    """The command line that gives these options, quoted for a shell, an option per line.
+    """Returns the shell command with these options, one per line.
 
     Example:
         >>> from nfn_graph.tasks.reports import repeat_command

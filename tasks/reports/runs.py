@@ -65,7 +65,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a finished run left in its folder.
+    """The contents of the folder of a finished run.
 
     Example:
         >>> from pathlib import Path

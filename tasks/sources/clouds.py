@@ -69,7 +69,7 @@ class Clouds(Labelled):
 
 
 def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
-    """Point clouds from local files; nothing is downloaded.
+    """Reads point clouds from local files; nothing is downloaded.
 
     Args:
         source: An `.npz` file, or a folder with a subfolder of `.off` or `.ply` files for each

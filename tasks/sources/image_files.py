@@ -38,12 +38,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".pgm", ".ppm", ".webp", ".tif", ".
 
 
 def open_images(source: str | Path, *, size: int | None = None) -> Images:
-    """Images by name or from local files; nothing is downloaded.
+    """Reads images by name or from local files; nothing is downloaded.
 
     Args:
         source: `digits`, a folder (idx files, CIFAR batches, or pictures in a subfolder for
             each class), or an `.npz` file.
-        size: Height and width to scale the pictures of an image folder to.
+        size: The height and width that pictures of an image folder are scaled to.
 
     Example:
         >>> from nfn_graph.tasks.sources import open_images

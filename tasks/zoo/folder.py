@@ -43,9 +43,9 @@ Facts = dict[str, Any]
 
 
 def open_zoo_folder(path: str | Path) -> WeightDataset:
-    """The zoo that `nfn-graph zoo` built in a folder; shards that are not built yet are left out.
+    """Opens a zoo that `nfn-graph zoo` built; shards that are not built yet are left out.
 
-    The attribute `rows` has what is known of its networks. A zoo of winning tickets has the mask
+    The attribute `rows` has the metadata of its networks. A zoo of winning tickets has the mask
     as a second channel of every graph.
 
     Example:

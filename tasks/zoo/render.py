@@ -52,7 +52,7 @@ def _channel(graph: WeightGraph, channel: int) -> WeightGraph:
 def render_networks(
     zoo: WeightDataset, indices: Sequence[int], size: tuple[int, int] | None = None
 ) -> Tensor:
-    """The pictures `[networks, channels, height, width]` that networks of an INR zoo hold.
+    """Renders networks of an INR zoo as pictures `[networks, channels, height, width]`.
 
     Args:
         zoo: A zoo of INRs; widths and depths may differ.
@@ -110,7 +110,7 @@ def draw_sheet(pictures: Tensor, path: Path, columns: int | None = None, zoom: i
 
 
 def render_zoo(zoo: WeightDataset, path: str | Path, *, count: int = 64, zoom: int = 3) -> Path:
-    """Draws the first networks of a zoo as one PNG.
+    """Renders the first networks of a zoo into one PNG file.
 
     Example:
         >>> import tempfile
