@@ -1,12 +1,14 @@
 """Builds what is released and tries it where nothing else is: `python tests/release.py dist`.
 
 The wheel and the source archive are built from a copy of the tree. The wheel is installed into an
-empty environment, alone and then with the extra `tasks`, and `smoke.py` runs there.
+empty environment, alone and then with the extra `tasks`, and `smoke.py` runs there. It also runs
+under every other supported version of Python whose interpreter is on the path.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +54,20 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return out.stdout
 
 
+def other_pythons() -> list[str]:
+    """The interpreters of the other versions of Python that the package names, if they run."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = [shutil.which(f"python{version}") for version in versions if version != own]
+    return [
+        path
+        for path in found
+        # A launcher of pyenv may stand for a version that is not chosen.
+        if path and not subprocess.run([path, "-c", ""], capture_output=True).returncode
+    ]
+
+
 def main(dist: Path) -> None:
     """Builds into a folder and tries the wheel."""
     with tempfile.TemporaryDirectory() as name:
@@ -61,13 +77,15 @@ def main(dist: Path) -> None:
         build(copy_tree(folder / "source"), dist)
         (wheel,) = dist.glob("*.whl")
         smoke = shutil.copy(ROOT / "tests" / "smoke.py", folder)
-        run(sys.executable, "-m", "venv", folder / "empty")
-        python = folder / "empty" / "bin" / "python"
-        for kind, extra in (("core", ""), ("tasks", "[tasks]")):
-            constraints = ROOT / "constraints.txt"
-            run(python, "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}{extra}")
-            found = run(python, "-W", "ignore", smoke, kind, cwd=folder)
-            print(f"{wheel.name}{extra}: {found.strip()}")
+        constraints = ROOT / "constraints.txt"
+        for interpreter in (sys.executable, *other_pythons()):
+            empty = folder / f"empty-{Path(interpreter).name}"
+            run(interpreter, "-m", "venv", empty)
+            python = empty / "bin" / "python"
+            for kind, extra in (("core", ""), ("tasks", "[tasks]")):
+                run(python, "-m", "pip", "install", "-q", "-c", constraints, f"{wheel}{extra}")
+                found = run(python, "-W", "ignore", smoke, kind, cwd=folder)
+                print(f"{wheel.name}{extra}, {interpreter}: {found.strip()}", flush=True)
 
 
 if __name__ == "__main__":

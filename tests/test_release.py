@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
@@ -42,6 +43,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as file:
         return {name: file.read(name) for name in file.namelist()}
+
+
+def test_the_python_versions_are_those_that_ci_tests() -> None:
+    """The oldest and the newest; and the syntax of all packages is that of the oldest."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    named = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8"))
+    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert tested == [f"3.{named[0]}", f"3.{named[-1]}"]
+    assert f'requires-python = ">=3.{named[0]}"' in project
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            ast.parse(path.read_text("utf-8"), feature_version=(3, int(named[0])))
 
 
 def test_the_version_is_said_once() -> None:
