@@ -108,6 +108,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], codes: int
     shown = [argument[:60] for argument in arguments]
     capsys.readouterr()
     assert cli.main(arguments) == codes, shown
+    return only_line(shown, capsys)
+
+
+def only_line(shown: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that was refused has written."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, (shown, lines)
     assert lines[0].startswith("nfn-graph: ") and lines[0].isprintable(), (shown, lines)
@@ -178,6 +183,7 @@ def test_unknown_and_missing(name: str, folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", LEAVES)
 def test_numbers(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parsed = set()
     for option, kind in options_of(LEAVES[name], int, float):
         count = max(option.count, 1)
         # The parser treats options alike that commands have in common; a command may not.
@@ -186,8 +192,10 @@ def test_numbers(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
         for value in (*wild, *([] if option.name in SIGNED else ["-1"])):
             line = words(refused(replaced(name, option, *[value] * count), capsys))
             assert words(option.name) in line or CALLED.get(option.name, "--") in line, line
-        for value in NO_NUMBERS[kind] if is_new else ():
+        # What is no number is the parser's to say, which knows an option by its types alone.
+        for value in NO_NUMBERS[kind][: 1 if option[1:3] in parsed else None] if is_new else ():
             refused(replaced(name, option, *[value] * count), capsys)
+        parsed.add(option[1:3])
         for value in ("0", "1000000000000") if is_new and name in WAITING else ():
             refused(replaced(name, option, *[value] * count), capsys)
 
@@ -209,12 +217,15 @@ def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Text may mean something; what it does not mean is refused like all else."""
     hostile = ("", "=", "a=b", "\0", "../x", "x" * 3000, "1/0", "-1/2", "x\n\x1b[2J")
     for option, _ in options_of(LEAVES[name], str):
-        for text in hostile if option not in shared(name) else ():
+        # All commands read files by the same options, of which `inspect` is tried with everything.
+        is_reading = name != "inspect" and option in LEAVES["inspect"].options
+        for text in hostile[-1:] if is_reading else hostile if option not in shared(name) else ():
             arguments = replaced(name, option, text)
             capsys.readouterr()
             code = cli.main(arguments)
-            if code != 0:
-                refused(arguments, capsys)
+            assert code in (0, 2), arguments
+            if code:
+                only_line([argument[:60] for argument in arguments], capsys)
             for made in (folder.parent / "x", folder / "out", folder / "out.png"):
                 shutil.rmtree(made, ignore_errors=True)
             (folder / "out.csv").unlink(missing_ok=True)

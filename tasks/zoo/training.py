@@ -380,7 +380,8 @@ class ClassifierZooBuilder(ZooBuilder[ImageOptions, Images, Any]):
 
     def open_source(self) -> Images:
         """The images that the options name."""
-        return open_images(self.options.data)
+        images = open_images(self.options.data)
+        return images.in_grey() if self.options.grey else images
 
     def facts(self) -> dict[str, Any]:
         """What a reader must know about the images."""
