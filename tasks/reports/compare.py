@@ -98,9 +98,6 @@ def failed_runs(runs: Sequence[Path]) -> dict[Path, str]:
         ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
         ...     config = {"task": "regress", "options": options}
         ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
-        ...     (folder / "metrics.json").unlink()
         ...     print([path.name for path in failed_runs([folder])])
         ['run']
     """
