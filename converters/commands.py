@@ -25,7 +25,7 @@ from nfn_graph.converters.conversion import (
     load_file,
     report_file,
 )
-from nfn_graph.converters.conversion.jobs import Part, counting
+from nfn_graph.converters.conversion.jobs import JobPart, counting
 from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
@@ -180,7 +180,7 @@ def convert(
             engine=engine,
             on_done=count_on,
         )
-    _print_report(report, report_file(out, Part.parse(shard)))
+    _print_report(report, report_file(out, JobPart.parse(shard)))
     return exit_code(report.converted + report.skipped, len(report.failed))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion.jobs import Engine, Part, run_jobs
+from nfn_graph.converters.conversion.jobs import Engine, JobPart, run_jobs
 from nfn_graph.converters.conversion.labels import Fractions, Labels, Matched, labels_of
 from nfn_graph.converters.conversion.reading import Options
 from nfn_graph.converters.conversion.sharding import (
@@ -186,7 +186,7 @@ def _add(
     on_done: Callable[[int], None] = lambda count: None,
     graphs: Mapping[str, WeightGraph] | None = None,
 ) -> Report:
-    part = Part.parse(shard)
+    part = JobPart.parse(shard)
     _prepare(out, workers, shard_size, matched)
     types: Mapping[str, Any] = {} if matched is None else matched.types
     report = Report(rows_without_file=() if matched is None else matched.unused)
@@ -249,7 +249,7 @@ def _add_parts(
         report.failed |= part.failed
         report.rows_without_file = part.rows_without_file
         on_done(part.converted + part.skipped + len(part.failed))
-    _write_report(report_file(out, Part(0, 1)), report)
+    _write_report(report_file(out, JobPart(0, 1)), report)
     return report
 
 
@@ -309,7 +309,7 @@ def _check_columns(out: Path, table: Any, matched: Matched | None) -> None:
             ) from error
 
 
-def report_file(out: Path, part: Part) -> Path:
+def report_file(out: Path, part: JobPart) -> Path:
     """Where the report on a part of the files is written."""
     return out / f"report{part.suffix}.json"
 
@@ -319,7 +319,7 @@ def _write_report(path: Path, report: Report) -> None:
         temporary.write_text(json.dumps(asdict(report), indent=2) + "\n", "utf-8")
 
 
-def _clean(out: Path, part: Part) -> None:
+def _clean(out: Path, part: JobPart) -> None:
     """Deletes what killed processes left of this part, which nobody else writes now."""
     with none_publishing(out):
         published = set(list_shards(out))

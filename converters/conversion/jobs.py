@@ -31,7 +31,7 @@ _RETRIES = 5
 _QUEUED_PER_WORKER = 4
 
 
-class Part(NamedTuple):
+class JobPart(NamedTuple):
     """One of several parts of the work.
 
     Attributes:
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     total: int
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> JobPart:
         """The part that `--shard 2/4` names: the second of four."""
         first, slash, second = text.partition("/")
         if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):

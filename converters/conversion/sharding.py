@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.conversion.jobs import Part, run_parallel
+from nfn_graph.converters.conversion.jobs import JobPart, run_parallel
 from nfn_graph.converters.conversion.reading import Options, load_file
 from nfn_graph.converters.store.architecture import Network, damaged_architecture, describe
 from nfn_graph.converters.store.description import publishing
@@ -268,7 +268,7 @@ class Plan(NamedTuple):
 
 
 def divide(
-    sources: Sequence[Source], known: Mapping[str, Source], part: Part, overwrite: bool
+    sources: Sequence[Source], known: Mapping[str, Source], part: JobPart, overwrite: bool
 ) -> Plan:
     """Which files of a part are converted.
 

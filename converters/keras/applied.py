@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.keras.config import KerasLayer, keys_by_role
-from nfn_graph.converters.wiring import Opaque, Part, Positions, Signal, Value, Weight, Wiring
+from nfn_graph.converters.wiring import Opaque, Positions, Signal, SplitAxis, Value, Weight, Wiring
 from nfn_graph.converters.wiring.tape import Unrecordable
 from nfn_graph.data import Ref
 
@@ -112,7 +112,7 @@ class Applied:
                 f"Expected an input with {spatial + 2} axes (got {len(x.shape or ())})"
             )
         axis = 1 if self.is_first else spatial + 1
-        if isinstance(x, Signal) and isinstance(x.axes[axis], Part):
+        if isinstance(x, Signal) and isinstance(x.axes[axis], SplitAxis):
             self.wiring.neurons(x, axis)  # a reshape left open which axis it is
         return x, axis, range(2, spatial + 2) if self.is_first else range(1, spatial + 1)
 

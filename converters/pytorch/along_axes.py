@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from nfn_graph.converters.pytorch.handling import HANDLERS, Handler, flat, handles, ints
 from nfn_graph.converters.wiring import (
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
+    SplitAxis,
     Value,
     Weight,
     Wiring,
@@ -228,7 +228,7 @@ def pad(
         axis = input.axes[at]
         if mode != "constant" and (left or right):
             w.mixes(input, [at])
-        if (left or right) and isinstance(axis, Neurons) and w.is_placed(input, at):
+        if (left or right) and isinstance(axis, NeuronAxis) and w.is_placed(input, at):
             axis = input.axes[at]
         if isinstance(axis, Positions):
             known = None if axis.size is None else axis.size + left + right
@@ -236,9 +236,9 @@ def pad(
         elif left or right:
             if min(left, right) < 0:
                 w.refuse("Expected padding of channels (got negative padding)")
-            ends = [Neurons(()) if not n else w.fresh(n) for n in (left, right)]
+            ends = [NeuronAxis(()) if not n else w.fresh(n) for n in (left, right)]
             inner = w.neurons(input, at)
-            stored[at] = Neurons((*ends[0].segments, *inner, *ends[1].segments))
+            stored[at] = NeuronAxis((*ends[0].segments, *inner, *ends[1].segments))
     return replace(input, stored=tuple(stored))
 
 
@@ -257,7 +257,9 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
     w.mixes(input, [-2, -1])
     split = Split(w.neurons(input, -3), (input.shape[-3] // positions, positions))
     split.choose(0)
-    return replace(input, stored=(*input.stored[:-3], Part(split, 0), Positions(), Positions()))
+    return replace(
+        input, stored=(*input.stored[:-3], SplitAxis(split, 0), Positions(), Positions())
+    )
 
 
 @handles("pixel_unshuffle")
@@ -267,7 +269,9 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
         return w.refuse("Expected channels to unshuffle (got an unknown shape)")
     channels = product(w.neurons(input, -3), downscale_factor**2)
     w.mixes(input, [-2, -1])
-    return replace(input, stored=(*input.stored[:-3], Neurons(channels), Positions(), Positions()))
+    return replace(
+        input, stored=(*input.stored[:-3], NeuronAxis(channels), Positions(), Positions())
+    )
 
 
 @handles("im2col")
@@ -276,4 +280,4 @@ def unfold(w: Wiring, input: Signal, kernel_size: Any, *_: Any, **__: Any) -> Va
     sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
     w.mixes(input, [-2, -1])
     channels = product(w.neurons(input, -3), sizes[0] * sizes[1])
-    return Signal((*input.stored[:-3], Neurons(channels), Positions(None)))
+    return Signal((*input.stored[:-3], NeuronAxis(channels), Positions(None)))

@@ -39,11 +39,11 @@ result.
 """
 
 from nfn_graph.converters.wiring.values import (
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
+    SplitAxis,
     Value,
     Weight,
     position_of,
@@ -51,11 +51,11 @@ from nfn_graph.converters.wiring.values import (
 from nfn_graph.converters.wiring.vocabulary import Wiring
 
 __all__ = [
-    "Neurons",
+    "NeuronAxis",
     "Opaque",
-    "Part",
     "Positions",
     "Signal",
+    "SplitAxis",
     "Value",
     "Weight",
     "Wiring",

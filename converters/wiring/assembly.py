@@ -137,7 +137,7 @@ class Leaf(NamedTuple):
     stop: tuple[int, ...]
 
 
-class Piece(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor, within one layer or pair of layers."""
 
     leaves: tuple[Leaf, ...]
@@ -168,7 +168,7 @@ def build_layout(
         for piece in pieces[key]:
             ends = [names[nest] for nest in nesting.types(piece.ends)]
             store = _store(ends, parallel, stores)
-            named = Piece(piece.leaves, nesting.named(piece.ends))
+            named = TensorPart(piece.leaves, nesting.named(piece.ends))
             others = tied.get(use.key, ())
             placement = _placement(use, named, store, taps.get(store, 0), others)
             taps[store] = placement.tap + placement.taps
@@ -207,7 +207,7 @@ def build_layout(
 
 def _settled(
     uses: Mapping[str, Use], values: Sequence[Signal], mixed: Collection[str]
-) -> tuple[dict[str, list[Piece]], Nesting]:
+) -> tuple[dict[str, list[TensorPart]], Nesting]:
     """The parts of all tensors, and what is nested in what, once every part has a place."""
     whole: dict[Segment, Layer] = {}
     while True:
@@ -260,7 +260,7 @@ def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
     return names
 
 
-def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
+def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[TensorPart]:
     """The parts of a tensor, each within one layer or pair of layers."""
     axes: list[list[Leaf]] = []
     for size, segments in zip(use.shape, use.neurons, strict=True):
@@ -279,7 +279,7 @@ def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[Piece]:
             if layer is not None
         ]
         layers, roles = tuple(n for n, _ in found), tuple(role for _, role in found)
-        yield Piece(leaves, Ends(layers, roles, use.is_named))
+        yield TensorPart(leaves, Ends(layers, roles, use.is_named))
 
 
 def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tuple[Leaf, ...]:
@@ -355,7 +355,7 @@ def _store(
 
 
 def _placement(
-    use: Use, piece: Piece, store: str | WeightKey, tap: int, tied: Sequence[str]
+    use: Use, piece: TensorPart, store: str | WeightKey, tap: int, tied: Sequence[str]
 ) -> Placement:
     leaves, roles = piece.leaves, iter(piece.ends.roles)
     cut = tuple(leaf.cut for leaf in leaves)

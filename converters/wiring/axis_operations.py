@@ -22,12 +22,12 @@ from nfn_graph.converters.wiring.sources import ValueSource
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Axis,
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
     Sizes,
+    SplitAxis,
     Value,
     Weight,
     open_axes,
@@ -94,7 +94,7 @@ class AxisOperations(ValueSource):
             total = None if None in sizes else sum(s for s in sizes if s is not None)
             return Signal(with_axis(_act(result).stored, at, Positions(total)), guessed)
         segments = tuple(s for value in whole for s in self.neurons(value, at))
-        return Signal(with_axis(_act(result).stored, at, Neurons(segments)), guessed)
+        return Signal(with_axis(_act(result).stored, at, NeuronAxis(segments)), guessed)
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
         """The entries `start:stop:step` of an axis; negative bounds count from the end."""
@@ -113,7 +113,7 @@ class AxisOperations(ValueSource):
             size = found.size
             new = None if size is None else len(range(*slice(start, stop, step).indices(size)))
             return replace(x, stored=with_axis(x.stored, at, Positions(new)))
-        if isinstance(found, Part) and step == 1:
+        if isinstance(found, SplitAxis) and step == 1:
             return self._slice_split(x, at, start, stop)
         segments = self.neurons(x, at)
         size = axis_size(segments)
@@ -131,8 +131,8 @@ class AxisOperations(ValueSource):
             # One of the positions of each neuron, such as the even entries of rotary ones.
             layer = self.layer(size // step)
             tie(segments, product(layer, step))
-            return replace(x, stored=with_axis(x.stored, at, Neurons(plain(layer))))
-        return replace(x, stored=with_axis(x.stored, at, Neurons(take(segments, first, last))))
+            return replace(x, stored=with_axis(x.stored, at, NeuronAxis(plain(layer))))
+        return replace(x, stored=with_axis(x.stored, at, NeuronAxis(take(segments, first, last))))
 
     def _cut_taps(self, x: Weight, at: int, size: int) -> Weight:
         """So many of the positions of a stored tensor, all of which are taps."""
@@ -145,7 +145,7 @@ class AxisOperations(ValueSource):
     def _slice_split(self, x: Signal, at: int, start: int, stop: int | None) -> Value:
         """A slice of an axis of a reshape, such as the queries of heads that were packed."""
         found = x.axes[at]
-        if not isinstance(found, Part):
+        if not isinstance(found, SplitAxis):
             return x
         split = found.split
         if found.index:
@@ -157,7 +157,7 @@ class AxisOperations(ValueSource):
         whole = take(split.segments, first * inner, last * inner)
         new = open_axes(whole, [last - first, *rest])
         stored = tuple(
-            new[axis.index] if isinstance(axis, Part) and axis.split is split else axis
+            new[axis.index] if isinstance(axis, SplitAxis) and axis.split is split else axis
             for axis in x.axes
         )
         return replace(x, stored=stored)
@@ -229,7 +229,7 @@ class AxisOperations(ValueSource):
             if len(segments) != 1 or not isinstance(segments[0].factors[0], Layer):
                 self.check_certain(x, [start])
             # There may be axes between the batch and the features.
-            return Signal((x.stored[0], Neurons(product(None, segments))))
+            return Signal((x.stored[0], NeuronAxis(product(None, segments))))
         merged = merge_axes(x.stored[first : last + 1])
         return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 
@@ -305,14 +305,14 @@ class AxisOperations(ValueSource):
                 f"example_input"
             )
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
-        if any(isinstance(axis, Neurons | Part) for axis in kept):
+        if any(isinstance(axis, NeuronAxis | SplitAxis) for axis in kept):
             return replace(x, stored=kept)
         exposed = (
             [
                 layer
                 for i in dropped
                 for layer in layers_of(self.neurons(x, i))
-                if isinstance(x.axes[i], Neurons)
+                if isinstance(x.axes[i], NeuronAxis)
             ]
             if x.neuron_axis in dropped
             else []
@@ -376,7 +376,7 @@ class AxisOperations(ValueSource):
         roles[along] = ("neuron", segments)
         self.use(x, roles)
         stored: tuple[Axis, ...] = tuple(Positions(size) for size in x.shape)
-        return Signal(with_axis(stored, along, Neurons(segments)), like.guessed)
+        return Signal(with_axis(stored, along, NeuronAxis(segments)), like.guessed)
 
 
 def _act(x: Value) -> Signal:

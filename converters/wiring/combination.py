@@ -10,11 +10,11 @@ from nfn_graph.converters.wiring.axes import Segments, axis_size, plain, solve
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
     Axis,
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
+    SplitAxis,
     Value,
     Weight,
     distinct,
@@ -122,7 +122,7 @@ def _weight_by_constant(
     segments = plain(wiring.layer(weight.shape[large[0]]))
     wiring.use(weight, [("neuron", segments) if i in large else None for i in range(rank)])
     return Signal(
-        tuple(Neurons(segments) if i in large else Positions(n) for i, n in enumerate(shape))
+        tuple(NeuronAxis(segments) if i in large else Positions(n) for i, n in enumerate(shape))
     )
 
 
@@ -137,14 +137,14 @@ def _activation_and_weight(wiring: ValueSource, x: Signal, weight: Weight) -> Si
     roles: list[tuple[PlacementAxis, Segments] | None] = []
     for i, (axis, size) in enumerate(zip(x.axes, weight.shape, strict=True)):
         role: tuple[PlacementAxis, Segments] | None = None
-        if isinstance(axis, Neurons):
+        if isinstance(axis, NeuronAxis):
             segments = wiring.neurons(x, i)
             if size != 1 and axis_size(segments) is None:
                 segments = solve(segments, size)
-                stored[i] = Neurons(segments)
+                stored[i] = NeuronAxis(segments)
             if size != 1 and axis_size(segments) == 1:
                 segments = plain(wiring.layer(size))
-                stored[i] = Neurons(segments)
+                stored[i] = NeuronAxis(segments)
             if size not in (1, axis_size(segments)):
                 raise ConversionError(
                     f"Expected a tensor with {axis.size} entries along axis {i} "
@@ -197,8 +197,8 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
 def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Signal:
     rank = max(first.rank, second.rank)
     first, second = _padded(first, rank), _padded(second, rank)
-    _choose(wiring, first, [isinstance(axis, Neurons) for axis in second.axes])
-    _choose(wiring, second, [isinstance(axis, Neurons) for axis in first.axes])
+    _choose(wiring, first, [isinstance(axis, NeuronAxis) for axis in second.axes])
+    _choose(wiring, second, [isinstance(axis, NeuronAxis) for axis in first.axes])
     _nest_apart(first, second)
     stored = [
         _common_axis(i, a, b) for i, (a, b) in enumerate(zip(first.axes, second.axes, strict=True))
@@ -209,10 +209,13 @@ def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Sig
 def _nest_apart(first: Signal, second: Signal) -> None:
     """Settles reshapes of both values unless all of their axes meet, each its own counterpart."""
     for a, b in zip(first.axes, second.axes, strict=True):
-        if not (isinstance(a, Part) and isinstance(b, Part)):
+        if not (isinstance(a, SplitAxis) and isinstance(b, SplitAxis)):
             continue
         places = [
-            [axis.index if isinstance(axis, Part) and axis.split is split else None for axis in x]
+            [
+                axis.index if isinstance(axis, SplitAxis) and axis.split is split else None
+                for axis in x
+            ]
             for x, split in ((first.axes, a.split), (second.axes, b.split))
         ]
         if places[0] != places[1] or a.split.sizes != b.split.sizes:
@@ -223,7 +226,7 @@ def _nest_apart(first: Signal, second: Signal) -> None:
 
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     a, b = settled(a), settled(b)
-    if isinstance(a, Part) and isinstance(b, Part):
+    if isinstance(a, SplitAxis) and isinstance(b, SplitAxis):
         # What was reshaped alike may stay open.
         if a.split is not b.split:
             tie(a.split.segments, b.split.segments)
@@ -242,17 +245,17 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     if isinstance(b, Positions):
         if b.size == 1 or (b.is_copied and a.size != 1):
             return a
-        if a.size == 1 and b.size is not None and isinstance(a, Neurons):
+        if a.size == 1 and b.size is not None and isinstance(a, NeuronAxis):
             return b
         raise ConversionError(
             f"Expected the neurons of both operands on the same axis (got neurons and "
             f"{'?' if b.size is None else b.size} positions along axis {i}). {_HINT}"
         )
     for axis in (a, b):
-        if isinstance(axis, Part):
+        if isinstance(axis, SplitAxis):
             axis.split.nest()
             return _common_axis(i, a, b)
-    segments = [axis.segments for axis in (a, b) if isinstance(axis, Neurons)]
+    segments = [axis.segments for axis in (a, b) if isinstance(axis, NeuronAxis)]
     if (a.size == 1) != (b.size == 1):
         return b if a.size == 1 else a
     if a.size is None or b.size is None:
@@ -267,7 +270,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
 def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:
     """Settles which axis of a reshape holds the neurons, where the other operand says it."""
     for axis, is_wanted in zip(x.axes, wanted, strict=True):
-        if isinstance(axis, Part) and is_wanted and axis.size != 1 and axis.split.axes is None:
+        if isinstance(axis, SplitAxis) and is_wanted and axis.size != 1 and axis.split.axes is None:
             axis.split.nest()
 
 

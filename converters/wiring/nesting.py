@@ -16,7 +16,7 @@ from itertools import product
 from typing import NamedTuple
 
 from nfn_graph.converters.wiring.axes import Factor, Layer, Nest, Segment, Segments, resolve
-from nfn_graph.converters.wiring.values import Neurons, Part, Signal, settled
+from nfn_graph.converters.wiring.values import NeuronAxis, Signal, SplitAxis, settled
 from nfn_graph.data import PlacementAxis
 
 
@@ -214,9 +214,9 @@ def _layers_together(value: Signal) -> Iterator[tuple[Counter[Layer], ...]]:
     """For every kind of entry of a value, how often each layer is on each of its axes."""
     axes = [settled(axis) for axis in value.stored]
     choices = [
-        list(_choices(resolve(a.segments if isinstance(a, Neurons) else a.split.segments)))
+        list(_choices(resolve(a.segments if isinstance(a, NeuronAxis) else a.split.segments)))
         for a in axes
-        if isinstance(a, Neurons | Part)
+        if isinstance(a, NeuronAxis | SplitAxis)
     ]
     return product(*choices)
 

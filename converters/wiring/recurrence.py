@@ -8,12 +8,12 @@ from dataclasses import replace
 from nfn_graph.converters.wiring.axes import Layer, plain, product
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
     Split,
+    SplitAxis,
     Value,
     Weight,
     distinct,
@@ -66,7 +66,7 @@ def recur(
             f"{weight.shape[target]} and {total} outputs)"
         )
     x = w.claim(x, -1, weight.shape[source])
-    if isinstance(x.axes[-1], Part):
+    if isinstance(x.axes[-1], SplitAxis):
         w.neurons(x, -1)
     # The order of time shows in what is computed.
     x = distinct(x, range(x.rank - 1))
@@ -75,8 +75,8 @@ def recur(
     state = layer if projection is None else w.layer(projection.shape[0])
     y = w.linear(x, weight, target=target, source=source)
     _tie_gates(w, y, layer)
-    y = replace(y, stored=with_axis(y.stored, y.rank - 1, Neurons(plain(state))))
-    cell = replace(y, stored=with_axis(y.stored, y.rank - 1, Neurons(plain(layer))))
+    y = replace(y, stored=with_axis(y.stored, y.rank - 1, NeuronAxis(plain(state))))
+    cell = replace(y, stored=with_axis(y.stored, y.rank - 1, NeuronAxis(plain(layer))))
     _tie_gates(w, w.linear(y, recurrent, target=target, source=source), layer)
     if projection is not None:
         tie(w.neurons(w.linear(cell, projection), -1), plain(state))
@@ -130,8 +130,8 @@ def stack_states(states: Sequence[Signal], time: int | None) -> Signal:
     *axes, _ = states[0].stored
     axes = [axis for i, axis in enumerate(axes) if i != time]
     neurons = [state.axes[-1] for state in states]
-    segments = tuple(s for axis in neurons if isinstance(axis, Neurons) for s in axis.segments)
+    segments = tuple(s for axis in neurons if isinstance(axis, NeuronAxis) for s in axis.segments)
     if len(states) == 1:
         return Signal((Positions(1), *axes, neurons[0]))
     split = Split(segments, (len(states), neurons[0].size or 0))
-    return Signal((Part(split, 0), *axes, Part(split, 1)))
+    return Signal((SplitAxis(split, 0), *axes, SplitAxis(split, 1)))

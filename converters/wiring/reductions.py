@@ -9,12 +9,12 @@ from nfn_graph.converters.wiring.axes import Segment, layers_of
 from nfn_graph.converters.wiring.axis_operations import AxisOperations
 from nfn_graph.converters.wiring.values import (
     Axis,
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
     Sizes,
+    SplitAxis,
     Value,
     Weight,
     distinct,
@@ -47,7 +47,7 @@ class Reductions(AxisOperations):
                 kept.append(axis)
             elif keepdim:
                 kept.append(Positions(1))
-        if any(isinstance(axis, Neurons | Part) for axis in kept):
+        if any(isinstance(axis, NeuronAxis | SplitAxis) for axis in kept):
             return replace(x, stored=tuple(kept))
         return Opaque(tuple(axis.size for axis in kept), next(self._origins))
 
@@ -87,7 +87,7 @@ class Reductions(AxisOperations):
             every = range(x.rank)
             self._mix(x, set(every if axes is None else (position_of(i, x.rank) for i in axes)))
         if isinstance(x, Signal) and axes is not None:
-            is_open = any(isinstance(axis, Part) for axis in x.axes)
+            is_open = any(isinstance(axis, SplitAxis) for axis in x.axes)
             if is_open or len(x.neuron_axes) > 1:
                 # Its value at an entry depends on the others along these axes, as a mean does.
                 self.reduce(x, axes)
@@ -106,7 +106,7 @@ class Reductions(AxisOperations):
         if isinstance(x, Opaque):
             return replace(x, shape=None)
         channels = -spatial - 1
-        if x.rank >= -channels and isinstance(x.axes[channels], Part):
+        if x.rank >= -channels and isinstance(x.axes[channels], SplitAxis):
             self.neurons(x, channels)
         self.mixes(x, range(-spatial, 0))
         new = [Positions(n) for n in (sizes or [None] * spatial)]
@@ -133,10 +133,10 @@ class Reductions(AxisOperations):
     def is_placed(self, x: Signal, axis: int) -> bool:
         """Whether an axis holds positions, or becomes one of positions here."""
         found = x.axes[position_of(axis, x.rank)]
-        if isinstance(found, Part):
+        if isinstance(found, SplitAxis):
             found.split.nest()
             found = x.axes[position_of(axis, x.rank)]
-        if isinstance(found, Neurons):
+        if isinstance(found, NeuronAxis):
             layers = layers_of(found.segments)
             if not all(layer.is_loose for layer in layers):
                 return False
@@ -153,7 +153,7 @@ class Reductions(AxisOperations):
         whole = _whole_splits(x, chosen)
         for at in chosen - whole:
             axis = x.axes[at]
-            if isinstance(axis, Part):
+            if isinstance(axis, SplitAxis):
                 axis.split.nest()
 
     def _resized(self, x: Value, axis: int, size: int | None) -> Value:
@@ -170,10 +170,10 @@ class Reductions(AxisOperations):
 
 def _whole_splits(x: Signal, axes: Collection[int]) -> set[int]:
     """Those of the axes that are parts of a reshape of which all parts are among them."""
-    splits = [axis.split for i in axes if isinstance(axis := x.axes[i], Part)]
+    splits = [axis.split for i in axes if isinstance(axis := x.axes[i], SplitAxis)]
     return {
         i
         for i in axes
-        if isinstance(axis := x.axes[i], Part)
+        if isinstance(axis := x.axes[i], SplitAxis)
         and sum(split is axis.split for split in splits) == len(axis.split.sizes)
     }

@@ -21,10 +21,10 @@ from nfn_graph.converters.wiring.axes import (
 )
 from nfn_graph.converters.wiring.values import (
     Axis,
-    Neurons,
-    Part,
+    NeuronAxis,
     Positions,
     Sizes,
+    SplitAxis,
     open_axes,
     settled,
     shown,
@@ -34,16 +34,16 @@ from nfn_graph.converters.wiring.values import (
 def merge_axes(axes: Sequence[Axis]) -> Axis:
     """Neighbouring axes as one, the last running fastest."""
     axes = _rejoined([settled(axis) for axis in axes])
-    holds_neurons = any(isinstance(axis, Neurons) for axis in axes)
+    holds_neurons = any(isinstance(axis, NeuronAxis) for axis in axes)
     segments = product(*(_factor(axis, axes) for axis in axes))
-    return Neurons(segments) if holds_neurons else Positions(_product(a.size for a in axes))
+    return NeuronAxis(segments) if holds_neurons else Positions(_product(a.size for a in axes))
 
 
 def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
     """One axis as several; which of them are the neurons' may stay open."""
     if isinstance(axis, Positions):
         return [Positions(size) for size in sizes]
-    if not isinstance(axis, Neurons):
+    if not isinstance(axis, NeuronAxis):
         large = [i for i, size in enumerate(sizes) if size != 1] or [0]
         if len(large) > 1:
             axis.split.nest()
@@ -95,7 +95,7 @@ def _split_inside(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis]
         while math.prod(size_of(factor) or 1 for factor in some) < size:
             some.append(finer.pop(0))
         segments = product(*some)
-        found.append(Neurons(segments) if layers_of(segments) else Positions(size))
+        found.append(NeuronAxis(segments) if layers_of(segments) else Positions(size))
     return found
 
 
@@ -115,8 +115,8 @@ def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
     if axes and len(new) == 1:
         merged = merge_axes(axes)
         size = new[0]
-        if isinstance(merged, Neurons) and size not in (None, -1):
-            merged = Neurons(solve(merged.segments, size))
+        if isinstance(merged, NeuronAxis) and size not in (None, -1):
+            merged = NeuronAxis(solve(merged.segments, size))
         return (*found, merged)
     if None not in old and None not in new:
         return (*found, *_regroup_known(axes, _inferred(old, new)))
@@ -168,16 +168,16 @@ def _rejoined(axes: list[Axis]) -> list[Axis]:
     i = 0
     while i < len(axes):
         axis = settled(axes[i])
-        if not isinstance(axis, Part):
+        if not isinstance(axis, SplitAxis):
             found.append(axis)
             i += 1
             continue
         width = len(axis.split.sizes)
         group = axes[i : i + width]
-        if [a.index for a in group if isinstance(a, Part) and a.split is axis.split] == list(
+        if [a.index for a in group if isinstance(a, SplitAxis) and a.split is axis.split] == list(
             range(width)
         ):
-            found.append(Neurons(axis.split.segments))
+            found.append(NeuronAxis(axis.split.segments))
             i += width
         else:
             # Heads in front of positions, or channels that are shuffled.
@@ -186,11 +186,11 @@ def _rejoined(axes: list[Axis]) -> list[Axis]:
 
 
 def _factor(axis: Axis, beside: Sequence[Axis]) -> Factor:
-    if isinstance(axis, Neurons):
+    if isinstance(axis, NeuronAxis):
         return axis.segments
     if isinstance(axis, Positions) and axis.is_copied and axis.size not in (1, None):
         # Copies of neurons, such as keys that several heads share.
-        first = next((layers_of(a.segments)[0] for a in beside if isinstance(a, Neurons)), None)
+        first = next((layers_of(a.segments)[0] for a in beside if isinstance(a, NeuronAxis)), None)
         if first is not None:
             order = (*first.order, 0)
             return Layer(axis.size or 1, order, is_loose=True, values=first.values)

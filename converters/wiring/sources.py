@@ -25,12 +25,12 @@ from nfn_graph.converters.wiring.axes import (
 from nfn_graph.converters.wiring.tape import Tape
 from nfn_graph.converters.wiring.values import (
     Axis,
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
     Sizes,
+    SplitAxis,
     Value,
     Weight,
     position_of,
@@ -148,7 +148,7 @@ class ValueSource:
         if shape[at] not in (None, size):
             self.refuse(f"Expected {size} input channels (got inputs of shape {list(shape)})")
         stored: list[Axis] = [Positions(n) for n in shape]
-        stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+        stored[at] = NeuronAxis(plain(self._claimed_layer(x, len(shape) - at, size)))
         return Signal(tuple(stored), guessed=x.shape is None)
 
     def claim_axes(self, x: Opaque, axes: Sequence[int]) -> Signal:
@@ -157,7 +157,7 @@ class ValueSource:
         stored: list[Axis] = [Positions(n) for n in shape]
         for at in axes:
             size = shape[at] or 0
-            stored[at] = Neurons(plain(self._claimed_layer(x, len(shape) - at, size)))
+            stored[at] = NeuronAxis(plain(self._claimed_layer(x, len(shape) - at, size)))
         return Signal(tuple(stored))
 
     def _claimed_layer(self, x: Opaque, axis: int, size: int) -> Layer:
@@ -221,10 +221,10 @@ class ValueSource:
     def neurons(self, x: Signal, axis: int) -> Segments:
         """The layers along an axis, which must be one of neurons."""
         found = x.axes[position_of(axis, x.rank)]
-        if isinstance(found, Part):
+        if isinstance(found, SplitAxis):
             found.split.choose(found.index)
             found = x.axes[position_of(axis, x.rank)]
-        if not isinstance(found, Neurons):
+        if not isinstance(found, NeuronAxis):
             self.refuse(
                 f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
@@ -256,8 +256,8 @@ class ValueSource:
         for axis, size in zip(x.stored, shape, strict=True):
             if isinstance(axis, Positions):
                 stored.append(replace(axis, size=size))
-            elif isinstance(axis, Neurons) and size is not None:
-                stored.append(Neurons(solve(axis.segments, size)))
+            elif isinstance(axis, NeuronAxis) and size is not None:
+                stored.append(NeuronAxis(solve(axis.segments, size)))
             else:
                 stored.append(axis)
         return Signal(tuple(stored))
@@ -291,9 +291,9 @@ class ValueSource:
             self.uses[key] = Use.of(stored, self.tensors[stored], rows)
         return self.uses[key]
 
-    def fresh(self, size: int) -> Neurons:
+    def fresh(self, size: int) -> NeuronAxis:
         """An axis of new neurons."""
-        return Neurons(plain(self.layer(size)))
+        return NeuronAxis(plain(self.layer(size)))
 
     def layer(self, size: int) -> Layer:
         """A new layer of neurons."""

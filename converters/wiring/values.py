@@ -19,7 +19,7 @@ from nfn_graph.converters.wiring.axes import (
 )
 from nfn_graph.converters.wiring.ties import tie
 
-Axis = Union["Positions", "Neurons", "Part"]
+Axis = Union["Positions", "NeuronAxis", "SplitAxis"]
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class Neurons:
+class NeuronAxis:
     """An axis of neurons, layer after layer.
 
     Example:
         >>> import torch
-        >>> from nfn_graph.converters.wiring import Neurons, Wiring
+        >>> from nfn_graph.converters.wiring import NeuronAxis, Wiring
         >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
         >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
         >>> axis = hidden.axes[-1]
-        >>> isinstance(axis, Neurons), axis.size
+        >>> isinstance(axis, NeuronAxis), axis.size
         (True, 4)
     """
 
@@ -85,7 +85,7 @@ class Split:
         before, after = math.prod(self.sizes[:index]), math.prod(self.sizes[index + 1 :])
         tie(self.segments, product(before, layer, after))
         found: list[Axis] = [Positions(size) for size in self.sizes]
-        found[index] = Neurons(plain(layer))
+        found[index] = NeuronAxis(plain(layer))
         self.axes = tuple(found)
 
     def nest(self) -> None:
@@ -93,7 +93,7 @@ class Split:
         layers = {i: self._layer(n, i) for i, n in enumerate(self.sizes) if n != 1}
         tie(self.segments, product(*layers.values()))
         self.axes = tuple(
-            Neurons(plain(layers[i])) if i in layers else Positions(1)
+            NeuronAxis(plain(layers[i])) if i in layers else Positions(1)
             for i in range(len(self.sizes))
         )
 
@@ -113,16 +113,16 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitAxis:
     """One of the axes of a :class:`Split`.
 
     Example:
         >>> import torch
-        >>> from nfn_graph.converters.wiring import Part, Wiring
+        >>> from nfn_graph.converters.wiring import SplitAxis, Wiring
         >>> wiring = Wiring({"a": torch.zeros(4, 3), "b": torch.zeros(2, 4)})
         >>> hidden = wiring.linear(wiring.input(), wiring.parameter("a"))
         >>> parts = wiring.reshape(hidden, (-1, 2, 2)).axes[-2:]  # heads, or positions
-        >>> [isinstance(part, Part) for part in parts], [part.size for part in parts]
+        >>> [isinstance(part, SplitAxis) for part in parts], [part.size for part in parts]
         ([True, True], [2, 2])
     """
 
@@ -140,10 +140,10 @@ def open_axes(segments: Segments, sizes: Sequence[int]) -> list[Axis]:
     large = [i for i, size in enumerate(sizes) if size != 1] or [0]
     found: list[Axis] = [Positions(1)] * len(sizes)
     if len(large) == 1:
-        found[large[0]] = Neurons(segments)
+        found[large[0]] = NeuronAxis(segments)
         return found
     whole = Split(segments, tuple(sizes))
-    return [Part(whole, i) for i in range(len(sizes))]
+    return [SplitAxis(whole, i) for i in range(len(sizes))]
 
 
 Sizes = Sequence[int | None]
@@ -198,7 +198,7 @@ class Signal:
     @property
     def neuron_axes(self) -> list[int]:
         """The axes that are known to hold neurons."""
-        return [i for i, axis in enumerate(self.axes) if isinstance(axis, Neurons)]
+        return [i for i, axis in enumerate(self.axes) if isinstance(axis, NeuronAxis)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +302,9 @@ def layers_in(x: Signal) -> list[Layer]:
         layer
         for axis in x.axes
         if not isinstance(axis, Positions)
-        for layer in layers_of(axis.segments if isinstance(axis, Neurons) else axis.split.segments)
+        for layer in layers_of(
+            axis.segments if isinstance(axis, NeuronAxis) else axis.split.segments
+        )
     ]
 
 
@@ -325,8 +327,8 @@ def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
 
 def settled(axis: Axis) -> Axis:
     """An axis as it is known now."""
-    while isinstance(axis, Part) and axis.split.axes is not None:
+    while isinstance(axis, SplitAxis) and axis.split.axes is not None:
         axis = axis.split.axes[axis.index]
-    if isinstance(axis, Neurons) and axis.segments and not layers_of(axis.segments):
+    if isinstance(axis, NeuronAxis) and axis.segments and not layers_of(axis.segments):
         return Positions(axis.size)
     return axis

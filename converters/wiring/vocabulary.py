@@ -22,11 +22,11 @@ from nfn_graph.converters.wiring.combination import broadcast
 from nfn_graph.converters.wiring.reductions import Reductions
 from nfn_graph.converters.wiring.ties import tie
 from nfn_graph.converters.wiring.values import (
-    Neurons,
+    NeuronAxis,
     Opaque,
-    Part,
     Positions,
     Signal,
+    SplitAxis,
     Value,
     Weight,
     layers_in,
@@ -77,7 +77,7 @@ class Wiring(Reductions):
         roles: list[tuple[PlacementAxis, Segments] | None] = [None] * weight.rank
         roles[target], roles[source] = ("target", plain(layer)), ("source", known)
         self.use(weight, roles)
-        y = Signal(with_axis(x.stored, axis, Neurons(plain(layer))), x.guessed)
+        y = Signal(with_axis(x.stored, axis, NeuronAxis(plain(layer))), x.guessed)
         # The products before the sum, with source and target neurons side by side, are values too;
         # one is remembered when it is made.
         Signal((*x.stored, y.stored[axis]))
@@ -154,7 +154,7 @@ class Wiring(Reductions):
             roles[0] = ("target" if source else "neuron", target)
             roles[1] = ("source", source) if source else None
         self.use(weight, roles)
-        return replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), Neurons(target)))
+        return replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), NeuronAxis(target)))
 
     def _with_channels(self, x: Signal, axis: int) -> Signal:
         """A value whose neurons a weight reads along an axis.
@@ -168,7 +168,7 @@ class Wiring(Reductions):
         size, layer = x.shape[along], self.layer(1)
         tie(self.neurons(x, along), product(layer, size))
         stored = with_axis(x.stored, along, Positions(size))
-        return replace(x, stored=with_axis(stored, at, Neurons(plain(layer))))
+        return replace(x, stored=with_axis(stored, at, NeuronAxis(plain(layer))))
 
     def matmul(self, first: Value, second: Value) -> Value:
         """A product with a stored matrix, or with another value along positions."""
@@ -268,7 +268,7 @@ class Wiring(Reductions):
 
     def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
         """Statistics of each channel, stored or computed: batch norm, instance norm."""
-        if isinstance(x, Signal) and x.rank > 1 and isinstance(x.axes[1], Part):
+        if isinstance(x, Signal) and x.rank > 1 and isinstance(x.axes[1], SplitAxis):
             self.neurons(x, 1)
         y = self.channelwise(x, parameters, 1) if parameters else x
         others = [i for i in range(y.rank) if i != 1] if isinstance(y, Signal) else []
@@ -305,7 +305,7 @@ class Wiring(Reductions):
             parts = [product(group, self.layer(inner)) for group in made]
             tie(known, tuple(segment for part in parts for segment in part))
             # The statistics of a group.
-            grouped = Signal(with_axis(y.stored, 1, Neurons(plain(*made))))
+            grouped = Signal(with_axis(y.stored, 1, NeuronAxis(plain(*made))))
             self.statistics(grouped, range(2, y.rank))
         return self.statistics(y, range(2, y.rank))
 

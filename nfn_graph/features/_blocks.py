@@ -144,7 +144,7 @@ def block_tables(
         elif coarser == family:
             start = table.start
         table.starts[kept], table.coarser[kept] = start, coarser
-        table.filled[kept] = int(product([table.size[i] for i in kept], table.graph).sum())
+        table.filled[kept] = int(size_product([table.size[i] for i in kept], table.graph).sum())
 
     for neuron in spec.neurons:
         for kept in [(), *(spec.indices(parent) for parent in neuron.parents)]:
@@ -169,7 +169,7 @@ def block_tables(
     return {key: _narrowed(table) for key, table in tables.items()}
 
 
-def product(sizes: Sequence[Array], like: Array) -> Array:
+def size_product(sizes: Sequence[Array], like: Array) -> Array:
     """The products of some sizes in every block; ones if there are none."""
     if not sizes:
         return like * 0 + 1
@@ -256,7 +256,7 @@ def _table(
     place = np.arange(len(graph)) - np.repeat(counts[kind].cumsum() - counts[kind], counts[kind])
     values = values[first[kind[graph]] + place]
     size = {index: values[:, i].copy() for i, index in enumerate(indices)}
-    count = product(list(size.values()), graph)
+    count = size_product(list(size.values()), graph)
     start = count.cumsum() - count
     table = Blocks(indices, int(count.sum()), count, graph, start, size)
     return table, values[:, len(indices) :]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, product
+from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, size_product
 from nfn_graph.features._rows import Block, Rows, Segments, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
@@ -169,8 +169,8 @@ class RowBuilder:
         groups = start[block]
         if kept:
             groups = groups + table.number(block, digits, kept)
-        rows = product([table.size[i] for i in kept], table.graph)
-        each = product([table.size[i] for i in dropped], table.graph)
+        rows = size_product([table.size[i] for i in kept], table.graph)
+        each = size_product([table.size[i] for i in dropped], table.graph)
         degrees = counts = _degree(start, rows, each, total)
         contiguous = kept + dropped == table.indices
         if not contiguous:
@@ -278,12 +278,12 @@ class RowBuilder:
         family = family_of(self.spec, entry)
         if (family, part.kept) not in self.counts:
             table = self.blocks[family]
-            rows = product([table.size[i] for i in part.kept], table.graph)
+            rows = size_product([table.size[i] for i in part.kept], table.graph)
             dropped = [table.size[i] for i in entry.indices if i not in part.kept]
             if entry.is_self:
                 # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
                 dropped[-1] = dropped[-1] - 1
-            each = product(dropped, table.graph)
+            each = size_product(dropped, table.graph)
             total = self.blocks[table.coarser[part.kept]].total
             self.counts[family, part.kept] = _degree(table.starts[part.kept], rows, each, total)
         return self.counts[family, part.kept]

@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of, product
+from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of, size_product
 from nfn_graph.features._build import RowBuilder, longest_bag, on_device
 from nfn_graph.features._rows import Rows, group_of_rows, is_lasting
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Shape, Site, Symmetry, WeightKey
@@ -198,7 +198,7 @@ class Incidence:
     def owners(self, key: Key, indices: tuple[str, ...]) -> Tensor:
         """The rows of the site with these indices that have an entry of a stored type."""
         blocks = self._blocks[key]
-        rows = product([blocks.size[i] for i in indices], blocks.graph)
+        rows = size_product([blocks.size[i] for i in indices], blocks.graph)
         block = group_of_rows(rows, blocks.filled[indices])
         place = torch.arange(len(block), dtype=rows.dtype, device=self.device)
         first = blocks.starts[indices] - (rows.cumsum(0) - rows)

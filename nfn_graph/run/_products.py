@@ -250,7 +250,9 @@ def _before(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def product(weights: Tensor, x: Tensor, layers: Layers, window: Window | None = None) -> Tensor:
+def layer_product(
+    weights: Tensor, x: Tensor, layers: Layers, window: Window | None = None
+) -> Tensor:
     """The rows of all targets.
 
     Args:

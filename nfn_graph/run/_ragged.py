@@ -23,7 +23,7 @@ from nfn_graph.data import Computation, Ref
 from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import number_in, resolved
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
-from nfn_graph.run._products import Window, complete_layers, product
+from nfn_graph.run._products import Window, complete_layers, layer_product
 
 #: Operations whose results share no memory with their operands.
 _FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm")
@@ -64,7 +64,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Rows:
+class NeuronRows:
     """Values with an axis of neurons, whose number differs between networks.
 
     Args:
@@ -138,7 +138,7 @@ class Stored:
         ]
 
 
-Value = Same | Rows | Stored
+Value = Same | NeuronRows | Stored
 
 
 def evaluate_ragged(
@@ -171,7 +171,7 @@ def evaluate_ragged(
         else:
             args = [resolved(arg, results.__getitem__) for arg in step.args]
             kwargs = {name: resolved(arg, results.__getitem__) for name, arg in step.kwargs}
-            if number in overwriting and isinstance(args[0], Rows):
+            if number in overwriting and isinstance(args[0], NeuronRows):
                 results.append(replace(args[0], data=args[0].data.relu_()))
             else:
                 results.append(_apply(step.operation, args, kwargs, num_networks))
@@ -202,9 +202,9 @@ def as_same(value: Any, num_networks: int) -> Any:
     """A value of one shape, whatever its arrangement."""
     if isinstance(value, tuple | list):
         return type(value)(as_same(item, num_networks) for item in value)
-    if isinstance(value, Rows | Stored) and value.is_filled:
+    if isinstance(value, NeuronRows | Stored) and value.is_filled:
         raise NotRaggedError
-    if isinstance(value, Rows):
+    if isinstance(value, NeuronRows):
         if len(set(value.counts)) > 1:
             raise NotRaggedError
         data = value.data.reshape(num_networks, value.counts[0], *value.data.shape[1:])
@@ -216,9 +216,9 @@ def as_same(value: Any, num_networks: int) -> Any:
     return value
 
 
-def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
+def as_rows(value: Value, axis: int, num_networks: int) -> NeuronRows:
     """A value with rows for the entries along an axis; shared ones are repeated."""
-    if isinstance(value, Rows):
+    if isinstance(value, NeuronRows):
         if value.at != axis % value.rank:
             raise NotRaggedError
         return value
@@ -226,11 +226,11 @@ def as_rows(value: Value, axis: int, num_networks: int) -> Rows:
     data = same.data.expand(num_networks, *same.data.shape[1:])
     at = axis % same.rank
     rows = data.movedim(at + 1, 1)
-    return Rows(rows.flatten(0, 1), at, (rows.shape[1],) * num_networks)
+    return NeuronRows(rows.flatten(0, 1), at, (rows.shape[1],) * num_networks)
 
 
 def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
-    if name in ("shape", "size", "dim") and isinstance(args[0], Rows | Same):
+    if name in ("shape", "size", "dim") and isinstance(args[0], NeuronRows | Same):
         return _sizes(name, *args)
     given = leaves([args, kwargs])
     if OPEN_SIZE in given:
@@ -241,7 +241,9 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
     if name in _HANDLERS:
         return _HANDLERS[name](num_networks, *args, **kwargs)
     if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
-        if name not in _KEEPS_FINITE and any(isinstance(v, Rows) and v.is_filled for v in values):
+        if name not in _KEEPS_FINITE and any(
+            isinstance(v, NeuronRows) and v.is_filled for v in values
+        ):
             raise NotRaggedError
         return _entrywise(num_networks, ENTRYWISE[name], args, kwargs)
     return _equal_sizes(name, args, kwargs, num_networks)
@@ -277,10 +279,10 @@ def _filled(value: Any, given: dict[int, Tensor]) -> Any:
 
 def _entrywise(
     num_networks: int, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
-) -> Rows | Stored:
+) -> NeuronRows | Stored:
     if any(isinstance(v, Value) for v in kwargs.values()):
         raise NotRaggedError
-    rows = [arg for arg in args if isinstance(arg, Rows)]
+    rows = [arg for arg in args if isinstance(arg, NeuronRows)]
     stored = [arg for arg in args if isinstance(arg, Stored)]
     if not rows:
         if len(stored) > 1 or stored[0].is_filled or any(isinstance(arg, Same) for arg in args):
@@ -298,14 +300,14 @@ def _entrywise(
         _aligned(arg, rank, axis, count, num_networks) if isinstance(arg, Value) else arg
         for arg in args
     ]
-    return Rows(function(*aligned, **kwargs), rank + axis, count, own)
+    return NeuronRows(function(*aligned, **kwargs), rank + axis, count, own)
 
 
 def _aligned(
     value: Value, rank: int, axis: int, counts: tuple[int, ...], num_networks: int
 ) -> Tensor:
     """A value as `[rows or 1, *other axes]`, to be broadcast with rows of those counts."""
-    if isinstance(value, Rows):
+    if isinstance(value, NeuronRows):
         data = value.data
     elif isinstance(value, Stored) and value.rank >= -axis:
         if any(shape[axis] != n for shape, n in zip(value.shapes, counts, strict=True)):
@@ -338,11 +340,11 @@ def _repeated(value: Same, axis: int, counts: tuple[int, ...]) -> Tensor:
     return data.index_select(0, network.to(data.device))
 
 
-def _sizes(name: str, x: Rows | Same, axis: int | None = None) -> Any:
+def _sizes(name: str, x: NeuronRows | Same, axis: int | None = None) -> Any:
     if name == "dim":
         return x.rank
     sizes: list[Any] = list(x.data.shape[1:])
-    if isinstance(x, Rows):
+    if isinstance(x, NeuronRows):
         own = x.own or x.counts
         sizes.insert(x.at, own[0] if len(set(own)) == 1 else OPEN_SIZE)
     return tuple(sizes) if axis is None else sizes[axis]
@@ -353,22 +355,22 @@ def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value
         return _equal_sizes("linear", [x, weight, bias], {}, num_networks)
     inputs, shared = _sources(x, -1, num_networks)
     layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
-    y = product(weight.data, inputs.data.flatten(1), layers)
+    y = layer_product(weight.data, inputs.data.flatten(1), layers)
     y = y.reshape(-1, *inputs.data.shape[1:])
-    result = Rows(y, inputs.rank - 1, *weight.sizes(0))
+    result = NeuronRows(y, inputs.rank - 1, *weight.sizes(0))
     return result if bias is None else _with_vector(num_networks, torch.add, result, bias, -1)
 
 
-def _sources(x: Value, axis: int, num_networks: int) -> tuple[Rows, bool]:
+def _sources(x: Value, axis: int, num_networks: int) -> tuple[NeuronRows, bool]:
     """The rows that a layer reads, and whether all networks read the same ones."""
     if isinstance(x, Same) and x.data.shape[0] == 1:
         at = axis % x.rank
         data = x.data[0].movedim(at, 0)
-        return Rows(data, at, (data.shape[0],) * num_networks), True
+        return NeuronRows(data, at, (data.shape[0],) * num_networks), True
     return as_rows(x, axis, num_networks), False
 
 
-def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _ends(weight: Stored, x: NeuronRows) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of target and source rows."""
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
@@ -378,8 +380,8 @@ def _ends(weight: Stored, x: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _with_vector(
-    num_networks: int, function: Callable[..., Tensor], x: Rows, vector: Value, axis: int
-) -> Rows:
+    num_networks: int, function: Callable[..., Tensor], x: NeuronRows, vector: Value, axis: int
+) -> NeuronRows:
     """An entrywise operation with a vector along the neurons."""
     if vector.rank != 1:
         raise NotRaggedError
@@ -420,15 +422,15 @@ def _convolution(spatial: int) -> Callable[..., Value]:
                 dilation,
                 1 if shared else num_networks,
             )
-            return Rows(y.transpose(0, 1), 1, *weight.sizes(0))
+            return NeuronRows(y.transpose(0, 1), 1, *weight.sizes(0))
         dilations = _each(dilation, spatial)
         pads = _pads(padding, kernel, dilations)
         window = Window(kernel, _each(stride, spatial), dilations, pads)
         inputs, shared = _sources(x, 1, num_networks)
         layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
         # With the inputs as the last axis, windows are copied in long pieces.
-        y = product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
-        result = Rows(y, 1, *weight.sizes(0))
+        y = layer_product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
+        result = NeuronRows(y, 1, *weight.sizes(0))
         return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
 
     return apply
@@ -462,7 +464,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Value:
-    if not isinstance(x, Rows) or training or mean is None or variance is None:
+    if not isinstance(x, NeuronRows) or training or mean is None or variance is None:
         rest = [mean, variance, weight, bias, training, momentum, eps]
         return _equal_sizes("batch_norm", [x, *rest], {}, num_networks)
     y = _with_vector(num_networks, torch.sub, x, mean, 1)
@@ -472,7 +474,7 @@ def _batch_norm(
 
 
 def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
-    if not isinstance(x, Rows):
+    if not isinstance(x, NeuronRows):
         return _equal_sizes("prelu", [x, weight], {}, num_networks)
     if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
         slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
@@ -487,7 +489,7 @@ def _at_positions(name: str, spatial: int | None) -> Callable[..., Value]:
 
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
         axes = len(args[0] if args else kwargs["pad"]) // 2 if spatial is None else spatial
-        if not isinstance(x, Rows) or kwargs.get("return_indices"):
+        if not isinstance(x, NeuronRows) or kwargs.get("return_indices"):
             return _equal_sizes(name, [x, *args], kwargs, num_networks)
         if x.at >= x.rank - axes or (spatial is not None and (x.at, x.rank) != (1, spatial + 2)):
             return _equal_sizes(name, [x, *args], kwargs, num_networks)
@@ -499,7 +501,7 @@ def _at_positions(name: str, spatial: int | None) -> Callable[..., Value]:
 
 def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **named: int) -> Value:
     start, stop = named.get("start_dim", start), named.get("end_dim", stop)
-    if not isinstance(x, Rows):
+    if not isinstance(x, NeuronRows):
         return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
     first, last = start % x.rank, stop % x.rank
     if x.at < first:
@@ -516,18 +518,18 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
         index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
         data = data.index_select(0, index.to(data.device))
     own = None if x.own is None else tuple(n * positions for n in x.own)
-    return Rows(data, first, tuple(n * positions for n in x.counts), own)
+    return NeuronRows(data, first, tuple(n * positions for n in x.counts), own)
 
 
 def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
     shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
-    is_flatten = isinstance(x, Rows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
-    if isinstance(x, Rows) and is_flatten and shape[0] == x.data.shape[1]:
+    is_flatten = isinstance(x, NeuronRows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
+    if isinstance(x, NeuronRows) and is_flatten and shape[0] == x.data.shape[1]:
         return _flatten(num_networks, x, 1)
     return _equal_sizes("reshape", [x, *sizes], named, num_networks)
 
 
-def _reduced(name: str, x: Rows, axes: set[int], keepdim: bool) -> Rows:
+def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronRows:
     """A reduction along axes that are not the neurons'."""
     own = {axis + (axis < x.at) for axis in axes}
     # In the order of the memory, so that its derivative has the layout of the values.
@@ -548,7 +550,7 @@ def _average_pool(spatial: int) -> Callable[..., Value]:
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
         size = args[0] if args else kwargs["output_size"]
         is_one = size is not None and set(_each(size, spatial)) == {1}
-        if isinstance(x, Rows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
+        if isinstance(x, NeuronRows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
             return _reduced("mean", x, set(range(2, spatial + 2)), True)
         return elsewhere(num_networks, x, *args, **kwargs)
 
@@ -560,7 +562,7 @@ def _reduction(name: str) -> Callable[..., Value]:
         dims = args[0] if args else kwargs.get("dim")
         keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
         if (
-            not isinstance(x, Rows)
+            not isinstance(x, NeuronRows)
             or dims is None
             or len(args) > 2
             or kwargs.keys()
@@ -579,7 +581,7 @@ def _reduction(name: str) -> Callable[..., Value]:
 
 
 def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
-    if not isinstance(x, Rows) or len(dims) != 1 or not isinstance(dims[0], int):
+    if not isinstance(x, NeuronRows) or len(dims) != 1 or not isinstance(dims[0], int):
         return _equal_sizes("squeeze", [x, *dims], named, num_networks)
     axis = dims[0] % x.rank
     if axis == x.at:
@@ -599,7 +601,7 @@ def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
             for shapes in (x.shapes, x.own)
         ]
         return Stored(x.data.index_select(0, index), turned[0] or (), turned[1])
-    if not isinstance(x, Rows):
+    if not isinstance(x, NeuronRows):
         return _equal_sizes("permute", [x, *dims], named, num_networks)
     order = [axis % x.rank for axis in order]
     # The neurons come first wherever they are; the others keep the order that is asked for.
@@ -632,12 +634,12 @@ def _transpose(num_networks: int, x: Value) -> Value:
 
 def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
     axis = named.get("dim", axis)
-    like = next((v for v in values if isinstance(v, Rows)), None)
+    like = next((v for v in values if isinstance(v, NeuronRows)), None)
     if like is None:
         return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
     if like.at != axis % like.rank:
         if any(
-            not isinstance(v, Rows)
+            not isinstance(v, NeuronRows)
             or (v.at, v.counts, v.is_filled) != (like.at, like.counts, like.is_filled)
             for v in values
         ):
@@ -656,7 +658,7 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
             order.append(torch.arange(start + first[network], start + first[network + 1]))
     data = torch.cat([v.data for v in rows])
     counts = tuple(map(sum, zip(*(v.counts for v in rows), strict=True)))
-    return Rows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
+    return NeuronRows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
 
 
 _POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")

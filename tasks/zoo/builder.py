@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import from_module
-from nfn_graph.converters.conversion.jobs import Engine, Part, counting, run_jobs
+from nfn_graph.converters.conversion.jobs import Engine, JobPart, counting, run_jobs
 from nfn_graph.converters.store.architecture import Network
 from nfn_graph.converters.store.description import is_store, none_publishing, read_description
 from nfn_graph.converters.store.writer import StoreWriter
@@ -86,9 +86,9 @@ class BuildOptions:
         check_share("validation_share", self.validation_share)
         self.part()
 
-    def part(self) -> Part:
+    def part(self) -> JobPart:
         """Which part of the shards to build, from 0, and of how many."""
-        return Part.parse(self.shard)
+        return JobPart.parse(self.shard)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
 from nfn_graph.run import OPERATIONS, _plan, _products, _run
-from nfn_graph.run._products import Window, complete_layers, product
+from nfn_graph.run._products import Window, complete_layers, layer_product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 S = nn.Sequential
@@ -362,9 +362,9 @@ def test_products_are_differentiable_twice(
     ]
     own = [x] * 4 if is_shared else x.split(list(sources))
     expected = torch.cat([w @ v for w, v in zip(blocks, own, strict=True)])
-    assert close(product(weights, x, layers), expected, 1e-14)
-    assert torch.autograd.gradcheck(lambda w, x: product(w, x, layers), (weights, x))
-    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, layers), (weights, x))
+    assert close(layer_product(weights, x, layers), expected, 1e-14)
+    assert torch.autograd.gradcheck(lambda w, x: layer_product(w, x, layers), (weights, x))
+    assert torch.autograd.gradgradcheck(lambda w, x: layer_product(w, x, layers), (weights, x))
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -390,9 +390,11 @@ def test_convolutions_are_differentiable_twice(
         for v, w, shape in zip(own, blocks, shapes, strict=True)
     ]
     whole = torch.cat([y.movedim(0, -1) for y in expected])
-    assert close(product(weights, x, layers, window), whole, 1e-13)
-    assert torch.autograd.gradcheck(lambda w, x: product(w, x, layers, window), (weights, x))
-    assert torch.autograd.gradgradcheck(lambda w, x: product(w, x, layers, window), (weights, x))
+    assert close(layer_product(weights, x, layers, window), whole, 1e-13)
+    assert torch.autograd.gradcheck(lambda w, x: layer_product(w, x, layers, window), (weights, x))
+    assert torch.autograd.gradgradcheck(
+        lambda w, x: layer_product(w, x, layers, window), (weights, x)
+    )
 
 
 def test_runs_are_transformed_by_torch_func() -> None:
