@@ -65,7 +65,7 @@ PAGES = {
 COMMANDS = "<!-- commands -->"
 COLUMNS = 80
 WRAP = TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).wrap
-SUBCOMMANDS = re.compile(r"\{([\w,-]+)\}")
+SUBCOMMANDS = re.compile(r"\{([a-z][\w,-]*)\}")
 SECTION = re.compile(r"^(Args|Attributes|Example|Examples|Raises|Returns|Shapes|Yields):$", re.M)
 ITEM = re.compile(r"^(\*{0,2}[\w.`\"']+):\s", re.M)
 TITLES = {"Args": "Arguments", "Examples": "Example"}
