@@ -1,11 +1,12 @@
 """Models of other packages and ours on the same INRs: accuracy, and processor time per step.
 
-python benchmarks/peers.py --zoo zoos/mnist --peer dws=DWSNets --peer neural-graphs=neural-graphs
+python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets \\
+  --peer neural-graphs=neural-graphs
 
-Every peer is imported from a checkout that you give, in a process of its own, since their packages
-share names; install what it needs (neural-graphs: hydra-core and random-fourier-features-pytorch).
-All models see the same networks in the same batches, with AdamW and a learning rate that follows
-a cosine. The rate is chosen among --rates by the accuracy on validation networks with the first
+Every peer runs in a process of its own, since their packages share names. `nfn` is the package on
+PyPI. The others are imported from a checkout that you give; install what they need (neural-graphs:
+hydra-core and random-fourier-features-pytorch). All models see the same networks in the same
+batches, with AdamW and a learning rate that follows a cosine. The rate is chosen among --rates by the accuracy on validation networks with the first
 seed; other settings are those that the peer publishes for INR classification.
 """
 
@@ -77,7 +78,13 @@ def measure(args: argparse.Namespace, name: str, path: Path | None) -> dict[str,
     torch.set_num_threads(args.threads)
     zoo = open_zoo_folder(args.zoo)
     parts = {split: load(zoo, split, count) for split, count in _counts(args).items()}
-    make = (lambda: ADAPTERS[name](path, parts["train"])) if path else lambda: ours(name, parts)
+    train = parts["train"]
+
+    def make() -> Candidate:
+        if name in OURS:
+            return ours(name, parts)
+        return PACKAGES[name](train) if path is None else ADAPTERS[name](path, train)
+
     tried = {rate: fit(make, parts, args.epochs, rate, args.seeds[0]) for rate in args.rates}
     rate = max(tried, key=lambda r: tried[r][0])
     runs = [tried[rate], *(fit(make, parts, args.epochs, rate, s) for s in args.seeds[1:])]
@@ -143,15 +150,7 @@ def dws(path: Path, train: Part) -> Candidate:
         n_out_fc=1,
         bn=True,
     )
-    means = scales(train.weights), scales(train.biases)
-
-    def pick(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-        return tuple(
-            tuple((x - mean) / std for x, (mean, std) in zip(given, known, strict=True))
-            for given, known in zip(_tensors(part, index), means, strict=True)
-        )
-
-    return Candidate(model, pick)
+    return Candidate(model, _standardized(train))
 
 
 def neural_graphs(path: Path, train: Part) -> Candidate:
@@ -183,7 +182,39 @@ def neural_graphs(path: Path, train: Part) -> Candidate:
     return Candidate(GNNForClassification(layer_layout=layout, **config), _tensors)
 
 
-#: The peers by name. To add one, add a function that imports it from a checkout.
+def nfn(train: Part) -> Candidate:
+    """The layers of `nfn` 0.1.2 with the sizes of our small preset.
+
+    The package has layers only, so `published_models.py` puts them together: NP layers after the
+    encoding of inputs and outputs, with ReLU.
+    """
+    from published_models import published_model
+
+    settings = ClassifyInrOptions.PRESETS["small"].model
+    standardized = _standardized(train)
+
+    def networks(part: Part, index: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        weights, biases = standardized(part, index)
+        return [x.squeeze(-1).transpose(1, 2) for x in weights], [x.squeeze(-1) for x in biases]
+
+    model, _, pick = published_model(
+        networks(train, torch.tensor([0])),
+        "np",
+        settings.channels,
+        settings.head,
+        10,
+        dropout=settings.head_dropout,
+        io_encoding=True,
+    )
+    return Candidate(
+        model, lambda part, index: pick(networks(part, index), torch.arange(len(index)))
+    )
+
+
+#: The peers that are installed packages, by name.
+PACKAGES: dict[str, Callable[[Part], Candidate]] = {"nfn": nfn}
+
+#: The other peers by name. To add one, add a function that imports it from a checkout.
 ADAPTERS: dict[str, Callable[[Path, Part], Candidate]] = {
     "dws": dws,
     "neural-graphs": neural_graphs,
@@ -192,6 +223,19 @@ ADAPTERS: dict[str, Callable[[Path, Part], Candidate]] = {
 
 def _tensors(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return tuple(x[index] for x in part.weights), tuple(x[index] for x in part.biases)
+
+
+def _standardized(train: Part) -> Callable[[Part, Tensor], tuple[tuple[Tensor, ...], ...]]:
+    """As :func:`_tensors`, each tensor by its mean and deviation over the training networks."""
+    means = scales(train.weights), scales(train.biases)
+
+    def pick(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        return tuple(
+            tuple((x - mean) / std for x, (mean, std) in zip(given, known, strict=True))
+            for given, known in zip(_tensors(part, index), means, strict=True)
+        )
+
+    return pick
 
 
 def fit(
@@ -241,10 +285,10 @@ def _counts(args: argparse.Namespace) -> dict[str, int]:
 
 def _named(text: str) -> tuple[str, Path | None]:
     name, equals, path = text.partition("=")
-    if name not in (ADAPTERS if equals else OURS):
+    if name not in (ADAPTERS if equals else (*OURS, *PACKAGES)):
         raise SystemExit(
-            f"Expected --peer NAME=PATH with a NAME of {', '.join(ADAPTERS)}, or --ours of "
-            f"{', '.join(OURS)} (got '{text}')"
+            f"Expected --peer {', '.join(PACKAGES)}, or --peer NAME=PATH with a NAME of "
+            f"{', '.join(ADAPTERS)}, or --ours of {', '.join(OURS)} (got '{text}')"
         )
     return name, Path(path).resolve() if equals else None
 
@@ -252,7 +296,7 @@ def _named(text: str) -> tuple[str, Path | None]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--zoo", type=Path, required=True, help="INRs of one shape, by zoo inr")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PATH]")
     parser.add_argument("--ours", nargs="*", default=["nfn-np"], help=f"of {', '.join(OURS)}")
     parser.add_argument("--networks", type=int, default=4000, help="training networks")
     parser.add_argument("--epochs", type=int, default=4)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from harness.report import arguments, show
 from nfn.common import WeightSpaceFeatures, network_spec_from_wsfeat
-from nfn.layers import HNPLinear, HNPPool, NPLinear, NPPool, TupleOp
+from nfn.layers import HNPLinear, HNPPool, IOSinusoidalEncoding, NPLinear, NPPool, TupleOp
 from torch import Tensor, nn
 
 from nfn_graph import NFN, Batch, WeightGraph
@@ -113,8 +113,28 @@ def our_model(networks: Networks, symmetry: Symmetry) -> Candidate:
     return Candidate(NFN(spec, CHANNELS, symmetry, out_features=1, head=HEAD), load, pick)
 
 
-def published_model(networks: Networks, symmetry: Symmetry) -> Candidate:
-    """The published layers, put together in the same way."""
+def published_model(
+    networks: Networks,
+    symmetry: Symmetry,
+    channels: Sequence[int] = CHANNELS,
+    head: Sequence[int] = HEAD,
+    out_features: int = 1,
+    *,
+    dropout: float = 0.0,
+    io_encoding: bool = False,
+) -> Candidate:
+    """The published layers, put together in the same way.
+
+    Args:
+        networks: Weights and biases, of which the first network gives the sizes.
+        symmetry: The group of the layers.
+        channels: The channels of the NF-Layers.
+        head: The hidden sizes of the MLP after them.
+        out_features: The number of outputs.
+        dropout: The dropout probability in that MLP.
+        io_encoding: Whether position encodings tell input and output neurons apart, with the
+            frequencies that `nfn` publishes for INRs of MNIST.
+    """
 
     def pick(networks: Networks, index: Tensor) -> WeightSpaceFeatures:
         weights, biases = _select(networks, index)
@@ -124,12 +144,16 @@ def published_model(networks: Networks, symmetry: Symmetry) -> Candidate:
 
     spec = network_spec_from_wsfeat(pick(networks, torch.tensor([0])))
     linear, pool = (NPLinear, NPPool) if symmetry == "np" else (HNPLinear, HNPPool)
-    layers, width = [], 1
-    for channels in CHANNELS:
-        layers += [linear(spec, width, channels), TupleOp(nn.ReLU())]
-        width = channels
-    head = mlp([pool.get_num_outs(spec) * width, *HEAD], 1, 0.0)
-    return Candidate(nn.Sequential(*layers, pool(spec), nn.Flatten(), head), lambda x: x, pick)
+    layers: list[nn.Module] = []
+    width = 1
+    if io_encoding:
+        layers.append(IOSinusoidalEncoding(spec, max_freq=3, num_bands=3))
+        width = layers[0].num_out_chan(width)
+    for size in channels:
+        layers += [linear(spec, width, size), TupleOp(nn.ReLU())]
+        width = size
+    last = mlp([pool.get_num_outs(spec) * width, *head], out_features, dropout)
+    return Candidate(nn.Sequential(*layers, pool(spec), nn.Flatten(), last), lambda x: x, pick)
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Augmentations of weight graphs, as PyG transforms: each call draws anew.
+"""Augmentations of weight graphs, as PyG transforms that sample anew in every call.
 
 All of them return a new graph and leave their input alone. Random numbers come from torch's
 global generator, which data loaders seed for every worker, unless a generator is given.
@@ -20,11 +20,11 @@ from nfn_graph.symmetry import sample
 
 
 class PermuteNeurons(BaseTransform):
-    """A random element of the network's permutation group: the same function, other weights.
+    """Permutes the neurons of a network at random.
 
     Args:
-        symmetry: `"hnp"` permutes hidden neurons, which leaves the function as it is; `"np"`
-            also inputs and outputs.
+        symmetry: `"hnp"` permutes hidden neurons, which does not change what the network
+            computes; `"np"` also permutes inputs and outputs.
         generator: The random generator.
     """
 
@@ -40,7 +40,7 @@ class PermuteNeurons(BaseTransform):
 
 
 class WeightNoise(BaseTransform):
-    """Adds normal noise to weights and biases, drawn anew for every entry and every call.
+    """Adds normal noise to weights and biases, sampled anew for every entry and every call.
 
     Args:
         std: The standard deviation of the noise, as a multiple of that of the entries of the
@@ -85,7 +85,7 @@ class WeightDrop(BaseTransform):
         raw = data.features()
         weights = {}
         for key, x in raw.weights.items():
-            # All channels of an entry go together.
+            # All channels of an entry are dropped together.
             drawn = torch.rand(*x.shape[:2], 1, generator=self.generator).to(x.device)
             weights[key] = x * (drawn >= self.probability)
         return raw.replace(weights).to_graph()
@@ -100,8 +100,9 @@ class MixUp(BaseTransform):
     network itself.
 
     Args:
-        alpha: The share is drawn from the distribution Beta(alpha, alpha) for every network.
-        generator: Generator of the random numbers.
+        alpha: The parameter of the distribution Beta(alpha, alpha), from which the share of every
+            network is sampled.
+        generator: The random generator.
     """
 
     def __init__(self, alpha: float = 0.2, generator: torch.Generator | None = None) -> None:
@@ -136,7 +137,7 @@ class MixUp(BaseTransform):
         return graph
 
     def _shares(self, count: int) -> Tensor:
-        """Shares from Beta(alpha, alpha): of two gamma variables, one by their sum."""
+        """Samples from Beta(alpha, alpha), each as one gamma variable divided by the sum of two."""
         concentration = torch.full((2, count), self.alpha, dtype=torch.float64)
         drawn = torch._standard_gamma(concentration, generator=self.generator)
         return (drawn[0] / drawn.sum(0)).nan_to_num(0.5).float()
@@ -150,10 +151,10 @@ class MoveCoordinates(BaseTransform):
     :math:`b - W B t`.
 
     Args:
-        degrees: Rotations are uniform within this angle in either direction; in three
-            dimensions about a random axis.
-        scale: Factors of the size are drawn log-uniformly from this interval.
-        shift: Shifts along each axis are uniform within this distance in either direction.
+        degrees: The largest rotation in either direction, sampled uniformly; in three dimensions,
+            the axis is random too.
+        scale: The interval from which the scale factor is sampled log-uniformly.
+        shift: The largest shift along each axis in either direction, sampled uniformly.
         generator: The random generator.
     """
 

@@ -21,7 +21,7 @@ from nfn_graph.tasks.supervised import SupervisedOptions, SupervisedTask, known_
 from nfn_graph.tasks.training.options import Preset
 from nfn_graph.tasks.training.task import Metrics, Predictions
 
-# More classes than this are numbers, or names, that no two networks share.
+# A column with more classes than this probably holds numbers, or a name for every network.
 _MOST_CLASSES = 10_000
 
 
@@ -32,7 +32,7 @@ def _layers(width: int, count: int = 3) -> tuple[int, ...]:
 def _smaller(
     channels: tuple[int, ...], head: tuple[int, ...], head_dropout: float, epochs: int
 ) -> Preset:
-    """A model for a laptop: smooth, with a learning rate that falls, it learns in fewer steps."""
+    """A preset for a laptop. Smooth activations and a decaying rate need fewer training steps."""
     model = ModelSettings(
         channels, head, head_dropout=head_dropout, io_encoding=True, activation="SiLU"
     )
@@ -123,7 +123,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
         return {**super().predict(outputs, batch), "loss": self.losses(outputs, batch.y)}
 
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
-        """Accuracy, macro F1, mean loss and the confusion matrix; of two classes, the AUC."""
+        """Accuracy, macro F1, mean loss and the confusion matrix; also the AUC for two classes."""
         found = class_metrics(
             predictions["prediction"],
             predictions["target"],
@@ -160,7 +160,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
 
 
 class Classify(ClassifyTask[ClassifyOptions]):
-    """Any column of names or whole numbers of any store."""
+    """Predicts any column of names or whole numbers of any store."""
 
     name = "classify"
     OPTIONS = ClassifyOptions
@@ -174,7 +174,7 @@ def class_names(zoo: WeightDataset, column: str) -> list[str]:
 
 
 def _is_listed(zoo: WeightDataset, column: str) -> bool:
-    """Whether a column counts in the list of classes that the builder of a zoo wrote down."""
+    """Whether a column holds indices into the list of classes that the zoo's builder stored."""
     return "classes" in zoo.description and column == "label"
 
 

@@ -1,4 +1,4 @@
-"""Telling what an implicit neural representation shows, from its weights.
+"""Classifying what an implicit neural representation (INR) shows, from its weights.
 
 The second task of `Permutation Equivariant Neural Functionals
 <https://arxiv.org/abs/2302.14040>`_ (section 3.2, appendix D.3), for images and for 3D shapes.
@@ -106,7 +106,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         zoo: WeightDataset,
         facts: Mapping[str, Any],
     ) -> None:
-        """The confusion matrix, and a sheet of INRs with what they were taken for."""
+        """Draws the confusion matrix, and a sheet of INRs with their predicted classes."""
         from nfn_graph.tasks.reports.network_figures import gallery
 
         super().draw(folder, name, predictions, zoo, facts)

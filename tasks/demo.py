@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import arg
 
 from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.metrics import regression_metrics
@@ -54,7 +54,7 @@ class DemoOptions:
     epochs: int = 10
 
 
-def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
+def demo(options: Annotated[DemoOptions, arg(name="")]) -> int:
     """Predict the accuracy of small CNNs from their weights: build, train, evaluate, report.
 
     Examples:
@@ -62,7 +62,7 @@ def demo(options: OmitArgPrefixes[DemoOptions]) -> int:
       nfn-graph demo --out demo-1 --seed 1
 
     Args:
-        options: What to run.
+        options: The options of the command.
     """
     for name in ("networks", "unseen"):
         check_networks(name, getattr(options, name))
@@ -124,7 +124,7 @@ def _zoo(
     chosen = CnnZooOptions(
         options.out / name,
         seed=seed,
-        # Enough shards for several processes.
+        # Small shards let several processes share the work.
         shard_size=120,
         engine="processes",
         networks=networks,
@@ -137,7 +137,7 @@ def _zoo(
         l2=(1e-7, 3e-3),
         dropout=(0.0, 0.4),
         batch_size=32,
-        # An early checkpoint beside the last: accuracies from chance to the best.
+        # Early checkpoints widen the range of accuracies, from chance to the best.
         checkpoints=(0.3, 1.0),
     )
     return open_zoo_folder(build_zoo(chosen, progress=True))

@@ -1,14 +1,14 @@
-"""The command `nfn-graph edit`: a trained editor at work on a user's network."""
+"""The command `nfn-graph edit`: applies a trained editor to a user's network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import save
@@ -44,7 +44,7 @@ class EditOptions:
             wider if the run has an --ensemble. A picture of before and after is written beside it,
             as .png.
         zoom: The width of a pixel of the picture, in pixels of the file.
-        reading: The options of reading the file.
+        reading: The options for reading the file.
     """
 
     checkpoint: Positional[Path]
@@ -55,14 +55,14 @@ class EditOptions:
     reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
-def edit(options: OmitArgPrefixes[EditOptions]) -> int:
-    """Edit the image that a SIREN holds, with a model that `nfn-graph train edit-inr` gave.
+def edit(options: Annotated[EditOptions, arg(name="")]) -> int:
+    """Edit the image that a SIREN holds, with a model from `nfn-graph train edit-inr`.
 
     Examples:
       nfn-graph edit digit.pt --w0 30 --run runs/dilate --out thicker.pt
 
     Args:
-        options: What to edit.
+        options: The options of the command.
     """
     check_at_least("zoom", options.zoom, 1)
     check_above("w0", options.w0, 0)
@@ -74,7 +74,7 @@ def edit(options: OmitArgPrefixes[EditOptions]) -> int:
     check_sines(options.checkpoint)
     edited, before, after = edit_network(task, model, graph, options.w0, facts)
     if task.options.ensemble > 1:
-        save(edited, options.out)  # The checkpoint is no template for wider layers.
+        save(edited, options.out)  # The layers are wider than those of the checkpoint.
     else:
         save_like(edited, options.out, options.checkpoint)
     draw_sheet(torch.cat([before, after]), picture, columns=2, zoom=options.zoom)
@@ -99,10 +99,11 @@ def edit_network(
 
     Args:
         task: The task of a run.
-        model: Its model.
-        graph: The network; its own precision is kept, half precision is computed in single.
+        model: The trained model of the run.
+        graph: The network. The result has its precision, but half precision is converted to
+            single precision for the computation.
         w0: The factor of its sines.
-        facts: What the run knows about the zoo that it was trained on.
+        facts: The stored facts about the zoo that the run was trained on.
     """
     raw = check_single(graph)
     last, known = siren_layers(graph.spec)[-1][2], facts["image_shape"][0]

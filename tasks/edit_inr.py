@@ -1,9 +1,9 @@
 """Editing the image that an implicit neural representation holds, through its weights.
 
 The fourth task of `Permutation Equivariant Neural Functionals
-<https://arxiv.org/abs/2302.14040>`_ (section 3.4, appendix D.4). What an edited network is to
-show is an operation of image processing on what it showed before, drawn from its weights: a
-zoo is all that a run needs, and a user's network has a target like any other.
+<https://arxiv.org/abs/2302.14040>`_ (section 3.4, appendix D.4). The
+target of an edited network is rendered from its original weights and changed by an image
+operation. A run therefore needs nothing but a zoo, and a user's network has a target too.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class EditInr(Task[EditInrOptions]):
         return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
-        """How the networks are to be drawn."""
+        """The facts that are needed to render the networks."""
         zoo = zoos["train"]
         description = zoo.description
         if description["signal"] != "image":
@@ -124,7 +124,7 @@ class EditInr(Task[EditInrOptions]):
         return {"w0": description["options"]["w0"], **{n: description[n] for n in names}}
 
     def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
-        """They must hold images."""
+        """Raises unless the networks of the zoo show images."""
         self.facts({"train": zoo})
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ class EditInr(Task[EditInrOptions]):
     def placed(
         self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
     ) -> WeightGraph:
-        """A network that is not of a zoo, prepared, with what a SIREN computes."""
+        """A prepared network from outside of a zoo, with the computation of a SIREN."""
         if graph.layout.computation.reason is not None:
             computation = siren_computation(graph.layout, w0, offset)
             graph.layout = graph.layout.noting(computation=computation)
@@ -146,7 +146,7 @@ class EditInr(Task[EditInrOptions]):
         return self.prepare(graph, facts)
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
-        """Adds the image that an edited network is to show, and the error of doing nothing."""
+        """Adds the target image of the edited network, and the error of the unedited one."""
         height, width = facts["image_shape"][1:]
         original = render_graphs(graph, (height, width))
         graph.y = edit_images(original, self.options.operation, self.options.amount)
@@ -182,7 +182,7 @@ class EditInr(Task[EditInrOptions]):
         return {"mse": mse, "mse_unedited": batch.mse_unedited, "mse_fit": batch.mse_fit}
 
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
-        """The mean error, as such and in relation to doing nothing and to that of the fits."""
+        """The mean error, and its ratio to the errors of the unedited networks and of the fits."""
         means = {name: float(predictions[name].double().mean()) for name in self.columns}
         return {
             **means,
@@ -194,7 +194,7 @@ class EditInr(Task[EditInrOptions]):
     def show(
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
-        """A sheet: what some networks showed, show after the edit, and are to show."""
+        """Draws a sheet of some networks before and after the edit, with their targets."""
         from nfn_graph.tasks.reports.network_figures import draw_probes, edit_sheet
 
         if name == "test":

@@ -1,4 +1,4 @@
-"""Operations on images, by OpenCV: what an INR is to be edited to show."""
+"""Image operations with OpenCV, which make the targets of edited INRs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nfn_graph.converters.errors import require
 from nfn_graph.messages import UserError
 
 Operation = Literal["dilate", "erode", "contrast", "blur", "invert", "rotate"]
-# How much, unless asked for: pixels, pixels, a factor, pixels, nothing, degrees.
+# Default amounts: pixels, pixels, a factor, pixels, none, degrees.
 _AMOUNTS = {
     "dilate": 3.0,
     "erode": 3.0,
@@ -29,10 +29,10 @@ def edit_images(images: Tensor, operation: Operation, amount: float = 0.0) -> Te
     """The images after an operation, within [0, 1].
 
     Args:
-        images: `[count, 1 or 3, height, width]`; what lies outside of [0, 1] is cut off first.
+        images: `[count, 1 or 3, height, width]`; values are first clipped to [0, 1].
         operation: `dilate` and `erode` take the largest and the smallest value within a square,
             `contrast` stretches values around middle grey, `blur` is Gaussian, `invert` turns
-            white to black, `rotate` turns about the centre, against the clock.
+            white to black, `rotate` turns counterclockwise about the centre.
         amount: The side of the square, the factor of the contrast, the standard deviation of
             the blur, or the degrees; 0 for 3, 1.5, 1 and 45.
     """
@@ -47,7 +47,7 @@ def edit_images(images: Tensor, operation: Operation, amount: float = 0.0) -> Te
 
 
 def check_operation(operation: str, amount: float) -> None:
-    """Raises for an operation that there is not, or an amount that makes no sense for it."""
+    """Raises for an unknown operation, or an amount that makes no sense for it."""
     if operation not in _AMOUNTS:
         raise UserError(
             f"Expected --operation: {', '.join(get_args(Operation))} (got '{operation}')"

@@ -38,24 +38,24 @@ def regression_metrics(predicted: Tensor, true: Tensor) -> dict[str, float]:
 def class_metrics(
     predicted: Tensor, true: Tensor, probability: Tensor, classes: int
 ) -> dict[str, Any]:
-    """Accuracy, macro F1 and the confusion matrix; of two classes, the area under the ROC curve.
+    """Accuracy, macro F1 and the confusion matrix; for two classes, the area under the ROC curve.
 
     Args:
-        predicted: The class that every network was taken for.
-        true: Its class.
-        probability: The probability of the predicted class, as the model says.
-        classes: How many classes there are.
+        predicted: The predicted class of every network.
+        true: The true class of every network.
+        probability: The predicted probability of the predicted class.
+        classes: The number of classes.
     """
     found: dict[str, Any] = {
         "accuracy": float((predicted == true).double().mean()),
         "f1": float(multiclass_f1_score(predicted, true, classes, average="macro")),
     }
     if classes == 2:
-        # Without networks of both classes there is nothing to tell apart.
+        # The ROC curve is only defined if there are networks of both classes.
         both = len(true.unique()) == 2
         second = probability.where(predicted == 1, 1 - probability)
         found["auc"] = float(binary_auroc(second, true)) if both else math.nan
-    # How many networks of each class (rows) were taken for each class (columns).
+    # Rows are true classes, columns are predicted classes.
     found["confusion"] = multiclass_confusion_matrix(predicted, true, classes).tolist()
     return found
 

@@ -41,13 +41,13 @@ def check_above(name: str, value: float, limit: float) -> None:
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises for what is not a share of a whole."""
+    """Raises for a value that is not between 0 and 1."""
     if not 0 <= value <= 1:
         raise UserError(f"Expected {flag(name)} between 0 and 1 (got {value})")
 
 
 def check_part(name: str, value: float) -> None:
-    """Raises for a share that leaves nothing of the whole."""
+    """Raises for a value that is not at least 0 and below 1."""
     if not 0 <= value < 1:
         raise UserError(f"Expected {flag(name)} of at least 0 and below 1 (got {value})")
 
@@ -81,7 +81,7 @@ def check_split(validation_share: float, test_share: float) -> None:
 
 
 def check_networks(name: str, value: int) -> None:
-    """All networks of a zoo are listed before the first is trained."""
+    """Raises for too many networks, because all of them are listed before training begins."""
     check_at_least(name, value, 1)
     if value > _MOST_NETWORKS:
         raise UserError(f"Expected {flag(name)} of at most {_MOST_NETWORKS:,} (got {value})")

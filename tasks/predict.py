@@ -23,16 +23,16 @@ from nfn_graph.tasks.training.run import network_names, predict
 from nfn_graph.tasks.training.task import Predictions
 from nfn_graph.tasks.zoo.folder import open_networks
 
-# Files that are read before the model sees them.
+# The number of files that are read before the model is applied to them.
 _TOGETHER = 64
 
 
 @dataclass
 class Answers:
-    """What a model says of networks.
+    """The predictions of a model for networks.
 
     Attributes:
-        rows: The file of every network, and what the task keeps of it.
+        rows: The file of every network, and its prediction.
         failed: The reason for every file that could not be read or whose network was refused.
     """
 
@@ -55,12 +55,12 @@ def predict_files(
     *,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> Answers:
-    """What the best model of a run says of the networks in files.
+    """Predicts the labels of the networks in files with the best model of a run.
 
     Args:
         run: The folder of a run of a task with one label per network.
         paths: Checkpoint files in any readable format, folders of them, or stores.
-        options: How files are read.
+        options: The options for reading the files.
         on_done: Called with the number of files or stores that were done since the last call.
     """
     task, model, facts = load_model(run)
@@ -81,7 +81,7 @@ def predict_files(
         for path in some:
             try:
                 networks[str(path)] = reader.prepared(load_file(path, options or Options()))
-            except Exception as error:  # Other files may be read all the same.
+            except Exception as error:  # One bad file must not stop the others.
                 answers.failed[str(path)] = reason_of(error)
         for names, found in reader.judged(networks):
             if isinstance(found, Exception):
@@ -94,7 +94,7 @@ def predict_files(
 
 @dataclass(frozen=True)
 class _Reader:
-    """A trained model, and what its task does to networks."""
+    """A trained model, with its task's preparation of networks."""
 
     task: SupervisedTask[Any]
     model: nn.Module
@@ -107,7 +107,7 @@ class _Reader:
         return self.task.prepare(transform(graph) if transform else graph, self.facts)
 
     def read_store(self, path: Path) -> tuple[list[str], dict[str, list[Any]]]:
-        """The names of the networks of a store, and what the model says of them."""
+        """The names of the networks of a store, and their predictions."""
         zoo = open_networks(path)
         graphs = PreparedGraphs(
             self.task, zoo, self.facts, attributes=self.task.inputs(zoo, self.facts)
@@ -119,7 +119,7 @@ class _Reader:
     def judged(
         self, networks: Mapping[str, WeightGraph]
     ) -> Iterator[tuple[list[str], dict[str, list[Any]] | Exception]]:
-        """What the model says of networks, together, or which of them it does not take."""
+        """The predictions for some networks, or the errors of those that the model rejects."""
         if not networks:
             return
         try:

@@ -1,13 +1,14 @@
-"""The commands `nfn-graph prune` and `nfn-graph retrain`: winning tickets at work."""
+"""The commands `nfn-graph prune` and `nfn-graph retrain`: applying and testing winning tickets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import nn
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters.commands import ReadingOptions
@@ -48,7 +49,7 @@ class PruneOptions:
             possible, because others have no effect.
         biases: Whether to prune the same share of the biases, too. The smallest ones are pruned,
             because models only learn to choose weights.
-        reading: The options of reading the file.
+        reading: The options for reading the file.
     """
 
     checkpoint: Positional[Path]
@@ -61,15 +62,15 @@ class PruneOptions:
     reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
-def prune(options: OmitArgPrefixes[PruneOptions]) -> int:
-    """Prune an initialisation, with a model that `nfn-graph train winning-tickets` gave.
+def prune(options: Annotated[PruneOptions, arg(name="")]) -> int:
+    """Prune an initialisation with a model from `nfn-graph train winning-tickets`.
 
     Examples:
       nfn-graph prune initial.pt --run runs/tickets --out sparse.pt
       nfn-graph prune initial.pt --run runs/tickets --out sparse.pt --sparsity 0.8 --scope layer
 
     Args:
-        options: What to prune.
+        options: The options of the command.
     """
     task, model, facts = load_model(options.run)
     if not isinstance(task, WinningTickets):
@@ -104,14 +105,14 @@ def mask_network(
     paths: bool = True,
     biases: bool = False,
 ) -> WeightGraph:
-    """The mask that a trained model lays on a network, as a graph of zeros and ones.
+    """Returns the mask that a trained model predicts for a network, as a graph of 0s and 1s.
 
     Args:
         model: An autoencoder of masks.
-        graph: One network; half precision is computed in single.
+        graph: One network. Half precision is converted to single precision for the computation.
         sparsity: The share of the weights to prune, exactly.
         scope: See `ticket_from_scores`.
-        paths: See there.
+        paths: See `ticket_from_scores`.
         biases: Whether to prune the same share of every bias too, by magnitude.
     """
     raw = check_single(graph)
@@ -119,7 +120,7 @@ def mask_network(
     weights, own = prunable(graph.layout), graph.to_tensors()
     chosen = {key: scores[key] for key in weights}
     masks = ticket_from_scores(chosen, graph, sparsity, scope, paths=paths)
-    # No ticket says which biases to keep, so no model has learned it.
+    # Tickets only mask weights, so no model has learned which biases to keep.
     sizes = {
         key: own[key].abs().unsqueeze(0)
         for key in prunable(graph.layout, biases)
@@ -153,14 +154,14 @@ class RetrainOptions:
     out: Path | None = None
 
 
-def retrain(options: OmitArgPrefixes[RetrainOptions]) -> int:
+def retrain(options: Annotated[RetrainOptions, arg(name="")]) -> int:
     """Train held-out initialisations under the masks of trained models and of baselines.
 
     Examples:
       nfn-graph retrain runs/np runs/pt --zoo zoos/tickets --networks 20 --out tickets.csv
 
     Args:
-        options: What to compare.
+        options: The options of the command.
     """
     check_at_least("networks", options.networks, 1)
     zoo = open_zoo_folder(options.zoo)

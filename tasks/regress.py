@@ -25,7 +25,7 @@ from nfn_graph.tasks.supervised import SupervisedOptions, SupervisedTask, known_
 from nfn_graph.tasks.training.options import Preset
 from nfn_graph.tasks.training.task import Metrics, Predictions
 
-# More widths than this cannot be told apart in a figure.
+# The colours of more widths than this cannot be told apart in a figure.
 _MOST_GROUPS = 8
 
 
@@ -140,7 +140,7 @@ class RegressTask(SupervisedTask[Options], Generic[Options]):
 
 
 class Regress(RegressTask[RegressOptions]):
-    """Any column of numbers of any store."""
+    """Predicts any column of numbers of any store."""
 
     name = "regress"
     OPTIONS = RegressOptions

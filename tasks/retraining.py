@@ -69,8 +69,9 @@ def compare_masks(
         images: The data, if not to be read from where the zoo says.
 
     Returns:
-        Dense, IMP, Random and Magnitude (of the initial weights); the latter two with weights
-        on paths only; then every run, and what its scores alone would keep.
+        Dense, IMP, Random and Magnitude (of the initial weights); the latter three with weights
+        on paths only (for IMP, see :func:`scores_of_mask`); then every run, and what its scores
+        alone would keep.
     """
     options = options_of(zoo)
     images = open_images(options.data) if images is None else images
@@ -93,11 +94,14 @@ def compare_masks(
 
     drawn = [_random(x, row) for x, row in zip(initial, zoo.rows, strict=True)]
     sizes = [{key: x.abs() for key, x in weights.items()} for weights in initial]
+    pruned = [zoo.state_dict(i, "mask") for i in range(len(zoo))]
+    ranked = [scores_of_mask(x, weights) for x, weights in zip(pruned, initial, strict=True)]
     kinds: dict[str, list[Masks]] = {
         "Dense": [None] * len(zoo),
-        "IMP": [zoo.state_dict(i, "mask") for i in range(len(zoo))],
+        "IMP": list(pruned),
         "Random": cut(drawn, scope=scope, paths=False),
         "Magnitude": cut(sizes, scope=scope, paths=False),
+        "IMP, on paths": cut(ranked, scope=scope),
         "Random, on paths": cut(drawn, scope=scope),
         "Magnitude, on paths": cut(sizes, scope=scope),
     }
@@ -115,6 +119,25 @@ def compare_masks(
     count = len(zoo)
     parts = [accuracies[k * count : (k + 1) * count] for k in range(len(kinds))]
     return [Result(name, part) for name, part in zip(kinds, parts, strict=True)]
+
+
+def scores_of_mask(masks: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Scores that rank the weights of a mask first, and all others by their initial magnitude.
+
+    A mask does not say which weights come next. For IMP these would be the ones that are largest
+    after training, but a zoo stores only the mask and the initial weights. The initial magnitude
+    is a stand-in for the final one.
+
+    Args:
+        masks: The mask of one network by key, nonzero where a weight is kept.
+        initial: The initial weights of the same network, by key.
+
+    Returns:
+        Scores for :func:`~nfn_graph.tasks.masks.ticket_from_scores`, one for every initial weight.
+    """
+    sizes = {key: x.abs() for key, x in initial.items()}
+    above = 1 + max(float(x.max()) for x in sizes.values() if x.numel())
+    return {key: x + above * (masks[key] != 0).to(x) for key, x in sizes.items()}
 
 
 def retrain(

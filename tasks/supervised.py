@@ -38,7 +38,7 @@ from nfn_graph.transforms._grow_kernels import kernel_of
 Unify = Literal["no", "kernels", "roles"]
 # The inputs of a probe are kept in memory; no image is larger.
 _MOST_INPUTS = 2**28
-# Columns that say where a network comes from and lies, so that they are no labels.
+# Columns that say where a network comes from or is stored, which are not labels.
 _NO_LABELS = (*PLACE, COLUMN, "file", "path", "bytes", "mtime_ns", "options", "network", "group")
 
 
@@ -134,7 +134,7 @@ class SupervisedTask(Task[Options]):
     """A task with one label per network, from an invariant model.
 
     Args:
-        options: Its options; what is not given is taken from the preset.
+        options: The options of the task; missing values come from the preset.
     """
 
     # Whether the canonical form follows the record of what networks compute.
@@ -160,7 +160,7 @@ class SupervisedTask(Task[Options]):
 
     @abstractmethod
     def targets(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> Tensor:
-        """What the outputs of the model are compared with, a row for every network."""
+        """The targets of the model's outputs, a row for every network."""
 
     @abstractmethod
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
@@ -172,10 +172,10 @@ class SupervisedTask(Task[Options]):
 
     @abstractmethod
     def answer(self, outputs: Tensor) -> Predictions:
-        """What the model says of every network, whose label nobody needs to know."""
+        """The predictions for all networks, whose labels are not needed."""
 
     def predict(self, outputs: Tensor, batch: Batch) -> Predictions:
-        """The true label beside what the model says."""
+        """The true labels beside the predictions."""
         return {"target": batch.y, **self.answer(outputs)}
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
@@ -253,11 +253,11 @@ class SupervisedTask(Task[Options]):
         )
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The label, and what else the model must know."""
+        """The labels, and any other attributes that the model reads."""
         return {"y": self.targets(zoo, facts), **self.inputs(zoo, facts)}
 
     def inputs(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What graphs hold beside their weights and labels, if anything."""
+        """The attributes of graphs other than weights and labels, if any."""
         return {}
 
     def build(

@@ -62,7 +62,7 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
     task = next(t for t in TASKS.values() if t.OPTIONS is type(command))
     metrics = train_task(task(command), progress=True)
     if not metrics:
-        return 0  # Of several processes, the first one reports.
+        return 0  # Only the first of several processes reports.
     if "overfit" in metrics:
         return _report_overfit(task.by_heart, metrics)
     print(f"{command.out}: {_line(metrics['test'])} on {metrics['test']['networks']} test networks")
@@ -71,7 +71,7 @@ def train(command: OmitArgPrefixes[OmitSubcommandPrefixes[TrainCommand]]) -> int
 
 
 def _report_overfit(by_heart: tuple[str, float], metrics: dict[str, Any]) -> int:
-    """Says whether a model has learnt a few networks by heart; 1 if it has not."""
+    """Prints whether a model has memorised a few networks; returns 1 if it has not."""
     (name, bound), found = by_heart, metrics["overfit"]
     verdict = "has learnt" if found["has_learnt"] else "has not learnt"
     print(
@@ -106,7 +106,7 @@ class EvaluateOptions:
     where: tuple[str, ...] = ()
 
 
-def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
+def evaluate(options: Annotated[EvaluateOptions, arg(name="")]) -> int:
     """Evaluate a trained model on other networks, such as networks of unseen widths.
 
     The metrics are added to the run's metrics.json and report.html.
@@ -116,7 +116,7 @@ def evaluate(options: OmitArgPrefixes[EvaluateOptions]) -> int:
       nfn-graph evaluate runs/np --zoo zoos/digits --split test --where width=16 --name w16
 
     Args:
-        options: What to evaluate.
+        options: The options of the command.
     """
     found = evaluate_run(
         options.run, options.zoo, name=options.name, split=options.split, where=options.where
@@ -135,7 +135,7 @@ class PredictOptions:
         files: Checkpoint files in any readable format, folders of them, or stores.
         out: The CSV file to write, with one row for every network.
         overwrite: Whether to replace an existing table.
-        reading: How files are read.
+        reading: The options for reading the files.
     """
 
     run: Positional[Path]
@@ -145,11 +145,11 @@ class PredictOptions:
     reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
-def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
-    """Apply a trained model to checkpoints, and write what it says of each into a table.
+def predict(options: Annotated[PredictOptions, arg(name="")]) -> int:
+    """Apply a trained model to checkpoints, and write its predictions into a table.
 
-    Files that cannot be read, or whose network the model does not take, are listed; the others are
-    written, and the exit code is 1, or 2 if all of them failed.
+    Files that cannot be read, or whose network the model cannot process, are listed, and the others
+    are written to the table. The exit code is 1 if some files failed, and 2 if all of them did.
 
     Examples:
       nfn-graph predict runs/loss new/ --out predictions.csv
@@ -157,7 +157,7 @@ def predict(options: OmitArgPrefixes[PredictOptions]) -> int:
       nfn-graph predict runs/loss graphs/ --out predictions.csv
 
     Args:
-        options: What to apply to what.
+        options: The options of the command.
     """
     if options.out.is_dir() or (options.out.exists() and not options.overwrite):
         raise UserError(
@@ -182,23 +182,23 @@ class CompareOptions:
 
     Attributes:
         runs: Folders of finished runs, or folders that hold such folders.
-        out: A folder for compare.html, compare.png and compare.csv; none if not given.
+        out: A folder for compare.html, compare.csv, compare.png and progress.png; none by default.
     """
 
     runs: Positional[tuple[Path, ...]]
     out: Path | None = None
 
 
-def compare(options: OmitArgPrefixes[CompareOptions]) -> int:
+def compare(options: Annotated[CompareOptions, arg(name="")]) -> int:
     """Compare runs over models and seeds: mean and standard error.
 
-    Runs that failed or are not finished are listed, and do not count.
+    Runs that failed or are not finished are listed, and are left out of the means.
 
     Examples:
       nfn-graph compare runs/ --out comparison/
 
     Args:
-        options: What to compare.
+        options: The options of the command.
     """
     print_table(compare_runs(options.runs, options.out), failed_runs(options.runs))
     return 0

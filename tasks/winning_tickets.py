@@ -30,7 +30,7 @@ from nfn_graph.tasks.training.task import Metrics, Predictions, Task
 _SHOWN = 4
 # Learned channels of every input and output.
 _POSITIONS = 8
-# What is known of one network, by key.
+# The tensors of one network, by key.
 Tensors = dict[str, Tensor]
 
 
@@ -96,7 +96,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
     OPTIONS = WinningTicketsOptions
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """The mask of a network that diverged says nothing."""
+        """The networks that did not diverge, because the masks of the others are meaningless."""
         return zoo.where(is_finite=True)
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         )
 
     def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """All at the learning rate, but for the maps of aggregates."""
+        """The parameters at the learning rate; maps of aggregates have a lower one."""
         return slow_aggregates(model, lr)
 
     def loss(self, outputs: Ticket, batch: Batch) -> Tensor:
@@ -148,7 +148,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         return sum(batch[key].edge_attr[..., 0].numel() for key in batch.spec.weight)
 
     def predict(self, outputs: Ticket, batch: Batch) -> Predictions:
-        """The share of the kept weights that the scores find, and those of the baseline."""
+        """The share of the kept weights that the scores find, and that the baseline finds."""
         found: dict[str, list[Tensor]] = {name: [] for name in self.columns}
         both = batch.features()
         masks = by_network(both.map(lambda x: x[..., 1:2]))
@@ -211,12 +211,12 @@ def _in_precision(layout: Layout, dtype: torch.dtype) -> Layout:
 
 @torch.no_grad()
 def mask_scores(model: nn.Module, graph: WeightGraph) -> list[Tensors]:
-    """How much a trained model wants to keep each weight, for every network of a graph."""
+    """The score that a trained model gives each weight, for every network of a graph."""
     return by_network(model.eval()(graph).scores)
 
 
 def _overlap(truth: Tensors, scores: Tensors, is_global: bool) -> Tensor:
-    """The share of the kept weights that as many weights of the largest scores hold."""
+    """The share of the kept weights among as many weights with the largest scores."""
     hits = kept = 0.0
     for keys in [list(truth)] if is_global else [[key] for key in truth]:
         own = sum(float(truth[key].sum()) for key in keys)

@@ -1,4 +1,4 @@
-r"""A conditional variational autoencoder of masks, given the weights that they are laid on.
+r"""A conditional variational autoencoder of masks, given the weights that they mask.
 
 .. math:: \ln p(M \mid U) \ge \mathbb{E}_{Z \sim q(Z \mid U, M)} \ln p(M \mid U, Z)
           - D_{KL}(q(Z \mid U, M) \,\|\, p(Z))
@@ -30,15 +30,15 @@ from nfn_graph.messages import UserError
 
 # Variances of the latent channels stay within exp(-8) and exp(8).
 _MOST = 8.0
-# Of a standard normal number.
+# The mean absolute value of a standard normal variable.
 _MEAN_MAGNITUDE = math.sqrt(2 / math.pi)
 
 
 class Ticket(NamedTuple):
-    """What the autoencoder says about networks.
+    """The output of the autoencoder for some networks.
 
     Attributes:
-        scores: The logit of every weight to be kept: one channel, before the fold.
+        scores: The logit of the probability that a weight is kept: one channel, before the fold.
         divergence: The divergence of the posterior from the prior, summed over all networks;
             0 where no mask was read.
     """
@@ -107,7 +107,7 @@ class TicketAutoencoder(nn.Module):
         return Ticket(scores, divergence)
 
     def _initial(self, features: WeightFeatures) -> WeightFeatures:
-        """All that encoder and decoder know about the weights."""
+        """The features of the weights that encoder and decoder read."""
         parts = [features.map(lambda x: _with_magnitude(x[..., :1]))]
         if self.positions is not None:
             count = self.positions.in_channels

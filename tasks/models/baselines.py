@@ -122,7 +122,7 @@ def tensor_statistics(features: WeightFeatures) -> Tensor:
 
 
 def _statistics(values: Tensor, counts: Tensor) -> Tensor:
-    """Of values in consecutive groups: mean, variance, quantiles; `[groups, 7]`."""
+    """The mean, variance and quantiles of values in consecutive groups, `[groups, 7]`."""
     groups = len(counts)
     group = torch.repeat_interleave(
         torch.arange(groups, device=values.device), counts, output_size=len(values)
@@ -221,7 +221,7 @@ class FlatMLP(nn.Module):
 
 
 def num_places(spec: NetworkSpec, sizes: Mapping[str, int]) -> int:
-    """How many numbers a network with so many neurons of each type has."""
+    """The number of entries of a network with these numbers of neurons."""
     return sum(_rows(key, sizes) * taps for key, taps in spec.taps.items())
 
 
@@ -290,7 +290,7 @@ def _layer(kind: str, width: int) -> nn.Module:
         return layer(network, train_eps=True, aggr="mean", **options)
     if kind == "transformer":
         return layer(width, width // _HEADS, heads=_HEADS, **options)
-    # Degrees do not tell much where layers are complete: no scalers but the identity.
+    # Layers are fully connected, so degrees say little: the identity is the only scaler.
     return layer(
         width,
         width,

@@ -1,4 +1,4 @@
-"""Making a model by its name: what it is made of, and at which rates its parts learn."""
+"""Building a model by its name, and the learning rates of its parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ModelName = Literal[
 ]
 
 
-# Which of the settings that can be chosen a model reads.
+# The settings that each model uses.
 _NFN = ("channels", "head", "head_dropout", "fourier_features")
 _PYG = ("channels", "head", "head_dropout")
 _MLP = ("head", "head_dropout")
@@ -62,8 +62,8 @@ READ_BY: Mapping[ModelName, tuple[str, ...]] = {
 }
 # The most neurons of each type that any network has.
 Sizes = Mapping[str, int]
-# How much faster than the rest of a model probes learn, by what was best on validation networks.
-# Random images must become something else; random points may stay near where they are.
+# The factor of the learning rate of probes, chosen on validation networks. Probes that start as
+# random images must change a lot; random points may stay close to where they start.
 _IMAGES, _COORDINATES = 10.0, 0.3
 
 
@@ -81,9 +81,9 @@ class ModelSettings:
         norm: Whether channels are normalised between NF-Layers.
         residual: Whether NF-Layers that keep the number of channels add their input.
         activation: The activation function between NF-Layers, by its name in `torch.nn`.
-        probes: How many inputs the networks are run on, by models that do so; 0 for an editor
-            that reads weights alone.
-        probe_channels: The channels of an editor that say what every neuron does there.
+        probes: The number of inputs that the networks are run on; 0 for an editor that only reads
+            weights.
+        probe_channels: The channels in which an editor reads the activations at these inputs.
         statistics: Whether models that run the networks also read the entropies of their
             outputs and the statistics of their weights, as for the accuracy of classifiers.
 
@@ -174,7 +174,7 @@ def build_model(
 
 
 def nfn_options(name: str, settings: ModelSettings) -> dict[str, Any]:
-    """What invariant and equivariant NFNs of a name have in common."""
+    """The options that the invariant and the equivariant NFN of a name share."""
     return {
         "symmetry": "hnp" if name == "nfn-hnp" else "np",
         "pointwise": name == "nfn-pointwise",
@@ -231,7 +231,7 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """The number of trained numbers."""
+    """Returns the number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

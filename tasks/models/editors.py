@@ -38,8 +38,8 @@ class Editor(nn.Module):
     Args:
         network: The function :math:`f`, from features before the fold to features of the same
             networks.
-        encoding: Further channels of its input: what every neuron does at probes.
-        scale: What :math:`\gamma` starts at.
+        encoding: The activations of every neuron at the probes, as further input channels.
+        scale: The initial value of :math:`\gamma`.
         per_tensor: Whether every type of weight or bias has a :math:`\gamma` of its own.
     """
 
@@ -53,7 +53,7 @@ class Editor(nn.Module):
         super().__init__()
         self.network = network
         self.spec: NetworkSpec = network.spec
-        # Of the weights alone: the encoding has a scale of its own.
+        # Only the weights are standardized here: the encoding has a scale of its own.
         self.standardize = Standardize(self.spec, 1) if encoding is not None else None
         self.encoding = encoding
         self.places: dict[Key, int] = {
@@ -112,13 +112,13 @@ def build_editor(
     """An untrained editor.
 
     Args:
-        name: Which model.
-        settings: Its parts; `channels` are those of all NF-Layers but the last one.
+        name: The name of the model.
+        settings: The parts of the model; `channels` are those of all NF-Layers but the last one.
         spec: The types of all networks that it will see.
-        sizes: The most neurons of each type; only the MLP is bound by it.
+        sizes: The largest number of neurons of each type, which only the MLP depends on.
         scale: See :class:`Editor`.
         per_tensor: See :class:`Editor`.
-        ensemble: How many networks it makes of one.
+        ensemble: The number of networks that the editor makes of one.
     """
     if name not in get_args(EditorName):
         raise UserError(

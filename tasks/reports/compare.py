@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nfn_graph.messages import UserError, one_line
-from nfn_graph.tasks.reports.figures import bars
+from nfn_graph.tasks.reports.figures import bars, progress, read_curves
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import (
     BACKGROUND,
@@ -56,7 +56,8 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
 
     Args:
         runs: Folders of runs; a folder with runs in it stands for all of them.
-        out: A folder for `compare.html`, `compare.png` and `compare.csv`; None to write nothing.
+        out: A folder for `compare.html`, `compare.csv`, `compare.png`, and `progress.png`, which
+            shows the main metric against the seconds of training; None to write nothing.
 
     Example:
         >>> import json, tempfile
@@ -79,9 +80,10 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
         folder, reason = next(iter(failed.items()))
         raise UserError(f"Expected at least one finished run (got '{folder}': {reason})")
     _check_one_task(found)
-    rows = [row for group in _groups(found) for row in _rows(group)]
+    groups = _groups(found)
+    rows = [row for group in groups for row in _rows(group)]
     if out is not None:
-        _write(out, rows, found[0].task, failed)
+        _write(out, rows, groups, failed)
     return rows
 
 
@@ -294,7 +296,7 @@ def _rows(group: _Group) -> list[Row]:
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean, from the spread of the sample; one value has none."""
+    """The standard error of the mean; None for a single value."""
     if len(values) < 2:
         return None
     if not all(map(math.isfinite, values)):
@@ -370,7 +372,33 @@ def _about(rows: Sequence[Row], task: str) -> str:
     return " ".join(f"{model} is {text}." for model, text in known.items() if text)
 
 
-def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]) -> None:
+def _progress(groups: Sequence[_Group]) -> tuple[str, dict[str, list[tuple[list[float], ...]]]]:
+    """The main metric, and its course on validation networks in the runs of every group.
+
+    A run records how long it took as a whole, so every epoch counts as equally long. Runs without
+    logs are left out.
+    """
+    name = ""
+    found: dict[str, list[tuple[list[float], ...]]] = {}
+    for group in groups:
+        for run in group.runs.values():
+            log = run.folder / "logs" / "metrics.csv"
+            total, epochs = run.metrics.get("seconds"), run.metrics.get("epochs")
+            if not total or not epochs or not log.is_file():
+                continue
+            logged = read_curves(log)
+            name = name or next((m for m in HEADLINE if f"validation/{m}" in logged), "")
+            if f"validation/{name}" in logged:
+                at, values = logged[f"validation/{name}"]
+                seconds = [total * (epoch + 1) / epochs for epoch in at]
+                found.setdefault(group.label, []).append((seconds, values))
+    return name, found
+
+
+def _write(
+    out: Path, rows: Sequence[Row], groups: Sequence[_Group], failed: Mapping[Path, str]
+) -> None:
+    task = rows[0]["task"]
     options = dict.fromkeys(name for row in rows for name in row["options"])
     table = []
     for row in rows:
@@ -393,4 +421,10 @@ def _write(out: Path, rows: Sequence[Row], task: str, failed: Mapping[Path, str]
         ),
         Section("Figure", figures=[Shown(out / "compare.png", caption, f"Bar chart. {caption}")]),
     ]
+    metric, courses = _progress(groups)
+    if courses:
+        progress(out / "progress.png", courses, metric)
+        caption = "One line per run. The epochs of a run count as equally long."
+        shown = Shown(out / "progress.png", caption, f"Line chart. {caption}")
+        sections.append(Section("Progress", figures=[shown]))
     write_report(out / "compare.html", f"{task}: runs compared", sections)

@@ -1,4 +1,4 @@
-"""The figures of a report, written as PNG: scatter plots, learning curves, confusion, bars.
+"""The figures of a report, written as PNG: scatter plots, curves, confusion matrices, bars.
 
 Every function also returns its `matplotlib.figure.Figure`. The same input gives the same bytes,
 because neither the time nor the machine goes into a file.
@@ -50,7 +50,7 @@ _DPI = 160
 
 
 def colours_of(count: int) -> list[Any]:
-    """As many colours; a scale if they are too many to have names."""
+    """Returns `count` colours, from a continuous scale if there are too many for the palette."""
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     scale = require("matplotlib", "to draw figures").colormaps["viridis"]
@@ -58,7 +58,7 @@ def colours_of(count: int) -> list[Any]:
 
 
 def figure_style() -> Any:
-    """Within it, figures look alike."""
+    """A context in which all figures have the same style."""
     return require("matplotlib", "to draw figures").rc_context(_STYLE)
 
 
@@ -108,7 +108,7 @@ def scatter(
         path: The PNG.
         true: One value per network.
         predicted: One value per network.
-        title: What is shown; tau and R² are added to it.
+        title: The title, to which tau and R² are added.
         groups: A name per network, such as its width; each has its colour.
         tau: Kendall's tau, if known.
         r2: The coefficient of determination, if known.
@@ -159,7 +159,7 @@ def curves(
         path: The PNG.
         columns: For every logged name, such as `validation/tau`, its epochs and values; see
             `read_curves`.
-        title: What is shown.
+        title: The title.
 
     Example:
         >>> import tempfile
@@ -304,6 +304,43 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
         names = [_short(label, 70) for label in labels]
         in_a_row = max(1, min(len(labels), 70 // max(map(len, names))))
         figure.legend(handles, names, loc="outside lower center", ncols=in_a_row)
+        return save_figure(figure, path)
+
+
+def progress(
+    path: Path, groups: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]], name: str
+) -> Figure:
+    """A validation metric against the seconds of training, one colour per model, a line per seed.
+
+    Args:
+        path: The PNG.
+        groups: The label of every model with the seconds and the values of each of its runs.
+        name: The name of the metric.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from nfn_graph.tasks.reports import progress
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "figure.png")
+        ...     figure = progress(path, {"nfn-np": [([1.0, 2.0], [0.5, 0.7])]}, "tau")
+        >>> figure.axes[0].get_ylabel()
+        'Kendall tau, validation networks'
+    """
+    if not groups:
+        raise UserError("Expected at least one model to draw (got none)")
+    with figure_style():
+        figure, (axes,) = panels_of(1, (6.4, 3.8))
+        for (label, runs), colour in zip(groups.items(), colours_of(len(groups)), strict=True):
+            for i, (seconds, values) in enumerate(runs):
+                shown = _short(label, 70) if i == 0 else "_"
+                axes.plot(seconds, values, color=colour, label=shown, marker="o", ms=3, lw=1.4)
+        axes.set(
+            xscale="log",
+            xlabel="seconds of training",
+            ylabel=f"{metric_name(name)}, validation networks",
+        )
+        figure.legend(loc="outside lower center", ncols=min(len(groups), 4))
         return save_figure(figure, path)
 
 

@@ -39,7 +39,7 @@ def edit_sheet(path: Path, original: Tensor, edited: Tensor, target: Tensor) -> 
         path: The PNG.
         original: `[count, 1 or 3, height, width]`, shown within [0, 1].
         edited: The same pictures after the edit.
-        target: What the edit was to give.
+        target: The target pictures.
     """
     columns = len(original)
     with figure_style():
@@ -62,7 +62,7 @@ def gallery(path: Path, pictures: Tensor, captions: Sequence[str], right: Sequen
     Args:
         path: The PNG.
         pictures: `[count, 1 or 3, height, width]`, shown within [0, 1].
-        captions: One for each.
+        captions: One caption per picture.
         right: Whether each caption is true; the colour says so.
     """
     with figure_style():
@@ -83,7 +83,7 @@ def score_plot(
     Args:
         path: The PNG.
         layers: For every layer, initial weights, scores and whether each weight is kept.
-        title: What is shown.
+        title: The title.
     """
     with figure_style():
         figure, panels = panels_of(len(layers), (3.4, 3.0), columns=3)
@@ -160,7 +160,7 @@ def probe_points(path: Path, inputs: Tensor, background: Tensor | None = None) -
     Args:
         path: The PNG.
         inputs: `[probes, 2 or 3]`; the first two coordinates are row and column of an image.
-        background: `[rows, columns]`, how much the outputs of networks differ at each place.
+        background: `[rows, columns]`, the standard deviation of the networks' outputs at each place.
     """
     pairs = list(combinations(range(inputs.shape[1]), 2))
     with figure_style():

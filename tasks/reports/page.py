@@ -1,5 +1,5 @@
-"""Reports: one HTML file with its figures inside, which opens anywhere and asks nothing; and the
-same tables on the terminal.
+"""Reports: one HTML file with its figures inside, which needs no network access, and the same
+tables on the terminal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Shown:
     Attributes:
         png_path: The PNG file.
         caption: The text below the figure.
-        alt: What a screen reader says.
+        alt: The text for screen readers.
         is_plot: Whether the figure is a plot on white, whose brightness is inverted on a dark page;
             pictures stay as they are.
 
@@ -138,7 +138,7 @@ def _table(table: Table) -> dict[str, object]:
 
 
 def is_number(value: object) -> bool:
-    """Also of a mean with its error, which is text."""
+    """Whether a cell is a number, or the text of a mean with its error."""
     if isinstance(value, str):
         return " ± " in value
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from nfn_graph.tasks.training.run_folder import read_json
 
 # Facts about the data, which no model changes.
 BACKGROUND = ("networks", "tau_ceiling", "mse_unedited", "mse_fit", "overlap_magnitude")
-# What a model is allowed to look at.
+# The two kinds of input that a model may use.
 WEIGHTS, EVALUATES = "weights", "evaluates the network"
 # The metric that a report begins with: the first of these that a task has, and which is better.
 HEADLINE = {"tau": max, "accuracy": max, "mse": min, "overlap": max}

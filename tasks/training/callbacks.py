@@ -14,7 +14,7 @@ from nfn_graph.tasks.training.run_folder import write_csv
 class History(pl.Callback):
     """Writes a row per epoch to a CSV file, and keeps the rows in the checkpoint.
 
-    A run that goes on from its last checkpoint so has the table of an uninterrupted one.
+    A run that resumes from its last checkpoint therefore has the table of an uninterrupted run.
 
     Args:
         path: The file.
@@ -37,15 +37,15 @@ class History(pl.Callback):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Called when a run goes on."""
+        """Called when a run resumes."""
         self.rows = list(state_dict["rows"])
 
 
 class Patience(EarlyStopping):
     """Ends training after some epochs without a better validation metric.
 
-    A metric that is NaN, such as the rank correlation of equal predictions, is no better one; it
-    does not end training by itself. A run that was stopped after training had ended, before its
+    A metric that is NaN, such as the rank correlation of equal predictions, neither counts as better
+    nor ends training by itself. A run that was stopped after training had ended, before its
     results were written, does not begin another epoch.
 
     Args:
@@ -58,6 +58,6 @@ class Patience(EarlyStopping):
         super().__init__(monitor, mode=mode, patience=patience, check_finite=False)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Called when a run begins, and when it goes on."""
+        """Called when a run begins, and when it resumes."""
         if self.wait_count >= self.patience:
             trainer.should_stop = True

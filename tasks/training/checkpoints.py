@@ -31,7 +31,7 @@ def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
         task = _task(config)
         with torch.device("meta"):
             shapes = _build(task, config["made_for"]).state_dict()
-        # Before it takes any memory: a damaged file may ask for a model of any size.
+        # Check before allocating memory: a damaged file may ask for a model of any size.
         _check_shapes(folder.best, shapes, state)
         model = _build(task, config["made_for"])
         model.load_state_dict(state)
@@ -47,7 +47,7 @@ def load_model(run: Path) -> tuple[Task[Any], nn.Module, Metrics]:
 
 
 def read_run_checkpoint(path: Path) -> Mapping[str, Any]:
-    """What Lightning saved."""
+    """Reads a checkpoint that Lightning saved."""
     if not path.is_file():
         raise FileNotFoundError(f"Expected a checkpoint of a run (got no '{path}')")
     return read_checkpoint(path)
@@ -108,8 +108,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.glob(f".{path.stem}.*"):
-            left.unlink()  # of a process that was killed
-        # Of a full disk, the system says more than torch does.
+            left.unlink()  # A process that was killed left this file.
+        # If the disk is full, the error of the system is clearer than that of torch.
         content = io.BytesIO()
         torch.save(checkpoint, content)
         with replacing(path) as temporary:

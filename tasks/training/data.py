@@ -30,12 +30,12 @@ from nfn_graph.tasks.zoo.folder import open_networks
 
 # Networks per batch where only statistics are computed.
 _FIT_BATCH = 256
-# So many networks, and entries of them, are kept in memory where nobody says otherwise.
+# The largest number of networks, and of their entries, that are kept in memory by default.
 _MOST_NETWORKS = 5_000
 _MOST_ENTRIES = 50_000_000
 
 
-# How often an epoch shows every network in a check with --overfit.
+# The number of times that an epoch repeats every network with --overfit.
 OVERFIT_TIMES = 64
 
 
@@ -46,11 +46,11 @@ class PreparedGraphs(Sequence[WeightGraph]):
     unless all of them are to be kept there.
 
     Args:
-        task: The task, which says what is done to networks.
+        task: The task, which defines how networks are prepared.
         zoo: The networks.
-        facts: What the task knows about its data.
+        facts: The facts of the task about its data.
         in_memory: Whether to read and prepare all networks now, and to keep them.
-        attributes: What graphs hold beside their weights; if None, what the task says.
+        attributes: The attributes of graphs other than weights; by default those of the task.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PreparedGraphs(Sequence[WeightGraph]):
         return self._read(index) if self._kept is None else self._kept[index]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[WeightGraph]:
-        """What a loader asks for: of networks in the store, they are not prepared yet."""
+        """The networks that a loader asks for; those from the store are not prepared yet."""
         if self._kept is None:
             return self.networks.__getitems__(indices)
         return [self._kept[i] for i in indices]
@@ -101,7 +101,7 @@ class PreparedGraphs(Sequence[WeightGraph]):
 
 
 def _casts(zoo: WeightDataset, options: TrainOptions) -> list[Callable[[WeightGraph], Any]]:
-    """What brings weights to the precision that is computed in, if any have another one."""
+    """The transforms that convert weights to the precision of the computation, if needed."""
     wanted = torch.float64 if options.precision == "64-true" else torch.float32
     numbers = np.unique(zoo.architectures).tolist()
     found = {zoo.store.architecture(i).plain for i in numbers}
@@ -119,8 +119,8 @@ class PreparedLoader(DataLoader):
 
     Args:
         graphs: The networks.
-        batches: Which of them are in which batch.
-        workers: Processes that read them; 0 to read in this one.
+        batches: The sampler of the indices of every batch.
+        workers: The number of processes that read networks; 0 to read in this process.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def load_data(task: Task[Options]) -> TaskData:
 
 
 def fits_memory(zoos: Sequence[WeightDataset] | Any) -> bool:
-    """Whether networks are so few and small that they had better be kept in memory."""
+    """Whether the networks are few and small enough to be kept in memory."""
     sizes = [zoo.sizes for zoo in zoos]
     return sum(map(len, sizes)) <= _MOST_NETWORKS and sum(map(sum, sizes)) <= _MOST_ENTRIES
 
@@ -235,7 +235,7 @@ def split_zoo(zoo: WeightDataset, options: TrainOptions) -> dict[str, WeightData
 
 
 def fitted(task: Task[Options], data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:
-    """An untrained model that has seen the scale of its inputs, and what it was made for."""
+    """An untrained model with the statistics of its inputs, its types and its sizes."""
     examples = [graph for part in data.graphs.values() for graph in part.networks.examples()]
     spec = NetworkSpec.union({graph.spec for graph in examples})
     sizes = sizes_of(examples)

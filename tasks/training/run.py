@@ -93,7 +93,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         return folder.read("metrics.json")
     is_begun = folder.last.is_file()
     if is_begun:
-        read_run_checkpoint(folder.last)  # Lightning would say less of a damaged one.
+        read_run_checkpoint(folder.last)  # For damaged files, clearer than Lightning.
     if progress and os.environ.get("LOCAL_RANK", "0") == "0":
         print(_where_networks_are(data))
     limit = datetime.timedelta(minutes=options.minutes) if options.minutes else None
@@ -142,7 +142,7 @@ def _where_networks_are(data: TaskData) -> str:
 def _config(
     task: Task[Options], data: TaskData, spec: NetworkSpec, sizes: dict[str, int]
 ) -> dict[str, Any]:
-    """What decides a run, and what is needed to build its model again."""
+    """Everything that determines a run and is needed to rebuild its model."""
     return {
         "task": task.name,
         "options": to_plain(task.options),
@@ -256,7 +256,7 @@ def _evaluation_name(name: str) -> str:
 def predict(
     task: Task[Options], model: nn.Module, graphs: PreparedGraphs, *, labelled: bool = True
 ) -> Predictions:
-    """What the model says about every network; without labels, of tasks that need none."""
+    """The predictions for all networks, with or without labels."""
     if not len(graphs):
         raise UserError("Expected at least one network to predict (got none)")
     model.eval()
@@ -281,7 +281,7 @@ def _trainer(task: Task[Options], folder: RunFolder, timer: Timer, progress: boo
         ModelCheckpoint(filename=folder.best.stem, monitor=monitor, mode=task.best, **every_epoch),
         ModelCheckpoint(filename=folder.last.stem, **every_epoch),
     ]
-    # The table comes first: the checkpoint is to hold the row of its own epoch.
+    # The history comes first, so that a checkpoint includes the row of its own epoch.
     callbacks: list[pl.Callback] = [timer, History(folder.path / "logs" / "metrics.csv")]
     if options.patience:
         callbacks.append(Patience(monitor, task.best, options.patience))
@@ -349,7 +349,7 @@ def _report(folder: RunFolder) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Lightning's advice to itself: it does not know how small these data are."""
+    """Silences Lightning's advice, which does not apply to such small data."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -34,7 +34,7 @@ class RunBatches(pl.LightningDataModule):
         super().__init__()
         self.options = options
         self.graphs = graphs
-        # What processes cannot share is to be known before a run begins.
+        # Raise before a run begins if the processes cannot share the networks.
         self._train_batches(0, options.devices * options.nodes)
         _in_order(graphs["validation"], options, 0, options.devices * options.nodes)
 
@@ -103,7 +103,7 @@ class StepSampler(Sampler[list[int]]):
     Args:
         sampler: The order of the networks.
         batch_size: Networks per step, over all processes.
-        rank: The process.
+        rank: The rank of this process.
         world_size: The number of processes.
     """
 
@@ -127,7 +127,7 @@ class EpochSampler(Sampler[int]):
     """A random order that the seed and the epoch decide, and nothing else.
 
     Args:
-        data: What to order.
+        data: The data to order.
         seed: The seed of the run.
     """
 

@@ -1,7 +1,7 @@
 """The folder of a run.
 
 config.json        the task, its options, versions, the zoo and what the model was made for
-checkpoints/       last.ckpt, to go on from, and best.ckpt, the best epoch by validation
+checkpoints/       last.ckpt, to resume from, and best.ckpt, the best epoch by validation
 logs/metrics.csv   the learning curve; logs for TensorBoard beside it
 predictions.csv    for every network its split, its number and what the task keeps of it
 metrics.json       written last: a run that has it is finished
@@ -34,7 +34,7 @@ class RunFolder:
 
     @property
     def last(self) -> Path:
-        """The checkpoint to go on from."""
+        """The checkpoint to resume from."""
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
@@ -104,7 +104,7 @@ class RunFolder:
 
 
 def _shown(name: str, config: Mapping[str, Any]) -> Any:
-    """One of the things that decide a run, for an error."""
+    """A part of the configuration, as text for an error message."""
     if name == "task":
         return config["task"]
     if name != "zoo":
@@ -137,7 +137,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes an object; a number that is none (NaN or infinity) becomes null."""
+    """Writes an object; NaN and infinity become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(_strict(values), indent=2, allow_nan=False) + "\n", "utf-8")

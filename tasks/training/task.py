@@ -1,4 +1,4 @@
-"""What a task must say so that it can be trained."""
+"""The interface of a task that can be trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nfn_graph.tasks.training.options import TrainOptions
 
 Options = TypeVar("Options", bound=TrainOptions)
 Metrics = dict[str, Any]
-# For every network of a split: what it is, and what the model says.
+# The labels and predictions of all networks of a split.
 Predictions = dict[str, Tensor]
 
 
@@ -45,9 +45,9 @@ class Task(ABC, Generic[Options]):
     # The validation metric by which the best epoch is chosen, and which of its values is best.
     monitor: ClassVar[str]
     best: ClassVar[Literal["max", "min"]] = "max"
-    # A metric, and its value for training networks that a model has learnt by heart.
+    # A metric, and the value that it must reach on training networks that a model has memorised.
     by_heart: ClassVar[tuple[str, float]]
-    # What `predictions.csv` says of every network.
+    # The columns of `predictions.csv`.
     columns: ClassVar[tuple[str, ...]] = ("target", "prediction")
     OPTIONS: ClassVar[type[TrainOptions]]
 
@@ -72,18 +72,18 @@ class Task(ABC, Generic[Options]):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The mean loss of a batch, of what the model returned for it."""
+        """The mean loss of a batch, given the outputs of the model."""
 
     def loss_terms(self, batch: Batch) -> int:
-        """What the loss of a batch is the mean of: so many terms, its networks."""
+        """The number of terms that the loss of a batch is the mean of: by default its networks."""
         return batch.num_graphs
 
     @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> Predictions:
-        """What is kept of every network of a batch: all of `columns`, perhaps more."""
+        """The values to keep for every network of a batch: all of `columns`, and possibly more."""
 
     def answer(self, outputs: Any) -> Predictions:
-        """What the model says of every network, whose label nobody needs to know."""
+        """The predictions for all networks, whose labels are not needed."""
         raise NotImplementedError(f"{self.name} has no answer without labels")
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Task(ABC, Generic[Options]):
         """The metrics of a split."""
 
     def has_learnt(self, metrics: Metrics) -> bool:
-        """Whether a model has learnt networks with these metrics by heart."""
+        """Whether a model with these metrics has memorised its training networks."""
         name, bound = self.by_heart
         value = metrics[name]
         return bool(value >= bound if self.best == "max" else value <= bound)
@@ -142,12 +142,12 @@ class Task(ABC, Generic[Options]):
 
         Args:
             graph: A batch, or a single network of those that are kept in memory.
-            facts: As :meth:`facts` says.
+            facts: The facts that :meth:`facts` returned.
         """
         return graph
 
     def augment(self, batch: Batch) -> Batch:
-        """Permutations for the model that must learn them, noise and drop where asked for."""
+        """Permutes neurons for mlp-aug, and applies the augmentations of the options."""
         for transform in self.augmentations:
             batch = transform(batch)
         return batch

@@ -1,4 +1,4 @@
-"""A task and its model as Lightning wants them."""
+"""A task and its model as a Lightning module."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TaskModule(pl.LightningModule):
 
     Args:
         task: The task.
-        model: Its model.
-        facts: What the task knows about its data.
-        batches: The batches that it will see.
+        model: The model of the task.
+        facts: The facts of the task about its data.
+        batches: The batches of the run.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class TaskModule(pl.LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of a batch. All that is drawn depends on the seed and the step alone, so that
-        a resumed run draws the same."""
+        """The loss of a batch. All random numbers depend only on the seed and the step, so that
+        a resumed run gets the same ones."""
         place = (self.current_epoch, index, self.global_rank)
         torch.manual_seed(seed_of(self.task.options.seed, *place, "step"))
         batch = self.task.augment(batch)

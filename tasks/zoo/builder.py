@@ -43,7 +43,7 @@ Device = Literal["cpu", "cuda", "mps"]
 Dtype = Literal["float32", "float64"]
 Row = dict[str, Any]
 OnSteps = Callable[[int], None]
-# Numbers that the largest activation of one training step should hold: they stay in the cache.
+# The number of entries of the largest activation in one training step, so that it fits the cache.
 _MOST_ENTRIES = 2**20
 # Options that say how and where to build a zoo, not what is in it.
 _NEUTRAL = ("out", "shard", "engine", "device", "together")
@@ -157,7 +157,7 @@ class SampledZooOptions(ImageZooOptions):
 
 
 def split_of(draw: float, validation_share: float, test_share: float) -> Split:
-    """The part that a number within [0, 1) falls into."""
+    """The split that a random number within [0, 1) falls into."""
     if draw < test_share:
         return "test"
     return "validation" if draw < test_share + validation_share else "train"
@@ -184,7 +184,7 @@ class Built(Generic[Item]):
         item: The network.
         row: Its row in the table.
         parameters: Its parameters, by key.
-        masks: Of a winning ticket, which parameters it keeps, by key; those without one are kept.
+        masks: The masks of a winning ticket, by key; parameters without a mask are kept.
     """
 
     item: Item
@@ -200,7 +200,7 @@ def build_zoo(options: BuildOptions, *, source: Any = None, progress: bool = Fal
     """Trains the networks of a zoo, or what is missing of it.
 
     Args:
-        options: What to build, and where; its type says which kind of zoo.
+        options: The options of the zoo; their type determines the kind of zoo.
         source: The images or point clouds, if they are not to be read from `options.data`.
         progress: Whether to show a progress bar.
 
@@ -229,8 +229,8 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
     kind are trained together, and what module each of them is.
 
     Args:
-        options: What to build, and where.
-        source: The data, if they are not to be read from where the options say.
+        options: The options of the zoo.
+        source: The data; by default they are read from `options.data`.
     """
 
     kind: ClassVar[str]
@@ -262,7 +262,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
 
     @abstractmethod
     def steps(self, item: Item) -> int:
-        """How many training steps a network takes."""
+        """The number of training steps of a network."""
 
     @abstractmethod
     def alike(self, item: Item) -> Hashable:
@@ -274,7 +274,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
 
     @abstractmethod
     def largest_activation(self, item: Item) -> int:
-        """How many numbers the largest activation of a network holds in a training step."""
+        """The number of entries of a network's largest activation in a training step."""
 
     @abstractmethod
     def module(self, item: Item) -> tuple[nn.Module, tuple[int, ...]]:
@@ -417,7 +417,7 @@ def _by(key: Callable[[Any], Hashable], values: Iterable[Any]) -> dict[Hashable,
 
 
 def device_of(options: BuildOptions) -> torch.device:
-    """The device, if it is there."""
+    """Returns the device, or raises if it is not available."""
     there = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),

@@ -27,7 +27,7 @@ from nfn_graph.tasks.zoo.optimisers import Parameters
 Activation = Literal["relu", "tanh"]
 InitKind = Literal["glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal"]
 _ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
-# Numbers that the largest activation of one evaluation step may hold.
+# The largest number of entries of an activation in one evaluation step.
 _MOST_ENTRIES = 2**22
 
 
@@ -41,7 +41,7 @@ class Architecture:
         hidden: Widths of the hidden dense layers.
         classes: The number of outputs.
         padding: Zeros around the inputs of every convolution.
-        pool: What leads from convolutions to dense layers: the mean over all positions, or all
+        pool: The step between convolutions and dense layers: the mean over all positions, or all
             entries, positions fastest (`nn.Flatten`).
     """
 
@@ -112,9 +112,10 @@ def initialise(
 
     Args:
         architecture: The shape.
-        kind: Glorot and He draw from a normal distribution of their own width, `orthogonal`
-            gives orthogonal rows or columns; all these are multiplied by `scale`. Of `normal`
-            and `truncated_normal` (within two standard deviations), `scale / 10` is the width.
+        kind: The distribution. Glorot and He sample from a normal distribution with their own
+            standard deviation, and `orthogonal` gives orthogonal rows or columns; all these are
+            multiplied by `scale`. `normal` and `truncated_normal` (within two standard deviations)
+            have a standard deviation of `scale / 10`.
         scale: See `kind`.
         generator: The random generator.
     """
@@ -154,8 +155,7 @@ def forward(
         activation: The activation function of all networks.
         images: `[batch, N, channels, height, width]` (of their own each), or
             `[batch, 1, ...]` for all of them.
-        dropped: For every hidden layer, what its activations `[N, *units, batch]` are
-            multiplied with.
+        dropped: The dropout factors of every hidden layer, `[N, *units, batch]`.
 
     Returns:
         `[N, classes, batch]`.
@@ -319,6 +319,6 @@ def _evaluate(
         outputs = forward(architecture, parameters, activation, x.unsqueeze(1))
         expected = y.expand(num, -1)
         losses.append(F.cross_entropy(outputs, expected, reduction="none"))
-        # Of a network that has diverged, no answer is right.
+        # A network that has diverged gets no answer right.
         hits.append((outputs.argmax(1) == expected) & outputs.isfinite().all(1))
     return torch.cat(losses, 1), torch.cat(hits, 1)

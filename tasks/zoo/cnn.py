@@ -139,7 +139,7 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
 def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:
     """The run of one network: it depends on the options, the data and its number only."""
     draws = Draws(options.seed, network, "hyperparameters")
-    # Every value is drawn, needed or not, so that the draws of one do not shift the others.
+    # Every value is sampled, needed or not, so that one option does not change the other samples.
     activation = draws.choice(options.activations)
     init = draws.choice(options.inits)
     init_scale = draws.log_uniform(*options.init_scale)
@@ -165,7 +165,7 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
         optimiser=optimiser,
         learning_rate=learning_rate * (SGD_FACTOR if optimiser == "sgd" else 1),
         l2=l2,
-        # Whatever is drawn, some activations stay.
+        # Some activations are kept whatever probability is sampled.
         dropout=min(round(dropout * KEPT_OF), KEPT_OF - 1) / KEPT_OF
         if dropped < options.dropout_share
         else 0.0,

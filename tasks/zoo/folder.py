@@ -1,4 +1,4 @@
-"""Zoos that were built: opening them with all that tasks ask of them, and what they hold."""
+"""Opening the zoos that were built, checking them, and describing their contents."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _missing(what: str, got: object) -> ConversionError:
 
 
 def zoo_facts(path: Path, split_file: Path | None = None) -> Facts:
-    """What is known of the networks in a folder, the first one looked at more closely.
+    """Returns facts about the networks in a folder, with details of the first one.
 
     Args:
         path: The folder.

@@ -184,7 +184,7 @@ class InrZooBuilder(ZooBuilder[InrZooOptions, Images | Clouds, InrFit]):
         return item.shape.name
 
     def largest_activation(self, item: InrFit) -> int:
-        """That of all points of a step."""
+        """The size of the largest activation over all points of a training step."""
         points = self.settings.points
         if isinstance(self.source, Images) and not points:
             points = self.source.shape[1] * self.source.shape[2]
@@ -224,7 +224,7 @@ def _row(fit: InrFit, options: InrZooOptions, settings: FitSettings, error: floa
 
 
 def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:
-    """The networks of a zoo: training images in a drawn order, then validation, then test."""
+    """The networks of a zoo: training images in random order, then validation, then test."""
     chosen: dict[Split, list[int]] = {"train": [], "validation": [], "test": []}
     for image in _drawn(source.train_index, options.images, options, "images", source.name):
         draw = Draws(options.seed, image, "split").uniform(0, 1)
@@ -250,7 +250,7 @@ def list_fits(options: InrZooOptions, source: Images | Clouds) -> list[InrFit]:
 
 
 def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) -> FitTargets:
-    """What some networks are fitted to."""
+    """The targets of some networks."""
     index = torch.tensor([fit.image for fit in fits])
     if isinstance(source, Images):
         _, height, width = source.shape
@@ -264,7 +264,7 @@ def targets_of(source: Images | Clouds, fits: Sequence[InrFit], samples: int) ->
 
 
 def _psnr(error: float) -> float:
-    """In decibels, of a mean squared error; that of a fit that diverged is NaN as well."""
+    """The PSNR of a mean squared error, in decibels; NaN for a fit that diverged."""
     return math.inf if error == 0 else -10 * math.log10(error)
 
 

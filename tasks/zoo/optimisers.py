@@ -35,8 +35,8 @@ class BatchedOptimiser:
         kinds: The optimiser of each network; those of one kind must be neighbours.
         learning_rates: `[N]`.
         l2: `[N]`, the penalty on the sum of squared weights (not biases).
-        masks: For networks that keep some of their weights at zero: what gradients are
-            multiplied with, by key.
+        masks: The factors of the gradients, by key, for networks that keep some of their weights
+            at zero.
 
     Attributes:
         parameters: The current parameters, views that :meth:`step` changes.
@@ -81,7 +81,7 @@ class BatchedOptimiser:
             self._step(kind, *(x[rows] for x in states))
 
     def keep(self, rows: Tensor, kinds: Sequence[Optimiser]) -> None:
-        """Goes on with some of the networks."""
+        """Continues with some of the networks."""
         self._flat, self._first, self._second, self._rates = (
             x[rows] for x in (self._flat, self._first, self._second, self._rates)
         )

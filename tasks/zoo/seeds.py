@@ -1,4 +1,4 @@
-"""Seeds that depend on what they are for, and on nothing else.
+"""Seeds that depend on their purpose only.
 
 Network 17 of a zoo is the same network in whatever shard, group or process it is trained.
 """
@@ -37,7 +37,7 @@ def random_bytes(stream: np.random.SFC64, shape: Sequence[int]) -> Tensor:
 
 
 class Draws:
-    """Values drawn from stated distributions, in the order of the calls."""
+    """Samples values from given distributions, in the order of the calls."""
 
     def __init__(self, *parts: int | str) -> None:
         # Only `random()` is used, whose sequence Python guarantees for all versions.

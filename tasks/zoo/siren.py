@@ -79,7 +79,7 @@ class Siren(nn.Module):
     Args:
         shape: Its widths.
         w0: The frequency factor of all hidden layers.
-        offset: What is added to the outputs.
+        offset: The number that is added to the outputs.
     """
 
     def __init__(self, shape: SirenShape, w0: float, offset: float = 0.0) -> None:
@@ -105,7 +105,7 @@ def siren_forward(
         parameters: `layers.{i}.weight` as `[N, out, in]` and `layers.{i}.bias` as `[N, out]`.
         coordinates: `[inputs, points]` for all networks, or `[N, inputs, points]`.
         w0: The frequency factor of all hidden layers.
-        offset: What is added to the outputs.
+        offset: The number that is added to the outputs.
 
     Returns:
         `[N, outputs, points]`.
@@ -154,7 +154,7 @@ def siren_computation(layout: Layout, w0: float, offset: float) -> Computation:
     Args:
         layout: The layout of a chain of dense layers with biases.
         w0: The frequency factor of all hidden layers.
-        offset: What is added to the outputs.
+        offset: The number that is added to the outputs.
     """
     # Every tensor of a chain is the weights of one type or the biases of one layer.
     numbers = {parts[0].store: i for i, parts in enumerate(layout.sources)}
@@ -193,7 +193,7 @@ def voxel_grid(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class FitTargets(NamedTuple):
-    """What networks are fitted to.
+    """The targets that networks are fitted to.
 
     Attributes:
         coordinates: `[inputs, points]` for all networks, or `[N, inputs, points]`.
@@ -205,16 +205,16 @@ class FitTargets(NamedTuple):
 
 
 class FitSettings(NamedTuple):
-    """How networks are fitted.
+    """The settings of a fit.
 
     Attributes:
         w0: The frequency factor.
-        offset: What is added to the outputs.
+        offset: The number that is added to the outputs.
         steps: Steps of Adam.
         learning_rate: The learning rate of Adam.
         points: Points per step, the same for all networks; 0 for all of them.
-        seed: What those points are drawn from.
-        init: How weights are initialised, see :func:`initialise_siren`.
+        seed: The seed from which those points are sampled.
+        init: The initialisation of the weights, see :func:`initialise_siren`.
         stop_psnr: A network whose points of a step have this ratio of peak signal to noise, in
             decibels, is left as it is from then on; 0 for never.
     """
@@ -247,9 +247,9 @@ def fit_sirens(
 
     Args:
         shape: The shape of all networks.
-        seeds: What the initial weights of each are drawn from.
-        targets: What they are fitted to.
-        settings: How.
+        seeds: The seeds of the initial weights, one per network.
+        targets: The targets of the networks.
+        settings: The settings of the fits.
         on_steps: Called with the number of steps made, summed over networks.
     """
     like = targets.values

@@ -1,7 +1,7 @@
 """Training many classifiers as one batched computation, each exactly as if it were alone.
 
 Every network has its own initial weights, its own images in its own order, and its own
-dropout, drawn from its own seed; so what it becomes does not depend on the others.
+dropout, all sampled with its own seed, so that the result does not depend on the others.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from nfn_graph.tasks.zoo.seeds import generator_of, random_bytes, seed_of
 # Dropout is decided by random bytes: its probability is a multiple of 1/256.
 KEPT_OF = 256
 
-# Steps whose random numbers are drawn together. It decides what is drawn: a run with another
-# number gives another zoo.
+# The number of steps whose random numbers are sampled together. Another number would give another
+# zoo, because it changes the order of the samples.
 BLOCK = 8
 
 
@@ -49,20 +49,20 @@ class ClassifierRun:
 
     Args:
         network: Its number in the zoo.
-        seed: What its initial weights, data order and dropout are drawn from.
+        seed: The seed of its initial weights, data order and dropout.
         architecture: Its shape.
         activation: The activation function of the hidden layers.
-        init: How weights are initialised; see `initialise`.
+        init: The initialisation of the weights; see `initialise`.
         init_scale: See `init`.
         optimiser: See `BatchedOptimiser`.
         learning_rate: The learning rate.
-        l2: What the sum of all squared weights, not biases, is multiplied with in the loss.
+        l2: The factor of the sum of squared weights (not biases) in the loss.
         dropout: The probability that a hidden activation is dropped.
         train_fraction: The share of the training images that it sees.
         epochs: The number of epochs.
-        num_images: How many images that is.
-        num_steps: How many gradient steps that is.
-        checkpoints: The steps after which it is written down.
+        num_images: The number of training images that it sees.
+        num_steps: The number of training steps.
+        checkpoints: The steps after which a checkpoint is stored.
         split: The part of the zoo that the network belongs to.
     """
 
@@ -88,7 +88,7 @@ class ClassifierRun:
         return Classifiers(self.architecture, self.activation)
 
     def values(self) -> dict[str, Any]:
-        """What a table says of the run."""
+        """The values of the run in the table."""
         names = (f.name for f in fields(self))
         return {n: getattr(self, n) for n in names if n not in ("architecture", "checkpoints")}
 
@@ -115,8 +115,8 @@ class ImageOrder:
 
     Args:
         seed: The seed of the network.
-        count: How many images it sees.
-        num_images: How many there are.
+        count: The number of images that it sees.
+        num_images: The number of all training images.
     """
 
     def __init__(self, seed: int, count: int, num_images: int) -> None:
@@ -153,7 +153,7 @@ class StackedNetworks(ABC):
     @property
     @abstractmethod
     def largest_activation(self) -> int:
-        """How many numbers the largest activation of one image holds."""
+        """The number of entries of the largest activation of one image."""
 
     @abstractmethod
     def module(self) -> nn.Module:
@@ -173,7 +173,7 @@ class StackedNetworks(ABC):
             parameters: Stacked parameters.
             images: `[batch, N, channels, height, width]`.
             labels: `[N, batch]`.
-            dropped: For every hidden layer, what its activations are multiplied with.
+            dropped: The dropout factors of every hidden layer.
         """
 
     @abstractmethod
@@ -243,7 +243,7 @@ def train_classifiers(
         runs: The networks, with those of one optimiser next to each other. A run says what its
             network is with the method `stacked`, and how it is trained with `seed`, `optimiser`,
             `learning_rate`, `l2`, `dropout`, `num_images`, `num_steps` and `checkpoints`.
-        data: What they are trained and tested on.
+        data: The training and test images.
         batch_size: Images per step.
         initial: Stacked parameters to start from, instead of fresh ones.
         masks: Stacked masks of 0 and 1, by key: where weights are kept at zero.
@@ -376,7 +376,7 @@ class ClassifierZooBuilder(ZooBuilder[ImageOptions, Images, Any]):
 
     @abstractmethod
     def built(self, checkpoint: TrainedCheckpoint) -> Iterable[Built[Any]]:
-        """What is written of a checkpoint, if anything."""
+        """The networks to store for a checkpoint, if any."""
 
     def open_source(self) -> Images:
         """The images that the options name."""
@@ -409,7 +409,7 @@ class ClassifierZooBuilder(ZooBuilder[ImageOptions, Images, Any]):
         return str(item.stacked().name)
 
     def largest_activation(self, item: Any) -> int:
-        """That of a batch of images."""
+        """The size of the largest activation for a batch of images."""
         return int(self.options.batch_size * item.stacked().largest_activation)
 
     def module(self, item: Any) -> tuple[nn.Module, tuple[int, ...]]:

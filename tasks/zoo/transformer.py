@@ -31,7 +31,7 @@ from nfn_graph.tasks.zoo.seeds import Draws, seed_of
 from nfn_graph.tasks.zoo.training import ClassifierZooBuilder, StackedNetworks, TrainedCheckpoint
 from nfn_graph.transforms import FillBiases
 
-# Images that are evaluated at once.
+# The number of images that are evaluated at once.
 _EVALUATED = 256
 
 
@@ -319,7 +319,7 @@ class Transformers(StackedNetworks):
             ):
                 parts = [self._outputs(one, x[None])[0] for x in images.split(_EVALUATED)]
                 outputs = torch.cat(parts)
-                # Of a network that has diverged, no answer is right.
+                # A network that has diverged gets no answer right.
                 hits = (outputs.argmax(1) == labels) & outputs.isfinite().all(1)
                 columns += [float(F.cross_entropy(outputs, labels)), float(hits.double().mean())]
             found.append(Metrics(*columns))

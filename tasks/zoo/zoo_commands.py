@@ -123,7 +123,7 @@ def _tickets(zoo: WeightDataset) -> str:
 
 
 def _built(describe: Callable[[WeightDataset], str]) -> Callable[[BuildOptions], str]:
-    """What builds a zoo and says in one line what is in it."""
+    """A function that builds a zoo and describes it in one line."""
     return lambda options: describe(open_zoo_folder(build_zoo(options, progress=True)))
 
 
@@ -166,7 +166,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo import siren_mnist_wts/ --out zoos/siren-mnist --train-split train_augmented
 
     Args:
-        command: What to do.
+        command: The subcommand and its options.
     """
     print(next(run for options, run in COMMANDS.values() if options is type(command))(command))
     return 0

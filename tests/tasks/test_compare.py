@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from nfn_graph import UserError, cli
-from nfn_graph.tasks.reports import bars, compare, failed_runs, find_runs, print_table
+from nfn_graph.tasks.reports import bars, compare, failed_runs, find_runs, print_table, progress
 
+compare_module = sys.modules[compare.__module__]
 # Of 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
 TAUS = (0.7, 0.8, 0.9)
 ERROR = 0.1 / math.sqrt(3)
@@ -234,3 +236,25 @@ def test_the_conclusion_weighs_the_difference_by_its_error(
     page = (tmp_path / "out" / "compare.html").read_text("utf-8")
     gap = 0.81 - sum(taus) / 2
     assert f"the difference of {gap:.3f} is {verdict} than twice its standard error" in page
+
+
+def test_progress_is_drawn_against_seconds(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "np", 0.8)
+    metrics = json.loads((run / "metrics.json").read_text("utf-8")) | {"epochs": 4}
+    (run / "metrics.json").write_text(json.dumps(metrics), "utf-8")
+    (run / "logs").mkdir()
+    log = "epoch,validation/r2,validation/tau\n0,0.1,0.2\n1,0.3,0.5\n3,0.6,0.7\n"
+    (run / "logs" / "metrics.csv").write_text(log, "utf-8")
+    make_run(tmp_path / "runs" / "statnn", 0.5, model="statnn")  # has no log
+    out = tmp_path / "out"
+    compare([tmp_path / "runs"], out)
+    assert (out / "progress.png").is_file()
+    assert "progress" in (out / "compare.html").read_text("utf-8").lower()
+    name, found = compare_module._progress(compare_module._groups(compare_module._read([run])[0]))
+    # Four epochs in 10 seconds are 2.5 seconds each.
+    assert (name, found) == ("tau", {"nfn-np": [([2.5, 5.0, 10.0], [0.2, 0.5, 0.7])]})
+    (axes,) = progress(tmp_path / "p.png", found, name).axes
+    (line,) = axes.get_lines()
+    assert line.get_xydata().tolist() == [[2.5, 0.2], [5.0, 0.5], [10.0, 0.7]]
+    with pytest.raises(UserError, match="at least one model"):
+        progress(tmp_path / "p.png", {}, "tau")

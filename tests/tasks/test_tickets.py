@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ticket_data import COLOURS, IMAGES, build_cnns, build_mlps
+from ticket_data import COLOURS, IMAGES, build_cnns, build_mlps, small
 from torch import Tensor, nn
 from zoo_data import tiny_images
 
@@ -17,22 +17,26 @@ from nfn_graph import Batch, NFLinear, WeightGraph
 from nfn_graph.cli import main
 from nfn_graph.converters import from_module, from_state_dict
 from nfn_graph.symmetry import sample
-from nfn_graph.tasks.masks import TicketScope
+from nfn_graph.tasks.masks import TicketScope, on_no_path
 from nfn_graph.tasks.models import fit_inputs
 from nfn_graph.tasks.models.autoencoder import TicketAutoencoder
 from nfn_graph.tasks.models.build import slow_aggregates
 from nfn_graph.tasks.prune import mask_network
-from nfn_graph.tasks.retraining import compare_masks, options_of
+from nfn_graph.tasks.retraining import Masks, compare_masks, options_of
+from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.training import train
 from nfn_graph.tasks.winning_tickets import WinningTickets, WinningTicketsOptions
-from nfn_graph.tasks.zoo import open_zoo_folder
+from nfn_graph.tasks.zoo import build_zoo, open_zoo_folder
 from nfn_graph.tasks.zoo.classifiers import initialise
 from nfn_graph.tasks.zoo.tickets import ticket_architecture
 from nfn_graph.testing import assert_equivariant
 
 MODELS = ("nfn-np", "nfn-pointwise")
 SCOPES: tuple[TicketScope, ...] = ("expected", "global", "layer")
-BASELINES = ["Dense", "IMP", "Random", "Magnitude", "Random, on paths", "Magnitude, on paths"]
+BASELINES = [
+    *("Dense", "IMP", "Random", "Magnitude"),
+    *("IMP, on paths", "Random, on paths", "Magnitude, on paths"),
+]
 
 
 def own_maps(layer: NFLinear) -> list[nn.Parameter]:
@@ -244,6 +248,43 @@ def test_retraining(runs: dict[str, Path], zoo: Path) -> None:
         compare_masks([], chosen, images=tiny_images(90))
 
 
+@pytest.mark.parametrize(
+    ("arch", "width", "images"), [("mlp", 16, IMAGES), ("cnn", 4, COLOURS)], ids=["mlp", "cnn"]
+)
+def test_pruned_weights_on_no_path_are_replaced(
+    arch: str, width: int, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masks of "IMP, on paths": IMP's weights on paths stay, and the rest of the places go to
+    weights of large initial magnitude."""
+    trained: list[tuple[int, Masks]] = []
+
+    def note(options: object, images: object, zoo: object, jobs: list[Any]) -> list[float]:
+        trained.extend(jobs)
+        return [0.0] * len(jobs)
+
+    monkeypatch.setattr("nfn_graph.tasks.retraining.retrain", note)
+    options = small(tmp_path / "zoo", arch=arch, widths=(width,), networks=6, sparsity=0.92)
+    zoo = open_zoo_folder(build_zoo(options, source=images))
+    compare_masks([], zoo, images=images)
+    first = BASELINES.index("IMP, on paths") * len(zoo)
+    replaced = 0
+    for i, mask in trained[first : first + len(zoo)]:
+        assert mask is not None
+        state = zoo.state_dict(i)
+        given = {key: x > 0 for key, x in zoo.state_dict(i, "mask").items() if key in mask}
+        found = {key: x > 0 for key, x in mask.items()}
+        network = WeightGraph.from_placements(zoo[i].layout, state)
+        dead = on_no_path(given, network)
+        replaced += sum(int(x.sum()) for x in dead.values())
+        assert sum(int(x.sum()) for x in found.values()) == zoo.rows[i]["num_kept"]
+        assert all(bool(found[key][x & ~dead[key]].all()) for key, x in given.items())
+        assert not any(bool(x.any()) for x in on_no_path(found, network).values())
+        new = torch.cat([state[key][x & ~given[key]] for key, x in found.items()]).abs()
+        never = torch.cat([state[key][~x & ~given[key]] for key, x in found.items()]).abs()
+        assert not len(new) or float(new.mean()) > float(never.mean())
+    assert replaced > 0
+
+
 def checkpoint(path: Path, zoo: Path, dtype: torch.dtype, width: int = 9) -> Path:
     """An initialisation of a width that no network of the zoo has, with names of its own."""
     architecture = ticket_architecture(options_of(open_zoo_folder(zoo)), IMAGES, width)
@@ -366,4 +407,4 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     for name in ("Dense", "IMP", "Random", "Magnitude", "nfn-np"):
         assert name in shown
-    assert len(rows_of(table)) == 16
+    assert len(rows_of(table)) == 18
