@@ -6,7 +6,8 @@ python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets \\
 Every peer runs in a process of its own, since their packages share names. `nfn` is the package on
 PyPI. The others are imported from a checkout that you give; install what they need (neural-graphs:
 hydra-core and random-fourier-features-pytorch). All models see the same networks in the same
-batches, with AdamW and a learning rate that follows a cosine. The rate is chosen among --rates by the accuracy on validation networks with the first
+batches, with AdamW and a learning rate that follows a cosine. The rate is
+chosen among --rates by the accuracy on validation networks with the first
 seed; other settings are those that the peer publishes for INR classification.
 """
 

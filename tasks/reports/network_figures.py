@@ -160,7 +160,7 @@ def probe_points(path: Path, inputs: Tensor, background: Tensor | None = None) -
     Args:
         path: The PNG.
         inputs: `[probes, 2 or 3]`; the first two coordinates are row and column of an image.
-        background: `[rows, columns]`, the standard deviation of the networks' outputs at each place.
+        background: `[rows, columns]`, the standard deviation of the outputs at each place.
     """
     pairs = list(combinations(range(inputs.shape[1]), 2))
     with figure_style():

@@ -44,8 +44,8 @@ class History(pl.Callback):
 class Patience(EarlyStopping):
     """Ends training after some epochs without a better validation metric.
 
-    A metric that is NaN, such as the rank correlation of equal predictions, neither counts as better
-    nor ends training by itself. A run that was stopped after training had ended, before its
+    A metric that is NaN, such as the rank correlation of equal predictions, neither counts as
+    better nor ends training by itself. A run that was stopped after training had ended, before its
     results were written, does not begin another epoch.
 
     Args:
