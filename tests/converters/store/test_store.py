@@ -233,7 +233,7 @@ for step in range(9):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_writer_leaves_the_last_good_state(tmp_path: Path) -> None:
     """Killed before each of its renames: description, architecture, and three per shard."""
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1])]
     result = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert result.stdout.split() == ["9"] * 8 + ["0"]
     for step in range(9):

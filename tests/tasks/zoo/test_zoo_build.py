@@ -183,7 +183,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     for shards in (2, 5):
         process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parent)],
+            [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parents[1])],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         limit = time.monotonic() + 120
