@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,13 +43,45 @@ def test_every_test_can_fail(path: Path) -> None:
     assert [f"line {f.lineno}: {f.name}" for f in tests if not can_fail(f, helpers)] == []
 
 
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The modules that a file imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (alias.name for alias in node.names)
+
+
 def test_no_test_is_imported() -> None:
+    tests = {path.stem for path in FILES}
     found = [
         f"{path.name} imports {module}"
         for path in sorted(FOLDER.rglob("*.py"))
-        for module in re.findall(r"^\s*(?:from|import) (test_\w+)", path.read_text("utf-8"), re.M)
+        for module in imported(ast.parse(path.read_text("utf-8")))
+        if tests.intersection(module.split("."))
     ]
     assert found == []
+
+
+def test_no_two_files_have_one_name() -> None:
+    """Of two helpers of one name, a test would get the one that was imported first."""
+    names = Counter(path.name for path in FOLDER.rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_folders_are_those_of_the_code() -> None:
+    """Tests of `converters/keras/handlers.py` are in `tests/converters/keras`."""
+    root = FOLDER.parent
+    rooms = {"nfn_graph": root / "nfn_graph", "converters": root, "tasks": root}
+    expected = {
+        path.parent.relative_to(above).as_posix()
+        for room, above in rooms.items()
+        for path in (root / room).rglob("__init__.py")
+    }
+    expected.add("benchmarks")
+    assert {path.parent.relative_to(FOLDER).as_posix() for path in FILES} == expected
+    assert {path.parent for path in FOLDER.rglob("*.py")} == {path.parent for path in FILES}
 
 
 @pytest.mark.parametrize(
