@@ -132,7 +132,7 @@ def _why_left_out(value: Any) -> str:
     if not isinstance(value, Tensor):
         return "not a tensor"
     if not value.is_floating_point():
-        return "whole numbers (counts, indices or masks)"
+        return "integers (counts, indices or masks)"
     return "not a weight of the computation (unused, or a constant whose values it reads)"
 
 
