@@ -69,7 +69,7 @@ def _record(
     """Records what a chain of linear layers computes, if the function between them is known."""
     if activation is None:
         w.tape.lose(
-            "a state dict does not show what is between its layers. Give arch=, or activation= "
+            "a state dict does not show what is between its layers. Pass arch=, or activation= "
             "if they are linear layers with one function between them"
         )
         return

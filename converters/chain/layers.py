@@ -138,7 +138,7 @@ def _check_orientation(tensors: Mapping[str, Tensor]) -> None:
         options = "orientation='in_out'" + (" or orientation='out_in'" if is_chain else "")
         raise ConversionError(
             f"Expected weights that form a chain only as [out, in, ...] (got "
-            f"{listed(weights, list(weights))}, which form one {ways}). Give {options}"
+            f"{listed(weights, list(weights))}, which form one {ways}). Pass {options}"
         )
 
 
@@ -216,9 +216,9 @@ def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
     is_pointwise = len(chain) > 1 and chain[1].spatial and math.prod(chain[1].shape[2:]) == 1
     if first.spatial and inputs == 1 < outputs and (outputs <= _IMAGE_CHANNELS or is_pointwise):
         raise ConversionError(
-            f"Expected to know the channels of the input (got '{first.key}' of shape "
+            f"Expected a known number of input channels (got '{first.key}' of shape "
             f"{list(first.shape)}: a convolution of 1 channel, or a depthwise one of {outputs} "
-            f"channels or a divisor of that). Give an example_input, of which only the shape "
+            f"channels or a divisor of that). Pass an example_input, of which only the shape "
             f"is used. {ASK_FOR_ARCH}, if it is not a chain"
         )
     return inputs

@@ -80,7 +80,7 @@ def spelled(key: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
 
 
-ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
+ASK_FOR_ARCH = "Pass the network as arch, on the meta device if it is large"
 
 # Words in keys that indicate another topology, by their meaning.
 _STATED = {

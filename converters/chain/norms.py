@@ -100,8 +100,9 @@ def check_groups(group: VectorGroup, spatial: int) -> None:
     *most, last = map(str, counts)
     numbers = f"{', '.join(most)} or {last}" if most else last
     raise ConversionError(
-        f"Expected to know which norm '{group.keys[0]}' of {group.size} entries belongs to (got "
-        f"two vectors without running statistics: GroupNorm with {numbers} groups, whose channels "
-        f"cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, LayerNorm, "
-        f"InstanceNorm or a BatchNorm without statistics, whose channels can). {ASK_FOR_ARCH}"
+        f"Expected a name that determines the norm of '{group.keys[0]}' with {group.size} entries "
+        f"(got two vectors without running statistics: GroupNorm with {numbers} groups, whose "
+        f"channels cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, "
+        f"LayerNorm, InstanceNorm or a BatchNorm without statistics, whose channels can). "
+        f"{ASK_FOR_ARCH}"
     )

@@ -70,7 +70,7 @@ class Fractions(NamedTuple):
         if total < len(wanted):
             raise UserError(
                 f"Expected at least one labelled file for each of "
-                f"{', '.join(SPLITS[i] for i in wanted)} (got {total} in all). Give more files, or "
+                f"{', '.join(SPLITS[i] for i in wanted)} (got {total} in all). Pass more files, or "
                 f"other shares with --split."
             )
         counts = [max(1, int(part * total + 1e-9)) if part else 0 for part in self.parts]
@@ -204,7 +204,7 @@ class Labels:
         known = (types.is_boolean, types.is_integer, types.is_string, types.is_temporal)
         if not any(is_kind(values.type) for is_kind in (*known, types.is_null)):
             raise UserError(
-                f"Expected numbers, truth values or text in column '{name}' of {self.name} (got "
+                f"Expected numbers, booleans or text in column '{name}' of {self.name} (got "
                 f"{values.type})"
             )
         return values

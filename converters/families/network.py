@@ -34,7 +34,7 @@ def family_network(
     except (RuntimeError, ValueError, AssertionError) as error:  # torch's errors about shapes.
         raise ConversionError(
             f"Expected tensors of {found.family.name} whose shapes fit together (got "
-            f"{str(error).splitlines()[0]}). Give the network as arch"
+            f"{str(error).splitlines()[0]}). Pass the network as arch"
         ) from error
     return network, example
 

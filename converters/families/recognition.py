@@ -20,7 +20,7 @@ _MOST_BYTES = 2**20
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads")
 _SHOWN = 6
-_ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
+_ASK_FOR_ARCH = "Pass the network as arch, on the meta device if it is large"
 
 
 class Heads(NamedTuple):

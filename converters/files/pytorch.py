@@ -169,7 +169,7 @@ def _explain(path: Path, error: Exception) -> str:
         advice = (
             "Save model.state_dict() instead of a whole module."
             if any(name.startswith("torch.nn.") for name in names)
-            else f"If you trust them, give safe_globals={names}, or save the state dict alone."
+            else f"If you trust them, pass safe_globals={names}, or save the state dict alone."
         )
         return (
             f"Expected tensors and plain containers in '{path}' (got objects made by {shown}, "

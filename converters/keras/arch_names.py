@@ -182,7 +182,7 @@ def _matched(
         }
         if len(fitting) > 1:
             raise ConversionError(
-                f"Expected to know the order of the axes of '{key}' (got shape {list(shape)}, "
+                f"Expected a known order of the axes of '{key}' (got shape {list(shape)}, "
                 f"which Keras 1 may have stored in either order)"
             )
         if fitting:

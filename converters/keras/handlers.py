@@ -360,6 +360,6 @@ def refusal(class_name: str, is_custom: bool = False) -> ConversionError:
     if class_name == "Lambda":
         what = "custom code, which is never run"
     return ConversionError(
-        f"Expected a layer whose symmetry is known (got {what}). Give the network as a PyTorch "
+        f"Expected a layer whose symmetry is known (got {what}). Pass the network as a PyTorch "
         f"module: arch=..."
     )

@@ -43,7 +43,7 @@ class Ends(NamedTuple):
 def refuse_chain(got: str) -> ConversionError:
     """Returns the error for a file that is not a chain, or might not be one."""
     return ConversionError(
-        f"Expected a chain of layers (got {got}). Give the network as a PyTorch module: arch=..."
+        f"Expected a chain of layers (got {got}). Pass the network as a PyTorch module: arch=..."
     )
 
 

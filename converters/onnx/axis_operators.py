@@ -17,7 +17,7 @@ def _resize(node: Node) -> Value:
     before, after = node.shape(0), node.shapes.get(node.outputs[0])
     if before is None or len(before) < 3 or (after is None and not _keeps_channels(node)):
         raise ConversionError(
-            "Expected a resize whose sizes are known (got one that depends on an input). Give an "
+            "Expected a resize whose sizes are known (got one that depends on an input). Pass an "
             "example_input"
         )
     if after is not None and before[1:2] != after[1:2]:
@@ -66,7 +66,7 @@ def _reshape(node: Node) -> Value:
     if sizes is None:
         raise ConversionError(
             "Expected a reshape to a shape that can be determined (got one that depends on "
-            "values). Give an example_input"
+            "values). Pass an example_input"
         )
     if 0 in sizes and not node.integer("allowzero", 0):
         old = node.shape(0) or ()
@@ -79,7 +79,7 @@ def _reshape(node: Node) -> Value:
         if node.x.rank > 2 and None in node.x.shape[(node.x.neuron_axis or 0) + 1 :]:
             # Otherwise, rows of the result might be neurons.
             raise ConversionError(
-                "Expected a reshape of known sizes (got unknown ones after the neurons). Give an "
+                "Expected a reshape of known sizes (got unknown ones after the neurons). Pass an "
                 "example_input"
             )
         return node.wiring.annotate(node.wiring.flatten(node.x, 1), (None, rest))

@@ -123,7 +123,7 @@ class Node:
         if found is None or None in found:
             raise ConversionError(
                 f"Expected '{name}' to be stored in the file, or computed from known sizes (got "
-                f"'{self.names[index]}', which depends on an input). Give an example_input"
+                f"'{self.names[index]}', which depends on an input). Pass an example_input"
             )
         return [i for i in found if i is not None]
 

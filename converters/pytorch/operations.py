@@ -48,7 +48,7 @@ def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         if any(isinstance(leaf, Unknown | UnknownShape) for leaf in leaves([args, kwargs])):
             raise ConversionError(
                 f"Expected known sizes as arguments of '{name}' (got some that depend on the "
-                f"input). Give an example_input"
+                f"input). Pass an example_input"
             ) from error
         raise RuntimeError(
             f"This looks like a bug in nfn-graph: '{name}' led to {type(error).__name__}: {error}. "

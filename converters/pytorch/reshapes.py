@@ -138,7 +138,7 @@ def _known_size(w: Wiring, x: Signal, dim: int, verb: str) -> int:
     if size is None:
         w.refuse(
             f"Expected an axis of known size to {verb} (got axis {dim}, whose size is not known). "
-            f"Give an example_input"
+            f"Pass an example_input"
         )
     return size
 

@@ -126,7 +126,7 @@ def _call(stored: StoredTensors, node: fx.Node, args: Sequence[Any], kwargs: dic
         result = target(*args, **kwargs)
     except Exception as error:  # Python code may raise anything for unknown numbers.
         raise ConversionError(
-            f"Expected a computation of sizes that can be followed (got {name}: {error}). Give "
+            f"Expected a computation of sizes that can be followed (got {name}: {error}). Pass "
             f"an example_input"
         ) from error
     return map_tensors(stored.fetch, result)
@@ -258,7 +258,7 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
         if example is None:
             raise ConversionError(
                 f"Expected a computation that does not depend on its input's shape or values "
-                f"(got {type(network).__name__}, which torch.fx cannot follow: {error}). Give "
+                f"(got {type(network).__name__}, which torch.fx cannot follow: {error}). Pass "
                 f"an example_input"
             ) from error
         follow_export(stored, network, example)
@@ -268,7 +268,7 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
         follow_fx(stored, graph_module, shapes)
     except ForeignFunctionError as error:
         if example is None:
-            raise ConversionError(f"{error}. Give an example_input to trace into it") from error
+            raise ConversionError(f"{error}. Pass an example_input to trace into it") from error
         # torch.fx keeps the function whole, but torch.export shows its operators.
         stored = StoredTensors(tensors)
         follow_export(stored, network, example)

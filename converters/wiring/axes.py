@@ -178,7 +178,7 @@ def solve(segments: Segments, total: int) -> Segments:
     if len(unknown) > 1 or open_.factors.count(None) != 1 or rest <= 0 or rest % factor:
         raise ConversionError(
             f"Expected an axis of {total} entries to be {factor} entries times a number of "
-            f"positions that its size determines (got {describe(segments)}). Give an "
+            f"positions that its size determines (got {describe(segments)}). Pass an "
             f"example_input, so that the shapes are known"
         )
     solved = Segment(tuple(rest // factor if f is None else f for f in open_.factors))

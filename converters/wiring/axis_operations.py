@@ -80,7 +80,7 @@ class AxisOperations(ValueSource):
         if any(value.rank != like.rank for value in whole):
             self.refuse(
                 f"Expected values with the same number of axes to concatenate (got "
-                f"{[value.rank for value in whole]}). Give an example_input"
+                f"{[value.rank for value in whole]}). Pass an example_input"
             )
         for value in whole:
             joined.append(value.axes[at])
@@ -120,7 +120,7 @@ class AxisOperations(ValueSource):
         if size is None:
             self.refuse(
                 f"Expected an axis of known size to slice (got axis {axis}, whose size is not "
-                f"known). Give an example_input"
+                f"known). Pass an example_input"
             )
         first, last, _ = slice(start, stop, step).indices(size)
         if (first, last, step) == (0, size, 1):
@@ -258,7 +258,7 @@ class AxisOperations(ValueSource):
         if len(order) != x.rank:
             self.refuse(
                 f"Expected an order of the {x.rank} axes (got {list(order)}). If the network "
-                f"takes inputs with more axes, give an example_input"
+                f"takes inputs with more axes, pass an example_input"
             )
         order = [position_of(i, x.rank) for i in order]
         if isinstance(x, Weight):
@@ -302,7 +302,7 @@ class AxisOperations(ValueSource):
         dropped = {i for i in given if x.shape[i] == 1}
         if not axes and None in x.shape[1:]:
             self.refuse(
-                f"Expected known sizes to squeeze all axes (got {shown(x.shape)}). Give an "
+                f"Expected known sizes to squeeze all axes (got {shown(x.shape)}). Pass an "
                 f"example_input"
             )
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
@@ -350,7 +350,7 @@ class AxisOperations(ValueSource):
             size = x.shape[position_of(at, len(x.shape))]
         if size is None:
             self.refuse(
-                "Expected known shapes to concatenate (got an input of unknown size). Give an "
+                "Expected known shapes to concatenate (got an input of unknown size). Pass an "
                 "example_input"
             )
         return self.claim(x, at, size)

@@ -26,7 +26,7 @@ from nfn_graph.data import PlacementAxis
 if TYPE_CHECKING:
     from nfn_graph.converters.wiring.sources import ValueSource
 
-_HINT = "Give an example_input, so that the shapes are known"
+_HINT = "Pass an example_input, so that the shapes are known"
 
 
 def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:

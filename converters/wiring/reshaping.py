@@ -122,7 +122,7 @@ def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
         return (*found, *_regroup_known(axes, _inferred(old, new)))
     raise ConversionError(
         f"Expected a reshape whose axes can be followed (got {shown([a.size for a in stored])} "
-        f"to {shown(sizes)} with unknown sizes). Give an example_input"
+        f"to {shown(sizes)} with unknown sizes). Pass an example_input"
     )
 
 

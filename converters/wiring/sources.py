@@ -229,7 +229,7 @@ class ValueSource:
             self.refuse(
                 f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
-                + (". Give an example_input" if x.guessed else "")
+                + (". Pass an example_input" if x.guessed else "")
             )
         return resolve(found.segments)
 
@@ -270,8 +270,8 @@ class ValueSource:
             for axis in axes:
                 if axis > 0 or (axis == 0 and x.neuron_axis == 0):
                     self.refuse(
-                        f"Expected to know whether axis {axis} holds neurons or positions (got "
-                        f"an input of unknown shape). Give an example_input"
+                        f"Expected an input of known shape, because axis {axis} may hold neurons "
+                        f"or positions (got an unknown shape). Pass an example_input"
                     )
 
     def use(self, weight: Weight, axes: Sequence[tuple[PlacementAxis, Segments] | None]) -> None:

@@ -28,7 +28,7 @@ def tie(left: Segments, right: Segments) -> None:
         if None in sizes or sizes[0] != sizes[1]:
             raise ConversionError(
                 f"Expected two axes of the same known size (got {describe(left)} and "
-                f"{describe(right)})" + (". Give an example_input" if None in sizes else "")
+                f"{describe(right)})" + (". Pass an example_input" if None in sizes else "")
             )
         # Every step splits or merges entries, unless a layer would have to be a part of itself.
         steps += 1

@@ -286,7 +286,7 @@ def position_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ConversionError(
             f"Expected an axis of a tensor with {rank} axes (got axis {axis}). If the network "
-            f"takes inputs with other axes than [batch, features], give an example_input"
+            f"takes inputs with other axes than [batch, features], pass an example_input"
         )
     return axis % rank
 

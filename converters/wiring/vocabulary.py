@@ -213,8 +213,8 @@ class Wiring(Reductions):
         """Returns the axis that a matrix on the left reads; a vector has no batch axis."""
         if x.shape is None:
             self.refuse(
-                "Expected to know whether a matrix is multiplied with a vector or with a matrix "
-                "of columns (got a value of unknown shape). Give an example_input"
+                "Expected a value of known shape, because a matrix may be multiplied by a vector "
+                "or by a matrix of columns (got an unknown shape). Pass an example_input"
             )
         return -min(2, len(x.shape))
 
@@ -222,7 +222,7 @@ class Wiring(Reductions):
         """Handles a product with a matrix or vector without neurons, along an axis of positions."""
         if matrix.shape is None or x.rank < 2:
             self.refuse(
-                "Expected known shapes in a matmul of values (got a value of unknown shape). Give "
+                "Expected known shapes in a matmul of values (got a value of unknown shape). Pass "
                 "an example_input"
             )
         self.mixes(x, [axis])
@@ -249,13 +249,13 @@ class Wiring(Reductions):
                 )
             if shape[0] is None:
                 self.refuse(
-                    "Expected a vector of known size (got an unknown one). Give an example_input"
+                    "Expected a vector of known size (got an unknown one). Pass an example_input"
                 )
             x = self.claim(x, axis, shape[0])
             if x.guessed and axis >= 0 and axis != x.neuron_axis:
                 self.refuse(
-                    f"Expected to know how many axes the input has (got {x.rank} or more). Give an "
-                    f"example_input"
+                    f"Expected an input with a known number of axes (got {x.rank} or more). Pass "
+                    f"an example_input"
                 )
             behind = x.rank - position_of(axis, x.rank) - 1
             vector = (
@@ -351,7 +351,7 @@ class Wiring(Reductions):
         if x.shape is None or len(x.shape) != len(own):
             self.refuse(
                 f"Expected a value with {len(own)} axes in a product (got "
-                f"{'unknown ones' if x.shape is None else len(x.shape)}). Give an example_input"
+                f"{'unknown ones' if x.shape is None else len(x.shape)}). Pass an example_input"
             )
         if isinstance(x, Opaque):
             sizes = dict(zip(own, x.shape, strict=True))
@@ -377,7 +377,7 @@ class Wiring(Reductions):
         for letter in reading:
             x = self.claim(x, own.index(letter) - len(own), weight.shape[stored.index(letter)])
         if not isinstance(x, Signal) or x.rank != len(own):
-            self.refuse("Expected a value with known axes in a product. Give an example_input")
+            self.refuse("Expected a value with known axes in a product. Pass an example_input")
         self.settle(x, [own.index(letter) for letter in own if letter in stored])
         roles: list[tuple[PlacementAxis, Segments] | None] = []
         axes = dict(zip(own, x.stored, strict=True))

@@ -289,8 +289,8 @@ def test_arch_is_imported_by_name(
     torch.save(model.state_dict(), "x.pt")
     assert cli.main(["inspect", "x.pt"]) == 2
     message = capsys.readouterr().err
-    assert "Give an --input-shape, of which" in message
-    assert "Give the network as --arch, if" in message
+    assert "Pass an --input-shape, of which" in message
+    assert "Pass the network as --arch, if" in message
     assert cli.main(["inspect", "x.pt", "--input-shape", "1", "1", "4", "4"]) == 2
     message = capsys.readouterr().err
     assert "Expected --flatten channels_first or --flatten channels_last (got none)" in message
