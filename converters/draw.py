@@ -114,9 +114,7 @@ class _Picture:
         return self.shown[name] * groups // total
 
     def _matrix(self, weight: WeightType) -> Tensor:
-        """Returns the shown kernels `[targets, sources, taps]`, relative to the largest of the
-        type.
-
+        """Returns the shown kernels `[targets, sources, taps]`, relative to the largest one.
         Kernels between neurons of different groups, which a weight does not connect, are zero.
         """
         x = _wide(self.graph[weight.key].edge_attr[..., self.channel].detach())

@@ -185,9 +185,7 @@ def _cluster() -> Iterator[Any]:
 def run_parallel(
     function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, preload: str
 ) -> Iterator[tuple[Job, Result | None]]:
-    """Yields the result of every job as soon as it is finished; None for a job that kills its
-    process.
-
+    """Yields the result of every finished job; None for a job that kills its process.
     Args:
         function: The function to call, which must be importable by its name.
         jobs: The arguments of the function, which must be hashable.

@@ -1,4 +1,4 @@
-"""Converts files to shards of a store: which files are already there, and who writes the others.
+"""Converts files to shards of a store, except those that are already in it.
 
 Files are converted by this process, or by several processes that write their own shards.
 """

@@ -114,9 +114,7 @@ class StoredTensors:
         self.wiring = Wiring(self.tensors, tied)
 
     def fetch(self, tensor: Tensor | None) -> Value | None:
-        """Returns a tensor of the module as a weight, or as a constant if it is not in the state
-        dict.
-
+        """Returns a tensor of the module as a weight, or as a constant if it is not stored.
         Integer buffers, such as masks and indices, are constants too and are carried along
         unchanged.
         """

@@ -1,14 +1,14 @@
 r"""Methods to follow a network's computation, in whatever language it is written.
 
 A front-end (torch.fx, torch.export, ONNX) walks through the operations of a network and calls a
-method of :class:`Wiring` for each. From these calls it is determined here which neurons must be
-permuted together, which tensor axis belongs to which layer and which positions are taps.
+method of :class:`Wiring` for each. These calls determine which neurons must be permuted together,
+which tensor axis belongs to which layer and which positions are taps.
 
 .. code-block:: python
 
     wiring = Wiring(tensors)                  # key -> tensor; only shapes and dtypes are read
     x = wiring.input((1, 3, 32, 32))          # the shape may be left out
-    with wiring.at("conv1 (Conv)"):           # errors say where
+    with wiring.at("conv1 (Conv)"):           # the place that errors name
         x = wiring.conv(x, wiring.parameter("conv1.weight"), wiring.parameter("conv1.bias"))
     x = wiring.channelwise(x, [wiring.parameter(k) for k in ("bn.weight", "bn.bias")], axis=1)
     x = wiring.pointwise(x)                   # relu; dropout, clip, ...

@@ -356,9 +356,7 @@ class AxisOperations(ValueSource):
         return self.claim(x, at, size)
 
     def _stored_beside(self, x: Weight, like: Signal, axis: int) -> Signal:
-        """Returns a stored tensor as an operand of a concatenation: neurons without incoming
-        weights.
-
+        """Returns a stored tensor as an operand of a concatenation, with neurons of its own.
         If it is concatenated along positions, such as a class token before others, it has their
         neurons.
         """

@@ -33,9 +33,7 @@ def recur(
     states: Sequence[Value | None] = (),
     target: int = 0,
 ) -> tuple[Signal, Signal]:
-    """Follows one direction of one layer of an RNN, a GRU or an LSTM, with neurons on the last
-    axis.
-
+    """Follows one direction of one layer of an RNN, a GRU or an LSTM; neurons are the last axis.
     The outputs of both weights are gates of the same hidden neurons, gate after gate, and a gate is
     a tap. The recurrent weight leads from the state to itself, so both of its axes are permuted
     together.

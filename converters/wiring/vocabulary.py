@@ -235,9 +235,7 @@ class Wiring(Reductions):
         return self.combine(y, replace(matrix, shape=(*matrix.shape[:-2], 1, 1)))
 
     def channelwise(self, x: Value, parameters: Sequence[Value], axis: int) -> Signal:
-        """Handles entrywise operations with vectors along one axis: norm parameters, statistics,
-        bias.
-
+        """Handles entrywise operations with vectors along one axis, such as norm parameters.
         An `axis` that is not negative is counted from the front. A vector that is not part of the
         checkpoint fixes the neurons.
         """
