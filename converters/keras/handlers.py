@@ -16,10 +16,11 @@ from nfn_graph.converters.keras.along_time import (
     recurrent,
     time_distributed,
 )
-from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, Sizes, activated
+from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, activated
 from nfn_graph.converters.keras.convolutions import SPATIAL
 from nfn_graph.converters.wiring import Opaque, Signal, Value
 from nfn_graph.converters.wiring.tape import Unrecordable
+from nfn_graph.converters.wiring.values import num_entries
 
 _NOTHING = (
     "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D AlphaDropout GaussianDropout "
@@ -69,7 +70,7 @@ def _flatten(layer: Applied) -> Value:
     rank = len(x.shape)
     if isinstance(x, Opaque):
         sizes = x.shape[1:]
-        return layer.wiring.opaque([x], (None, _product(sizes)))
+        return layer.wiring.opaque([x], (None, num_entries(sizes)))
     if layer.layer.text("data_format", "") == "channels_first" and rank > 2:
         x = layer.wiring.permute(x, [0, *range(2, rank), 1])
     return layer.wiring.flatten(x, 1) if rank > 1 else x
@@ -83,15 +84,6 @@ def _record_flatten(r: Applied) -> Any:
             raise Unrecordable("it flattens a value whose axes are not known")
         x = r.call("permute", x, (0, *range(2, rank), 1)) if rank > 2 else x
     return r.call("flatten", x, 1) if rank != 1 else r.call("unsqueeze", x, -1)
-
-
-def _product(sizes: Sizes) -> int | None:
-    total = 1
-    for size in sizes:
-        if size is None:
-            return None
-        total *= size
-    return total
 
 
 def _reshape(layer: Applied) -> Value:

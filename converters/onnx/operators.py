@@ -80,7 +80,7 @@ def _first_state(node: Node, index: int, direction: int) -> Value | None:
 
 
 def _bias(node: Node, index: int) -> Weight | None:
-    return node.weight(index) if node.has(index) and not is_number(node.value(index)) else None
+    return node.weight(index) if _is_weight(node, index) else None
 
 
 def _conv(node: Node) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -25,6 +25,7 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Sizes,
     SplitAxis,
+    num_entries,
     open_axes,
     settled,
     shown,
@@ -36,7 +37,7 @@ def merge_axes(axes: Sequence[Axis]) -> Axis:
     axes = _rejoined([settled(axis) for axis in axes])
     holds_neurons = any(isinstance(axis, NeuronAxis) for axis in axes)
     segments = product(*(_factor(axis, axes) for axis in axes))
-    return NeuronAxis(segments) if holds_neurons else Positions(_product(a.size for a in axes))
+    return NeuronAxis(segments) if holds_neurons else Positions(num_entries(a.size for a in axes))
 
 
 def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
@@ -239,12 +240,3 @@ def _blocks(
     if found and right:
         found[-1][1].extend(right)  # The remaining sizes are 1.
     return found
-
-
-def _product(sizes: Iterable[int | None]) -> int | None:
-    total = 1
-    for size in sizes:
-        if size is None:
-            return None
-        total *= size
-    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Union
 
@@ -289,6 +289,16 @@ def position_of(axis: int, rank: int) -> int:
             f"takes inputs with other axes than [batch, features], pass an example_input"
         )
     return axis % rank
+
+
+def num_entries(sizes: Iterable[int | None]) -> int | None:
+    """Returns the product of sizes; None if one of them is unknown."""
+    total = 1
+    for size in sizes:
+        if size is None:
+            return None
+        total *= size
+    return total
 
 
 def shown(sizes: Sizes) -> str:
