@@ -1,19 +1,19 @@
 """Converters turn networks into weight graphs, and back without loss.
 
 This room reads modules, state dicts and checkpoint files, finds out which axes of which tensors
-belong to the same neurons, and builds the `WeightGraph` that says so. It knows about file formats
+belong to the same neurons, and builds the `WeightGraph` that records it. It handles file formats
 and architectures so that the core need not; it uses the core and never the tasks.
 
-    io, formats, files/         files: `load` and `save`, and a reader and a writer of each format
-    module, pytorch/            modules: their computation is followed, in the words of `wiring/`
-    state_dict, checkpoint      state dicts: what a checkpoint holds, to a graph and back
-    layouts, chain/, families/  the layout of a state dict: that of `arch`, a chain or a transformer
-    layout_changes, channels    tensors left out or turned, and further values of every weight
-    onnx/, keras/               models of other libraries, in the same words
+    io, formats, files/         files: `load` and `save`, and a reader and a writer for each format
+    module, pytorch/            modules, whose computation is followed with the methods of `wiring/`
+    state_dict, checkpoint      state dicts: finding them in a checkpoint, to a graph and back
+    layouts, chain/, families/  the layout of a state dict: from `arch`, a chain or a transformer
+    layout_changes, channels    excluded or transposed tensors, and further values of every weight
+    onnx/, keras/               models of other libraries, followed with the same methods
     wiring/                     which axes of which tensors belong to the same neurons
-    conversion/, store/         many networks: converted side by side, kept in few files
-    zoos/                       collections that others published
-    commands, summary, draw     what the command line shows
+    conversion/, store/         many networks, converted in parallel and kept in few files
+    zoos/                       published collections of networks
+    commands, summary, draw     commands, tables and pictures
 """
 
 from nfn_graph.converters.conversion.converting import build_store

@@ -1,7 +1,7 @@
 """Further values of the weights, such as gradients or masks, as channels of their features.
 
-The channels of a type share one tensor, in the widest type of them all, and come back bit for bit.
-A cast of the processor makes every signalling NaN a quiet one, so :func:`cast` keeps their bits.
+The channels of a type share one tensor in the widest of their dtypes, and are restored bit for bit.
+A hardware cast makes signalling NaNs quiet, so :func:`cast` restores their bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nfn_graph.spec import Key
 
 
 class _Format(NamedTuple):
-    """How the bits of a type are laid out: sign, exponent of all ones for a NaN, fraction."""
+    """The bit layout of a floating-point type: sign, exponent (all ones for a NaN), fraction."""
 
     integer: torch.dtype
     bits: int
@@ -32,7 +32,7 @@ class _Format(NamedTuple):
         return (1 << (self.bits - 1)) - (1 << self.fraction)
 
 
-# Of the types of 8 bits, the only one with more NaNs than signs.
+# float8_e5m2 is the only 8-bit type with more than one NaN per sign.
 _FORMATS = {
     torch.float8_e5m2: _Format(torch.int8, 8, 2),
     torch.float16: _Format(torch.int16, 16, 10),
@@ -43,7 +43,7 @@ _FORMATS = {
 
 
 def promoted(first: torch.dtype, second: torch.dtype) -> torch.dtype:
-    """The type that holds the values of both; torch knows it of all but those of 8 bits."""
+    """Returns the type that holds the values of both. torch does not promote 8-bit types."""
     if first == second:
         return first
     wide = [
@@ -53,7 +53,7 @@ def promoted(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in another type; the leading bits of a NaN's fraction stay as they are."""
+    """Casts a tensor to another type and keeps the leading bits of the fractions of NaNs."""
     if tensor.dtype == dtype:
         return tensor
     values = tensor.to(dtype)
@@ -63,7 +63,7 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         odd = tensor.isnan()
         if bool(odd.any()):
             own, other = _FORMATS[tensor.dtype], _FORMATS[dtype]
-            # As whole numbers: torch moves numbers of 16 bits by way of casts.
+            # Copied as integers, because torch copies 16-bit floats by casting them.
             whole = values.contiguous().view(other.integer).clone()
             whole[odd] = _cast_nan(tensor.contiguous().view(own.integer)[odd], own, other)
             values = whole.view(dtype)
@@ -71,12 +71,12 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cast_nan(nan: Tensor, own: _Format, other: _Format) -> Tensor:
-    """The bits of NaNs in another format."""
+    """Converts the bits of NaNs to another format."""
     bits = nan.to(torch.int64)
     fraction = bits & ((1 << own.fraction) - 1)
     shift = other.fraction - own.fraction
     fraction = fraction << shift if shift >= 0 else fraction >> -shift
-    # Without any bit in its fraction, it would be an infinity.
+    # A NaN with an empty fraction would become an infinity.
     fraction = torch.where(fraction == 0, 1 << (other.fraction - 1), fraction)
     magnitude = (fraction | other.exponent).to(other.integer)
     lowest = torch.tensor(-(1 << (other.bits - 1)), dtype=other.integer, device=nan.device)
@@ -86,7 +86,7 @@ def _cast_nan(nan: Tensor, own: _Format, other: _Format) -> Tensor:
 #: The name of the weights themselves among the channels.
 WEIGHTS = "weights"
 
-#: Values by name and key; None, as of a weight without a gradient, is as good as no value.
+#: Values by name and key. None, as for a weight without a gradient, counts as no value.
 Channels = Mapping[str, Mapping[str, Any]]
 
 
@@ -94,7 +94,7 @@ def add_channels(graph: WeightGraph, channels: Channels) -> None:
     """Adds channels to the features of a graph, and their names to its layout."""
     if WEIGHTS in channels:
         raise UserError(
-            f"Expected another name of a channel than that of the weights (got '{WEIGHTS}')"
+            f"Expected a channel name other than that of the weights themselves (got '{WEIGHTS}')"
         )
     layout: Layout = graph.layout
     tensors = {name: _tensors(name, values) for name, values in channels.items()}
@@ -116,7 +116,7 @@ def add_channels(graph: WeightGraph, channels: Channels) -> None:
 
 
 def _tensors(name: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The values of a channel that there are."""
+    """Returns the values of a channel as tensors, without those that are None."""
     if not isinstance(values, Mapping):
         raise ConversionError(
             f"Expected values of channel '{name}' by key (got {type(values).__name__})"
@@ -133,7 +133,7 @@ def _tensors(name: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> int:
-    """Where a channel is among the features; 0 for the weights themselves."""
+    """Returns the position of a channel among the features; 0 for the weights themselves."""
     count = graph[layout.spec.weights[0].key].edge_attr.shape[-1]
     names = list(layout.channels)
     if channel not in (None, WEIGHTS, *names):
@@ -150,7 +150,7 @@ def channel_index(graph: WeightGraph, layout: Layout, channel: str | None) -> in
 
 
 def widened(layout: Layout, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors, those that share a store with a wider type in that type, NaNs bit for bit."""
+    """Casts tensors that share a store to the widest of their types, with NaNs bit for bit."""
     if len({tensors[p.keys[0]].dtype for p in layout.placements}) == 1:
         return tensors
     dtypes: dict[Key, torch.dtype] = {}
@@ -165,7 +165,7 @@ def widened(layout: Layout, tensors: Mapping[str, Tensor]) -> Mapping[str, Tenso
 
 
 def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A channel's values for every placed tensor, zeros where it has none."""
+    """Returns a channel's values for every placed tensor, with zeros for missing ones."""
     filled: dict[str, Tensor] = {}
     for placement in layout.placements:
         given = next((key for key in placement.keys if key in values), None)
@@ -190,7 +190,7 @@ def _filled(layout: Layout, name: str, values: Mapping[str, Tensor]) -> dict[str
 
 
 def _with_channels(own: Tensor, extra: list[Tensor | None]) -> Tensor:
-    """Features with further channels; a layer without taps has none to add."""
+    """Appends channels to features; a layer without taps has none to append."""
     parts = [own, *(own if x is None else x for x in extra)]
     dtype = reduce(promoted, [part.dtype for part in parts])
     return torch.cat([cast(part, dtype) for part in parts], -1)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: which state dict, under which keys, with which values."""
+"""Finds the state dict in a checkpoint, and matches its keys to those of a network."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def is_numeric(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a tensor with its numbers side by side."""
+    """Whether a value is a dense tensor of plain numbers."""
     is_tensor = isinstance(value, Tensor) and value.layout == torch.strided
     return is_tensor and not (value.is_quantized or value.is_nested)
 
 
 def as_tensor(what: str, value: Any) -> Any:
-    """An array as a tensor over its memory, if that is possible; another value as it is."""
+    """Converts an array to a tensor, over its memory if possible; returns other values as is."""
     if isinstance(value, np.ndarray):
         return from_array(what, value)
     if not isinstance(value, Tensor) or is_plain(value):
         return value
     got = (
-        "a nested one"
+        "a nested tensor"
         if value.is_nested
         else f"the quantised type {value.dtype}; call dequantize()"
     )
@@ -44,25 +44,26 @@ def as_tensor(what: str, value: Any) -> Any:
     raise ConversionError(f"Expected a dense tensor of numbers as {what} (got {got})")
 
 
-#: Of DistributedDataParallel, of torch.compile, and of modules inside a LightningModule.
+#: Prefixes of DistributedDataParallel, of torch.compile, and of modules inside a LightningModule.
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 
-# torch.compile may wrap a part of a network, too.
+# torch.compile may also wrap a part of a network.
 _COMPILED = re.compile(r"(?:^|(?<=\.))_orig_mod\.")
 
 
 class Keys:
-    """The keys of a checkpoint that those of a network stand for.
+    """The keys of a checkpoint matched to the keys of a network.
 
-    They are the same behind one prefix: that of a wrapper, or of the attribute of a larger module.
-    What has another prefix lies beside the network.
+    The keys of the checkpoint are those of the network behind one prefix: the prefix of a wrapper,
+    or that of an attribute of a larger module. Tensors with another prefix do not belong to the
+    network.
 
     Args:
         keys: The keys of the checkpoint.
         wanted: The keys of the network.
 
     Attributes:
-        names: The checkpoint's key for every key of the network that it has.
+        names: The key in the checkpoint for each key of the network that was found.
         missing: Keys of the network that the checkpoint does not have.
         unknown: Keys of the checkpoint, behind the prefix, that the network does not have.
     """
@@ -81,7 +82,7 @@ class Keys:
             shown = " and ".join(repr(prefix) for prefix in sorted(complete)[:3])
             raise ConversionError(
                 f"Expected the network's keys behind one prefix (got them behind {shown}). Pass "
-                f"the tensors of one of them"
+                f"the tensors of only one of them"
             )
         prefix = complete[0] if complete else max(found, key=lambda p: found[p], default="")
         self.names: dict[str, str] = {}
@@ -102,7 +103,7 @@ class Keys:
 
     @property
     def fit(self) -> bool:
-        """Whether the network has these keys, all of them and no others."""
+        """Whether the checkpoint has all keys of the network and no others."""
         return not self.missing and not self.unknown
 
 
@@ -110,26 +111,26 @@ def _plain(key: str) -> str:
     return _COMPILED.sub("", key)
 
 
-# Where programs that save more than the weights keep them, the usual place first.
+# The names under which programs save the weights beside other things, the most usual first.
 _PLACES = ("state_dict", "model_state_dict", "model")
 
 _DEEPEST = 3
 
-# What a state dict may hold; all but the tensors is carried along.
+# The values that a state dict may hold; all of them except tensors are carried along.
 _VALUES = (Tensor, np.generic, int, float, str, bytes)
 
 
 def find_state_dict(
     checkpoint: Mapping[str, Any], key: str | None = None, arch: nn.Module | None = None
 ) -> Mapping[str, Any]:
-    """The mapping of keys to tensors in a checkpoint: the one inside, or itself.
+    """Finds the mapping of keys to tensors in a checkpoint, which may be the checkpoint itself.
 
-    A mapping under one of the usual names comes first, whatever lies beside it. Arrays become
-    tensors.
+    A mapping under one of the usual names takes precedence over everything beside it. Arrays are
+    converted to tensors.
 
     Args:
-        checkpoint: A state dict, or what a program saved around it.
-        key: Which of several networks is meant: the name of a mapping, or the prefix of keys.
+        checkpoint: A state dict, or a larger object that contains it.
+        key: The network to choose if there are several: the name of a mapping, or a prefix of keys.
         arch: The network, which may fit only one of several.
     """
     if not isinstance(checkpoint, Mapping):
@@ -160,7 +161,7 @@ def find_state_dict(
 
 
 def _chosen(checkpoint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The part of a checkpoint that a key names; behind a usual name, too."""
+    """Returns the part of a checkpoint that a key names, also below one of the usual names."""
     for place in (checkpoint, _usual(checkpoint) or {}):
         networks = _networks(place)
         if key in networks:
@@ -170,7 +171,7 @@ def _chosen(checkpoint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
             return prefixed
     names = [*_networks(checkpoint), *_prefixes(_usual(checkpoint) or checkpoint)]
     raise ConversionError(
-        f"Expected key to name a network in the checkpoint (got {key!r}; it has {names})"
+        f"Expected key to name a network in the checkpoint (got {key!r}; available: {names})"
     )
 
 
@@ -180,9 +181,9 @@ def _prefixes(state_dict: Mapping[Any, Any]) -> list[str]:
 
 
 def _networks(checkpoint: Mapping[Any, Any], depth: int = 0) -> dict[str, Mapping[str, Any]]:
-    """The state dicts in a checkpoint by name; those in a list by name and number.
+    """Returns the state dicts in a checkpoint by name; those in a list by name and number.
 
-    They may lie together in a mapping of one of the usual names.
+    They may be together in a mapping with one of the usual names.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for name, value in checkpoint.items():
@@ -198,7 +199,7 @@ def _networks(checkpoint: Mapping[Any, Any], depth: int = 0) -> dict[str, Mappin
 
 
 def _fits(tensors: Mapping[str, Any], arch: nn.Module) -> bool:
-    """Whether tensors have the keys and shapes of a network."""
+    """Whether tensors have the keys and sizes of a network."""
     own = unwrapped_module(arch).state_dict()
     try:
         keys = Keys((k for k, x in tensors.items() if is_numeric(x)), own)
@@ -210,7 +211,7 @@ def _fits(tensors: Mapping[str, Any], arch: nn.Module) -> bool:
 
 
 def _usual(checkpoint: Mapping[Any, Any], depth: int = 0) -> Mapping[str, Any] | None:
-    """What lies under one of the usual names, also inside one another."""
+    """Returns the state dict under one of the usual names, which may be nested."""
     places = (_inside(checkpoint[name], depth) for name in _PLACES if name in checkpoint)
     return next((found for found in places if found is not None), None)
 
@@ -226,7 +227,7 @@ def _inside(value: Any, depth: int = 0) -> Mapping[str, Any] | None:
 
 
 def _checked(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with arrays as tensors."""
+    """Checks keys and values, and converts arrays to tensors."""
     changed: dict[str, Any] = {}
     for key, value in state_dict.items():
         if not isinstance(key, str):

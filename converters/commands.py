@@ -43,7 +43,7 @@ _MOST_PRINTED = 1000
 
 @dataclass(frozen=True)
 class ReadingOptions(Options):
-    """How checkpoint files are read, as options of a command."""
+    """The options of commands that read checkpoint files."""
 
     arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
     input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
@@ -74,10 +74,10 @@ def inspect(files: Files, /, *, reading: Reading = _DEFAULTS, json: bool = False
 
     Args:
         files: Checkpoint files, or folders of them.
-        reading: The options of reading files.
+        reading: The options for reading files.
         json: Whether to print one JSON object per line instead of tables.
     """
-    # Into a file or a pipe, tables are written in full.
+    # Tables are written in full to a file or a pipe.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     done = failed = 0
     for path in _found(files):
@@ -141,7 +141,7 @@ def convert(
     Args:
         files: Checkpoint files, or folders of them.
         out: The folder of the store. It is created if it does not exist.
-        reading: The options of reading files.
+        reading: The options for reading files.
         labels: A table with one row per file: .csv, .parquet, or .jsonl with one object per line.
         file_column: The column of the labels that names the files; by default it is detected.
         split: The shares of train, validation and test if the labels have no column 'split';
@@ -201,7 +201,7 @@ def draw(
     Args:
         file: A checkpoint file.
         output: The picture file; its suffix decides the format (png, pdf, svg).
-        reading: The options of reading files.
+        reading: The options for reading files.
         max_neurons: The largest number of neurons of a layer to draw.
     """
     from nfn_graph.converters.draw import draw as draw_graph
@@ -239,7 +239,7 @@ def run(
         file: A checkpoint file, or a graph.
         input: One .npy array for each input of the network, with a batch axis.
         output: The .npy file for the outputs, or .npz for several; by default they are printed.
-        reading: The options of reading files.
+        reading: The options for reading files.
     """
     import numpy as np
     import torch
@@ -278,7 +278,7 @@ def _read_array(path: Path) -> Any:
     try:
         array = np.load(path, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-            raise UserError("it holds no array of numbers")
+            raise UserError("it does not hold an array of numbers")
     except (ValueError, EOFError) as error:
         raise UserError(
             f"Expected an .npy file with an array in '{path}' (got: {error})"
@@ -303,16 +303,16 @@ def _print_report(report: Report, path: Path) -> None:
 
 
 def _found(paths: tuple[Path, ...], out: Path | None = None) -> list[Path]:
-    """The files, and a message for stores that are among them."""
+    """Finds the checkpoint files, and prints a message for every store among them."""
     found = find_files(paths)
     for store in found.stores:
         if out is None or store.resolve() != out.resolve():
-            print(f"nfn-graph: passed over the store {one_line(str(store))}", file=sys.stderr)
+            print(f"nfn-graph: skipped the store {one_line(str(store))}", file=sys.stderr)
     return found.files
 
 
 def _plain_rows(table: Summary) -> list[dict[str, Any]]:
-    """Rows for JSON, which knows no NaN."""
+    """Returns rows for JSON, which has no NaN."""
     return [{k: None if v != v else v for k, v in vars(row).items()} for row in table.rows]
 
 
@@ -348,7 +348,7 @@ def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int
 
     Args:
         path: The folder of a store.
-        where: Which networks to use, by the values of columns: width=8 or width=8,16.
+        where: The networks to use, by the values of columns: width=8 or width=8,16.
         verify: Whether to read everything and compare all checksums.
     """
     damage = list(find_damage(path)) if verify else []
@@ -410,7 +410,7 @@ def export(
         out: The output folder. It is created if it does not exist.
         format: The file format; graph for files with the layout and all channels.
         channel: The channel to write if networks have several, such as weights or mask.
-        where: Which networks to use, by the values of columns: width=8 or width=8,16.
+        where: The networks to use, by the values of columns: width=8 or width=8,16.
         overwrite: Whether to replace existing files.
     """
     dataset = choose(WeightDataset(path), where)

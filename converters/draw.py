@@ -24,15 +24,15 @@ _HEIGHT = 10.0  # of a column of neurons, in the units of the picture
 
 
 def draw(graph: WeightGraph, *, max_neurons: int = 16, channel: int = 0) -> Figure:
-    """Draws a network, as a figure to show in a notebook or to save with `savefig`.
+    """Draws a network as a figure, which can be shown in a notebook or saved with `savefig`.
 
-    Layers stand side by side in the order of the graph's types. The colour of an edge is its
-    weight, relative to the largest of its type; of a kernel, the mean of its taps, and some
-    kernels are shown below. The colour of a neuron is its first value, mostly the bias.
-    Only some neurons of layers with more than `max_neurons` are drawn; a note says how many.
+    Layers are drawn side by side in the order of the graph's types. The colour of an edge shows its
+    weight relative to the largest one of its type. For a kernel, it shows the mean of the taps, and
+    some kernels are drawn below. The colour of a neuron shows its first value, usually the bias. In
+    layers with more than `max_neurons` neurons, only some are drawn, and a note says how many.
 
     Args:
-        graph: One network.
+        graph: A graph of one network.
         max_neurons: The largest number of neurons of a layer to draw.
         channel: The channel of the graph to draw.
 
@@ -71,7 +71,7 @@ class _Picture:
         self.kernel_count: dict[float, int] = {}
 
     def draw(self, axes: Any) -> None:
-        """Edges below neurons, texts around them."""
+        """Draws edges below neurons, and texts around them."""
         right = max(self.columns.values())
         axes.set_xlim(-0.6, right + 0.6)
         axes.axis("off")
@@ -100,13 +100,13 @@ class _Picture:
         if count == 1:
             return torch.tensor([_HEIGHT / 2])
         spread = _HEIGHT * min(1.0, 0.35 + 0.65 * count / 12)
-        # Neurons of one group, or of one head, stand closer together.
+        # Neurons of one group, or of one head, are drawn closer together.
         groups = self._groups(name)
         steps = torch.arange(count) + 0.8 * (groups.diff(prepend=groups[:1]) != 0).cumsum(0)
         return _HEIGHT / 2 + spread / 2 - spread * steps / steps[-1]
 
     def _groups(self, name: str) -> Tensor:
-        """For every neuron that is shown, the one that it is nested in."""
+        """Returns the parent of every neuron that is shown."""
         parents = self.graph.spec.neuron[name].parents
         if not parents:
             return torch.zeros(len(self.shown[name]), dtype=torch.long)
@@ -114,9 +114,8 @@ class _Picture:
         return self.shown[name] * groups // total
 
     def _matrix(self, weight: WeightType) -> Tensor:
-        """The shown kernels `[targets, sources, taps]`, relative to the largest of the type.
-
-        Neurons of different groups that a weight does not join have kernels of zeros.
+        """Returns the shown kernels `[targets, sources, taps]`, relative to the largest one.
+        Kernels between neurons of different groups, which a weight does not connect, are zero.
         """
         x = _wide(self.graph[weight.key].edge_attr[..., self.channel].detach())
         targets, sources = (self.graph[n].x.shape[0] for n in (weight.target, weight.source))
@@ -183,7 +182,7 @@ class _Picture:
         )
 
     def _draw_kernels(self, axes: Any, weight: WeightType) -> None:
-        """A corner of the matrix of kernels, below the gap between its layers."""
+        """Draws some of the kernels below the gap between their layers."""
         matrix = self._matrix(weight)[:3, :3]
         height, width = _kernel_shape(self.graph.layout, weight)
         rows, columns = matrix.shape[:2]
@@ -214,19 +213,19 @@ class _Picture:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """The same in a type that torch can compute with: of 8 bits, it knows little but to store."""
+    """Casts 8-bit floats, for which torch supports few operations, to float32."""
     return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def _choice(count: int, most: int) -> Tensor:
-    """Positions of the neurons to show: all, or some from the first to the last."""
+    """Returns the positions of the neurons to show: all, or some from the first to the last."""
     if count <= most:
         return torch.arange(count)
     return torch.linspace(0, count - 1, most).round().long()
 
 
 def _curve(left: int, start: float, right: int, end: float) -> list[tuple[float, float]]:
-    """A straight line between neighbours, otherwise an arc past the columns in between."""
+    """Returns a straight line between neighbours, otherwise an arc past the columns between."""
     if right - left == 1:
         return [(left, start), (right, end)]
     steps = [i / 24 for i in range(25)]
@@ -247,7 +246,7 @@ def _curve(left: int, start: float, right: int, end: float) -> list[tuple[float,
 
 
 def _colour(value: float, alpha: float | None = None) -> tuple[float, float, float, float]:
-    """The colour of a value between -1 and 1; small weights are faint."""
+    """Returns the colour of a value between -1 and 1; small weights are faint."""
     colours = require("matplotlib.colors", "to draw graphs")
     if value != value:
         return colours.to_rgba(_NAN)
@@ -259,9 +258,9 @@ def _colour(value: float, alpha: float | None = None) -> tuple[float, float, flo
 
 
 def _kernel_shape(layout: Layout, weight: WeightType) -> tuple[int, int]:
-    """Height and width in which the taps of a type are shown.
+    """Returns the height and width in which the taps of a type are shown.
 
-    Of the positions after a flatten only the number is known; they are mostly square.
+    Only the number of positions is known after a flatten. Most are square.
     """
     for placement in layout.placements:
         if placement.store == weight.key and placement.taps == weight.taps:

@@ -1,4 +1,4 @@
-"""The one error of the converters, how commands name its options, and packages that are missing."""
+"""The error class of the converters, option names in messages, and missing packages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from nfn_graph.messages import UserError
 
-# How messages of Python functions name options.
+# Options that take a value, as messages of Python functions write them.
 _VALUED = re.compile(r"\b(flatten|orientation|key|safe_globals)=('[^']*'|\[[^]]*\])")
-# Not as a part of a path or of another name.
+# The lookarounds exclude parts of a path or of another name.
 _ARCH = re.compile(
     r"(?<![\w./'-])arch(=\.\.\.)?(, on the meta device if it is large)?(?![\w/'-]|\.\w)"
 )
@@ -19,7 +19,7 @@ _EXAMPLE = re.compile(r"(?<![\w./'-])example_input(=\.\.\.)?(?![\w/'-]|\.\w)")
 
 
 class ConversionError(UserError):
-    """Raised for a file, state dict or network without a graph; says why and what to do.
+    """Raised if a file, state dict or network has no graph. The message says why and what to do.
 
     Example:
         >>> import torch
@@ -33,10 +33,10 @@ class ConversionError(UserError):
 
 
 def in_command_line(message: str) -> str:
-    """A message that names options as commands have them: `--flatten channels_first`.
+    """Replaces Python options in a message by those of the command: `--flatten channels_first`.
 
-    Messages name options that take a text with it (`flatten='channels_first'`), and others alone
-    (`arch`, `an example_input`).
+    Messages write options that take a text with their value (`flatten='channels_first'`), and other
+    options by name only (`arch`, `an example_input`).
     """
     message = _ARCH.sub("--arch", _VALUED.sub(_as_option, message))
     return _EXAMPLE.sub("--input-shape", _HEADS.sub("--heads", message))
@@ -48,12 +48,12 @@ def _as_option(match: re.Match[str]) -> str:
 
 
 def require(package: str, purpose: str, extra: str = "converters") -> Any:
-    """Imports an optional package, or says what needs it and how to install it.
+    """Imports an optional package, or raises an error that says how to install it.
 
     Args:
         package: The module to import.
-        purpose: What needs it, as in "to read .safetensors files".
-        extra: The extra of this package that installs it.
+        purpose: The reason why it is needed, such as "to read .safetensors files".
+        extra: The extra of nfn-graph that installs it.
     """
     try:
         return importlib.import_module(package)

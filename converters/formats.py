@@ -1,6 +1,6 @@
-"""The file formats, in one table: how each is recognised, read and written.
+"""The table of file formats: how each one is recognised, read and written.
 
-A new format is a file in `files/` and an entry here. Commands, messages and `save` take the
+To add a format, add a file in `files/` and an entry here. Commands, messages and `save` take the
 suffixes from this table.
 """
 
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReadingHints:
-    """What the user says of a file; see :func:`nfn_graph.converters.load`."""
+    """The options of :func:`nfn_graph.converters.load` that readers use."""
 
     arch: nn.Module | None = None
     flatten: FlattenOrder | None = None
@@ -40,14 +40,16 @@ class FileFormat:
     """A file format.
 
     Attributes:
-        name: Its name, for messages.
-        suffixes: How its files are called; the content says what a file is.
-        recognise: Whether a file is in this format.
-        read: The named tensors of a file.
-        write: Writes the tensors of a graph; of a format with a template, into a copy of that.
-        load: The graph of a file that says its topology, and otherwise its tensors; `read` if None.
-        has_template: Whether a file may be written into a copy of another.
-        holds_objects: Whether files may hold other values than tensors.
+        name: The name of the format, for messages.
+        suffixes: The suffixes of its files. The content, not the suffix, determines the format of a
+            file.
+        recognise: Returns whether a file is in this format.
+        read: Returns the named tensors of a file.
+        write: Writes the tensors of a graph, into a copy of the template if there is one.
+        load: Returns the graph of a file that contains its topology, and otherwise its tensors;
+            `read` if None.
+        has_template: Whether a file can be written into a copy of another file.
+        holds_objects: Whether files may hold values other than tensors.
     """
 
     name: str
@@ -107,25 +109,25 @@ ONNX = FileFormat(
     has_template=True,
 )
 
-# In this order a file is asked; ONNX has no mark of its own and comes last.
+# The formats in the order in which they are tried. ONNX has no magic bytes and comes last.
 FORMATS = (PYTORCH, NPZ, KERAS, SAFETENSORS, ONNX)
 SUFFIXES = tuple(suffix for format_ in FORMATS for suffix in format_.suffixes)
 _SUPPORTED = ", ".join(f"{'/'.join(f.suffixes)} ({f.name})" for f in FORMATS)
 _FOREIGN = (
     (b"\x93NUMPY", "a single array without a name; save named arrays with numpy.savez"),
     (b"GGUF", "a GGUF file, whose weights are quantised"),
-    (b"\x80", "a pickle that torch.save did not write; it is not opened, since it may run code"),
+    (b"\x80", "a pickle not written by torch.save; it is not opened, because it may run code"),
     (b"\x1f\x8b", "a gzip archive; unpack it first"),
     (b"BZh", "a bzip2 archive; unpack it first"),
 )
 
 
 def detect(path: str | Path) -> tuple[FileFormat, OpenedFile]:
-    """The format of a checkpoint file, told by its content and not by its name.
+    """Detects the format of a checkpoint file from its content, not from its name.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ConversionError: It is a directory, empty, or in no format that is supported.
+        FileNotFoundError: If the file does not exist.
+        ConversionError: If it is a directory, empty, or in an unsupported format.
     """
     opened = open_file(path)
     for format_ in FORMATS:
@@ -135,7 +137,7 @@ def detect(path: str | Path) -> tuple[FileFormat, OpenedFile]:
 
 
 def format_of(path: Path) -> FileFormat:
-    """The format that a path's suffix says, for a file to be written."""
+    """Returns the format for a path's suffix, for a file to be written."""
     for format_ in FORMATS:
         if path.suffix.lower() in format_.suffixes:
             return format_
@@ -145,18 +147,18 @@ def format_of(path: Path) -> FileFormat:
 
 
 def _described(opened: OpenedFile) -> str:
-    """What a file is that is in no format that is supported."""
+    """Describes a file in an unsupported format."""
     if opened.is_archive:
         return f"a zip archive of {opened.names[:3]}..."
     if opened.head[257:262] == b"ustar":
         return (
-            "a tar archive, perhaps of torch before 0.2; load it with the program that wrote it "
+            "a tar archive, perhaps from torch before 0.2; load it with the program that wrote it "
             "and save it again"
         )
     for magic, what in _FOREIGN:
         if opened.head.startswith(magic):
             return what
     return (
-        f"a file of {opened.size} bytes that begins with {opened.head[:8]!r}; it is in another "
-        f"format, truncated or damaged"
+        f"a file of {opened.size} bytes that begins with {opened.head[:8]!r}; it is truncated, "
+        f"damaged or in another format"
     )

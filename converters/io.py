@@ -1,4 +1,4 @@
-"""Files to graphs and back: `load` and `save`."""
+"""Converts files to graphs and back: `load` and `save`."""
 
 from __future__ import annotations
 
@@ -37,37 +37,41 @@ def load(
 ) -> WeightGraph:
     """Reads the graph of a network from a PyTorch, safetensors, npz, ONNX, Keras or graph file.
 
-    The format is told by the content. Nothing in a file is run, no other file is read but a
-    `config.json` beside it for the number of attention heads, and large PyTorch and safetensors
-    files stay mapped into memory.
+    The content determines the format. Nothing in a file is executed. No other file is read, except
+    a `config.json` beside it for the number of attention heads. Large PyTorch and safetensors files
+    stay mapped into memory.
 
     Args:
         path: The file.
-        arch: The network as a module, for files whose keys and shapes leave its topology open;
-            on the meta device if it is large. Keras layers are matched to its layers in order.
-            An ONNX file knows its topology.
-        flatten: The order of the entries between a convolution and a dense layer, for files
-            that do not say it.
-        orientation: How weights are stored, for files that do not say it: as `[out, in, ...]`
-            (`"out_in"`) or as `[..., in, out]` (`"in_out"`); see :func:`from_state_dict`.
+        arch: The network as a module, for files whose keys and shapes do not determine its
+            topology. It may be on the meta device. Keras layers are matched to its layers in order.
+            ONNX files contain their topology and do not need it.
+        flatten: The order of the entries between a convolution and a dense layer, for files that do
+            not contain it.
+        orientation: The axis order of weights, for files that do not contain it: `[out, in, ...]`
+            (`"out_in"`) or `[..., in, out]` (`"in_out"`); see :func:`from_state_dict`.
         key: The name of the network in a file that holds several; see :func:`from_state_dict`.
         activation: The function between the layers, for chains of linear layers in files that do
-            not say it; see :func:`from_state_dict`.
-        heads: The number of attention heads of a well-known transformer; if it is not given, a
-            `config.json` beside the file says it.
-        example_input: An input of the network, where its shape decides; see
-            :func:`from_state_dict`. Of an ONNX file, it says the sizes that the file leaves open.
-        safe_globals: Names of classes and functions that a PyTorch file may use beside those
-            that torch allows, such as `"numpy.dtype"`; see
-            :func:`torch.serialization.safe_globals`. They are called: name only what you trust.
-        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
-            the graph, and carried along for the way back. All tensors count if there are none.
+            not contain it; see :func:`from_state_dict`.
+        heads: The number of attention heads of a well-known transformer; by default it is read from
+            a `config.json` beside the file.
+        example_input: An input of the network, for networks whose topology depends on its shape;
+            see :func:`from_state_dict`. For an ONNX file, it determines the sizes that the file
+            leaves open.
+        safe_globals: Names of classes and functions that a PyTorch file may use in addition to
+            those that torch allows, such as `"numpy.dtype"`; see
+            :func:`torch.serialization.safe_globals`. Reading the file calls them, so name only what
+            you trust.
+        only: Patterns such as `"encoder.*"`. Tensors whose keys match none of them are left out of
+            the graph and carried along, so that they can be restored. By default all tensors are
+            used.
         exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ConversionError: It holds no network that has a graph, with the reason.
-        ModuleNotFoundError: The package for its format is not installed.
+        FileNotFoundError: If the file does not exist.
+        ConversionError: If the file holds no network that has a graph; the message gives the
+            reason.
+        ModuleNotFoundError: If the package for its format is not installed.
 
     Example:
         >>> import tempfile
@@ -106,7 +110,7 @@ def load(
 
 
 def read_tensors(path: str | Path) -> Mapping[str, Any]:
-    """The named tensors of a file as they are stored, of a PyTorch file as they are nested."""
+    """Returns the named tensors of a file as stored; those of PyTorch files may be nested."""
     format_, opened = detect(path)
     return format_.read(opened, ReadingHints())
 
@@ -121,19 +125,20 @@ def save(
 ) -> None:
     """Writes the tensors that a graph was made from, in the format of the path's suffix.
 
-    The file is written completely or not at all. A graph loaded from a file of the same format
-    gives the same tensors bit for bit; keys, order and types are kept in all formats. Into
-    Keras, kernels of a PyTorch network are written with Keras's names and axis order.
+    The file is written completely or not at all. If the graph was loaded from a file of the same
+    format, the tensors are equal bit for bit; keys, order and types are kept in all formats. In
+    Keras files, kernels of a PyTorch network are written with Keras's names and axis order.
 
     Args:
-        graph: One network.
+        graph: A graph of one network.
         path: The file, such as `x.pt`, `x.safetensors` or `x.onnx`.
-        template: A file of the same format to take all else from: the operations of an ONNX
-            model or the configuration of a `.keras` file, which need one, or that of a `.h5` file.
-        channel: Which channel to write, of a graph that was made with further ones: one of
-            their names, or `"weights"`.
-        as_graph: Writes the graph itself into a `.safetensors` file, with its layout and all
-            channels; :func:`load` reads it back.
+        template: A file of the same format from which everything else is copied: the operations of
+            an ONNX model or the configuration of a Keras model. `.onnx` and `.keras` files require
+            one.
+        channel: The channel to write if the graph has several: the name of one of them, or
+            `"weights"`.
+        as_graph: Whether to write the graph itself, with its layout and all channels, into a
+            `.safetensors` file, which :func:`load` reads back.
 
     Example:
         >>> import tempfile
@@ -150,7 +155,7 @@ def save(
     format_ = format_of(path)
     if template is not None and not format_.has_template:
         raise ConversionError(
-            f"Expected no template for a '{path.suffix}' file, which holds nothing but tensors "
+            f"Expected no template for a '{path.suffix}' file, which contains only tensors "
             f"(got '{template}')"
         )
     if as_graph:
@@ -164,8 +169,8 @@ def save(
     names = list(layout_of(graph).channels)
     if names and channel is None:
         raise ConversionError(
-            f"Expected channel=... for '{path}', which holds one value of every weight (got a "
-            f"graph with the channels {[WEIGHTS, *names]}). Save one of them, or all with "
+            f"Expected channel=... for '{path}', which holds one value per weight (got a graph "
+            f"with the channels {[WEIGHTS, *names]}). Save one of them, or all of them with "
             f"as_graph=True"
         )
     model = None if template is None else check_path(template)

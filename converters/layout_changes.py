@@ -1,4 +1,4 @@
-"""Layouts that are changed after they were found: axes in another order, tensors left out."""
+"""Changes to a layout after it was found: permuted axes, and tensors that are left out."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nfn_graph.spec import Key, NetworkSpec, Shape
 def permuted(
     placement: Placement, order: Sequence[int], keys: tuple[str, ...], rank: int | None = None
 ) -> Placement:
-    """The placement of `x`, given that of `x.permute(order)`.
+    """Returns the placement of `x`, given that of `x.permute(order)`.
 
     Args:
-        placement: Where the entries of `x.permute(order)` go.
+        placement: The placement of `x.permute(order)`.
         order: The axes of `x` in the order in which they were converted.
         keys: The names of `x`.
         rank: The number of axes of `x`, if some of size 1 were left out.
@@ -46,7 +46,7 @@ def permuted(
 
 
 def _with_unit_axis(placement: Placement) -> Placement:
-    """The placement of the same tensor with an axis of size 1 at its end."""
+    """Returns the placement of the same tensor with an axis of size 1 appended."""
     cut = placement.cut
     return replace(
         placement,
@@ -60,7 +60,7 @@ def _with_unit_axis(placement: Placement) -> Placement:
 
 
 def _groups(placement: Placement) -> list[list[int]]:
-    """For every axis of the tensor, the axes of the view that it was split into."""
+    """Returns, for every axis of the tensor, the axes of the view that it was split into."""
     view, position = placement.view, 0
     groups: list[list[int]] = []
     shape = placement.shape
@@ -86,17 +86,17 @@ def _groups(placement: Placement) -> list[list[int]]:
     return groups
 
 
-#: How weights are stored: as `[out, in, ...]`, or as `[..., in, out]`.
+#: The axis order of weights: `[out, in, ...]` or `[..., in, out]`.
 Orientation = Literal["out_in", "in_out"]
 
 
 def turned(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Views of weights `[..., in, out]` as `[out, in, ...]`, and all else as it is."""
+    """Views weights `[..., in, out]` as `[out, in, ...]`, and returns other values unchanged."""
     return {key: x.permute(_order(x.dim())) if _is_weight(x) else x for key, x in tensors.items()}
 
 
 def turned_back(layout: Layout, tensors: Mapping[str, Any]) -> Layout:
-    """The layout of weights `[..., in, out]`, given that of their views."""
+    """Returns the layout of weights `[..., in, out]`, given that of their transposed views."""
     views: dict[int, list[View]] = {
         number: [("permute", (_order(len(parts[0].shape)),))]
         for number, parts in enumerate(layout.sources)
@@ -122,16 +122,17 @@ def _order(axes: int) -> tuple[int, ...]:
 def leave_out(
     layout: Layout, keys: Sequence[str], only: Sequence[str], exclude: Sequence[str]
 ) -> Layout:
-    """The layout without some of its tensors.
+    """Removes tensors from a layout.
 
-    Types that nothing else holds go with them. What the other types are, and so their symmetry, is
-    still that of the whole network: the tensors that are left out are permuted with the rest.
+    Types that hold nothing else are removed too. The remaining types keep the symmetry of the whole
+    network, and the tensors that are left out are permuted together with the rest.
 
     Args:
-        layout: That of the whole network.
+        layout: The layout of the whole network.
         keys: All keys of the checkpoint.
-        only: Patterns (`encoder.*`) of which a key must match one to stay; no patterns, no matter.
-        exclude: Patterns of which it must match none.
+        only: Patterns such as `encoder.*`. Keys that match none of them are left out, unless the
+            sequence is empty.
+        exclude: Patterns of keys to leave out.
     """
     only, exclude = _patterns("only", only, keys), _patterns("exclude", exclude, keys)
     gone = {
@@ -145,8 +146,8 @@ def leave_out(
     for p in layout.placements:
         if 0 < len(gone.intersection(p.keys)) < len(p.keys):
             raise ConversionError(
-                f"Expected patterns for all keys of one tensor (got some that leave out only a "
-                f"part of {list(p.keys)})"
+                f"Expected patterns that match all keys of a tensor or none (got some that leave "
+                f"out only a part of {list(p.keys)})"
             )
     kept = [p for p in layout.placements if p.keys[0] not in gone]
     spec, shape = _remaining(layout, kept)
@@ -186,7 +187,7 @@ def _matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def _remaining(layout: Layout, kept: Sequence[Placement]) -> tuple[NetworkSpec, Shape]:
-    """The types that still hold something, or join or contain others that do."""
+    """Returns the types that still hold entries, connect such types, or are their parents."""
     taps: dict[Key, int] = {}
     for p in kept:
         if p.block == 0:
@@ -214,7 +215,7 @@ def _remaining(layout: Layout, kept: Sequence[Placement]) -> tuple[NetworkSpec, 
 
 
 def _packed(kept: Sequence[Placement]) -> Iterator[Placement]:
-    """The placements without gaps between their taps."""
+    """Yields the placements with the gaps between their taps closed."""
     filled: dict[tuple[Key, int], int] = {}
     for p in kept:
         at = filled.get((p.store, p.block), 0)
@@ -223,7 +224,7 @@ def _packed(kept: Sequence[Placement]) -> Iterator[Placement]:
 
 
 def _placed(p: Placement, spec: NetworkSpec) -> Placement | None:
-    """Where a tensor that is left out lies in the graph; axes of types that are gone are taps."""
+    """Returns the place of an excluded tensor in the graph; axes of removed types become taps."""
     if isinstance(p.store, str):
         return replace(p, tap=0) if p.store in spec.neuron else None
     ends = {"target": p.store[2], "source": p.store[0]}

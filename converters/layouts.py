@@ -1,4 +1,4 @@
-"""The layout of a state dict: followed from its network, or inferred as a chain; kept by shapes."""
+"""Finds the layout of a state dict, from its network or as a chain, and caches it by shapes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nfn_graph.messages import UserError
 Signature = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 _MOST_CACHED = 64
-# Most tensors differ in the first few entries.
+# Most tensors already differ in their first few entries.
 _FIRST_ENTRIES = 4
 _chains: dict[tuple[Signature, Hints, Heads | None], Layout] = {}
 _archs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Layout]] = weakref.WeakKeyDictionary()
 
 
 def layout_of(graph: WeightGraph) -> Layout:
-    """The layout of one network."""
+    """Returns the layout of a graph of one network."""
     if not isinstance(graph, WeightGraph):
         raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
     layouts = graph.layouts
@@ -46,14 +46,14 @@ def find_layout(
     example_input: Any,
     heads: Heads | None = None,
 ) -> Layout:
-    """The layout of a state dict; thousands of networks of one kind share it.
+    """Finds the layout of a state dict. Thousands of networks of one kind share a cached layout.
 
     Args:
-        state_dict: Tensors by key; what is no tensor is passed over.
+        state_dict: Tensors by key; other values are ignored.
         arch: The network; without it, a chain is inferred.
-        hints: What is known of the chain.
-        example_input: An input of `arch`, where shapes decide.
-        heads: The number of attention heads of a well-known transformer, if it is known.
+        hints: What is known about the chain.
+        example_input: An input of `arch`, if the layout depends on shapes.
+        heads: The number of attention heads of a well-known transformer, if known.
     """
     signature = tuple(
         [(key, t.shape, t.dtype) for key, t in state_dict.items() if isinstance(t, Tensor)]
@@ -86,7 +86,7 @@ def find_layout(
 
 
 def _named_layout(tensors: Mapping[str, Tensor], hints: Hints, heads: Heads | None) -> Layout:
-    """The layout that names and shapes tell: of a well-known transformer, or of a chain."""
+    """Infers a layout from names and shapes, as a well-known transformer or a chain."""
     family = find_family(tensors, heads)
     if family is None or heads is None:
         return read_chain(tensors, hints)
@@ -98,12 +98,12 @@ def _named_layout(tensors: Mapping[str, Tensor], hints: Hints, heads: Heads | No
             f"Expected tensors that {family.family.name} computes with (got '{unused[0]}', which "
             f"it does not use). {ASK_FOR_ARCH}"
         )
-    reason = f"the names of {family.family.name} do not say which functions lie between its layers"
+    reason = f"the names of {family.family.name} do not show the functions between its layers"
     return replace(layout, computation=Computation.unknown(reason))
 
 
 def shapes_of(example: Any) -> Any:
-    """What a layout depends on of an example input."""
+    """Returns the part of an example input that a layout depends on."""
     if isinstance(example, Tensor):
         return tuple(example.shape)
     if isinstance(example, (list, tuple)):
@@ -112,7 +112,7 @@ def shapes_of(example: Any) -> Any:
 
 
 def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: Any) -> Layout:
-    """The layout of a module for a checkpoint with its keys, perhaps behind a prefix."""
+    """Returns the layout of a module for a checkpoint with its keys, perhaps behind a prefix."""
     expected = arch.state_dict()
     keys = Keys(tensors, expected)
     if not keys.fit:
@@ -144,10 +144,10 @@ def _arch_layout(arch: nn.Module, tensors: Mapping[str, Tensor], example_input: 
 
 
 def _check_apart(tensors: Mapping[str, Any], is_family: bool) -> None:
-    """Without a module, nobody knows whether a shared or repeated tensor is used once or twice.
+    """Refuses shared and repeated tensors: without a module, they may be used once or twice.
 
-    Families say where their tensors are used, and may begin with equal blocks; but what lies in
-    one memory is one weight of two blocks.
+    Families define where their tensors are used, and their blocks may start out equal. Tensors in
+    the same memory, however, are one weight shared by two blocks.
     """
     memory: dict[int, str] = {}
     by_shape: dict[Any, list[str]] = {}
@@ -171,17 +171,17 @@ def _check_apart(tensors: Mapping[str, Any], is_family: bool) -> None:
 
 def _repeated(first: str, second: str, how: str) -> ConversionError:
     return ConversionError(
-        f"Expected tensors of their own (got '{first}' and '{second}' {how}: one layer under two "
+        f"Expected distinct tensors (got '{first}' and '{second}' {how}: one layer under two "
         f"names, or one weight used twice). {ASK_FOR_ARCH}"
     )
 
 
 def _are_copies(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors are equal, and not just filled with one number."""
+    """Whether tensors are equal and not constant."""
     return torch.equal(one, other) and bool((one != one[:1]).any())
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The entries as whole numbers, which can be compared whatever their type."""
+    """Views the entries as integers, which can be compared for any type."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().contiguous().flatten().view(integers[tensor.element_size()])

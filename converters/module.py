@@ -1,4 +1,4 @@
-"""From a torch module to a graph: the computation says which weights share neurons."""
+"""Converts a torch module to a graph by following its computation."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nfn_graph.converters.state_dict import build_graph, to_state_dict
 from nfn_graph.data import WeightGraph
 from nfn_graph.messages import UserError
 
-# Of float64, relative to the largest output.
+# The largest difference between outputs in float64, relative to the largest output.
 _TOLERANCE = 1e-9
-# One element of the group may leave just those neurons in place whose order matters.
+# A single element of the group may happen to fix exactly those neurons whose order matters.
 _ELEMENTS = 4
 
 
@@ -38,34 +38,36 @@ def from_module(
     r"""Builds the weight graph of a network by following its computation in eval mode.
 
     Linear maps, convolutions of any kind, norms, entrywise activations, pooling, residual
-    additions, branches, several heads, shared weights, flattening and concatenation are
-    followed; anything else raises :class:`ConversionError` that names the module and the
-    reason. Every parameter that the outputs depend on is in the graph: one that the network
-    returns by itself, such as the logarithm of a policy's standard deviation, is a tap of the
-    output neurons if it has an entry for each of them, else of the network. Floating-point
-    buffers are weights like parameters, unless the code reads their values; those that it reads,
-    buffers of whole numbers, and tensors that no output depends on, are carried along, and
-    :func:`summary` lists them. Values are copied: the graph does not change when the module is
-    trained on.
+    additions, branches, several heads, shared weights, flattening and concatenation are supported.
+    Any other operation raises a :class:`ConversionError` that names the module and the reason.
+
+    Every parameter that the outputs depend on is in the graph. If the network returns a parameter
+    directly, such as the logarithm of a policy's standard deviation, it becomes a tap of the output
+    neurons if it has one entry for each of them, and a tap of the network otherwise. Floating-point
+    buffers are weights like parameters, unless the code reads their values. Such buffers, integer
+    buffers and tensors that no output depends on are carried along unchanged, and :func:`summary`
+    lists them. Values are copied, so training the module later does not change the graph.
 
     Args:
-        module: The network; on the meta device it gives a graph without values. What
-            `torch.compile`, `DataParallel`, `DistributedDataParallel` and `AveragedModel` wrap
-            is followed, under the keys of the wrapper's state dict.
-        example_input: An input, or a tuple of inputs. Needed where shapes decide: for
-            networks whose code looks at them or calls functions that are not torch's
-            (`torch.fx.wrap`), and where axes are counted from the front of
-            values that may be `[batch, features]` or have more axes. Without it, a norm of
-            channels (`BatchNorm1d`, `PReLU`) after a linear layer is taken to meet features,
-            and a convolution to meet a batch.
-        verify: Applies four random elements :math:`\sigma` of the graph's symmetry group to
-            random weights and raises unless the network computes the same with each of them in
-            float64, if the graph itself computes something else when it is run, or if a
-            parameter that is not in the graph changes the outputs. Needs an `example_input`.
+        module: The network. On the meta device, it gives a graph without values. Networks wrapped
+            by `torch.compile`, `DataParallel`, `DistributedDataParallel` or `AveragedModel` are
+            followed under the keys of the wrapper's state dict.
+        example_input: An input, or a tuple of inputs. It is needed if the result depends on shapes:
+            for networks whose code reads them or calls functions that are not torch's
+            (`torch.fx.wrap`), and for axes that are counted from the front of values that may be
+            `[batch, features]` or have more axes. Without it, a norm over channels (`BatchNorm1d`,
+            `PReLU`) after a linear layer is assumed to receive features, and a convolution to
+            receive a batch.
+        verify: Whether to check the graph. Four random elements :math:`\sigma` of its symmetry
+            group are applied to random weights. An error is raised unless the network computes the
+            same with each of them in float64, the graph computes the same as the network when it is
+            run, and no parameter outside the graph changes the outputs. Requires an
+            `example_input`.
         channels: Further values for every parameter, such as gradients or masks; see
             :func:`from_state_dict`.
-        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
-            the graph, and carried along for the way back. All tensors count if there are none.
+        only: Patterns such as `"encoder.*"`. Tensors whose keys match none of them are left out of
+            the graph and carried along, so that they can be restored. By default all tensors are
+            used.
         exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Example:
@@ -97,7 +99,7 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
     network = _copy(unwrapped_module(module)).double().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        # Fresh norm layers hold ones and zeros, which no permutation would move.
+        # New norm layers hold ones and zeros, which no permutation changes.
         for tensor in _tensors_of(network):
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
@@ -138,7 +140,7 @@ def _verify(module: nn.Module, example: tuple[Any, ...]) -> None:
 
 
 def _verify_run(graph: WeightGraph, inputs: tuple[Any, ...], expected: Tensor) -> None:
-    """Runs the graph itself, if what the network computes could be recorded."""
+    """Runs the graph and compares its outputs, if the computation of the network was recorded."""
     if graph.layout.computation.reason is not None or not all(
         isinstance(x, Tensor) for x in inputs
     ):
@@ -155,7 +157,7 @@ def _verify_run(graph: WeightGraph, inputs: tuple[Any, ...], expected: Tensor) -
 
 
 def _left_out(network: nn.Module, graph: WeightGraph) -> dict[str, Tensor]:
-    """The parameters that a graph carries along; buffers may be constants of the computation."""
+    """Returns the parameters that are not in the graph; buffers may be constants."""
     parameters = network.named_parameters(remove_duplicate=False)
     return {key: p for key, p in parameters if key in graph.layout.carried}
 
@@ -163,7 +165,7 @@ def _left_out(network: nn.Module, graph: WeightGraph) -> dict[str, Tensor]:
 def _changed_outputs(
     network: nn.Module, parameter: Tensor, inputs: tuple[Any, ...], generator: torch.Generator
 ) -> Tensor:
-    """The outputs with other values of a parameter, which gets its own back."""
+    """Returns the outputs with other values of a parameter, and then restores its values."""
     before = parameter.clone()
     noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
     parameter += (1 + noise).to(parameter)
@@ -173,7 +175,7 @@ def _changed_outputs(
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A module of its own, with computed tensors as constants and no wrappers inside."""
+    """Copies a module, with computed tensors as constants and its parts unwrapped."""
     held = [value for part in module.modules() for value in vars(part).values()]
     computed = [value for value in held if isinstance(value, Tensor) and not value.is_leaf]
     network = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in computed})
@@ -186,7 +188,7 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value; infinite for NaN or other shapes."""
+    """The largest difference relative to the largest value; infinite for NaN or other shapes."""
     if actual.shape != expected.shape or not torch.isfinite(actual).all():
         return math.inf
     if not actual.numel():
@@ -202,10 +204,10 @@ def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _outputs(network: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
-    """All outputs of a network in a row."""
+    """Returns all outputs of a network, concatenated."""
     try:
         outputs = network(*inputs)
-    except Exception as error:  # Whatever the network's own code raises.
+    except Exception as error:  # The network's own code may raise anything.
         raise ConversionError(
             f"Expected a network that runs in float64 to verify it (got "
             f"{type(network).__name__}: {error}). It may cast values to another type"
@@ -223,7 +225,7 @@ def _outputs(network: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
 
 
 def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """The tensors among outputs of any kind; numbers and None are no part of the check."""
+    """Yields the tensors in outputs of any kind. Numbers and None are not compared."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):

@@ -1,4 +1,4 @@
-"""From a state dict to a graph and back, bit for bit."""
+"""Converts a state dict to a graph and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -48,61 +48,66 @@ def from_state_dict(
 ) -> WeightGraph:
     """Builds the weight graph of a checkpoint without its module.
 
-    A chain of layers, an MLP or a plain CNN with or without norms, is inferred from keys and
-    shapes. A chain is assumed to be just that: every layer reads the one before it and nothing
-    else, and it explains every floating-point tensor. Numbers in keys that are otherwise the
-    same count the layers. The order of the keys decides nothing by itself, but where shapes
-    leave a choice it must not contradict the names, unless keys are sorted as text. Names
-    that state something else (residual blocks, embeddings, gates, recurrence, attention,
-    transposed convolutions, parallel branches) are refused, and so are numbered modules with
-    several weights that return as many neurons as they read, which may have an addition
-    around them, and convolutions of a decoder or a generator with as many inputs as outputs,
-    which may be transposed. A first convolution `[n, 1, ...]` is taken to read one channel,
-    unless `n` is at most 4 or a 1 x 1 convolution follows, where it may as well read `n`
-    channels one by one. Where several readings are possible, they are listed in the error.
+    A chain of layers (an MLP or a plain CNN, with or without norms) is inferred from keys and
+    shapes. Every layer of a chain reads the one before it and nothing else, and every
+    floating-point tensor must belong to the chain. Numbers in otherwise equal keys number the
+    layers. The order of the keys decides nothing by itself. If shapes leave a choice, however, it
+    must not contradict the names, unless the keys are sorted as text. Three cases are refused:
 
-    Two vectors without running statistics behind a convolution may be those of a GroupNorm,
-    whose channels are not free: they are refused, unless their name says another norm (`ln`,
-    `bn`, `instance_norm`) or the number of channels is prime. Behind a linear layer they are
-    taken for a LayerNorm or a BatchNorm, unless their name says `gn` or `group`. What has no
-    parameters, such as a norm without them, leaves no trace in a checkpoint; give `arch`.
+    - names that suggest something else (residual blocks, embeddings, gates, recurrence, attention,
+      transposed convolutions, parallel branches),
+    - numbered modules with several weights that return as many neurons as they read, since there
+      may be an addition around them,
+    - convolutions of a decoder or a generator with equal numbers of inputs and outputs, since they
+      may be transposed.
+
+    A first convolution `[n, 1, ...]` is assumed to read one channel, unless `n` is at most 4 or a
+    1 x 1 convolution follows: it might then be depthwise and read `n` channels. If several
+    readings are possible, the error lists them.
+
+    Two vectors without running statistics after a convolution may belong to a GroupNorm, which
+    restricts the permutations of its channels. They are refused, unless their name indicates
+    another norm (`ln`, `bn`, `instance_norm`) or the number of channels is prime. After a linear
+    layer they are assumed to belong to a LayerNorm or a BatchNorm, unless their name contains `gn`
+    or `group`. Operations without parameters, such as a norm without them, leave no trace in a
+    checkpoint; pass `arch` if there are any.
 
     Well-known transformers (BERT, GPT-2, Llama, ViT, `nn.TransformerEncoder`) are recognised by
-    their names; `heads` says how many heads they have.
+    their names; `heads` is the number of their attention heads.
 
-    A checkpoint may hold its state dict inside: under `state_dict`, `model_state_dict` or
-    `model`, the first of these and also inside one another, or as the only mapping of tensors,
-    which may be the one entry of a list; what lies beside it is left out. The prefixes of DDP
-    (`module.`) and `torch.compile` (`_orig_mod.`) are understood. With `arch`, its keys may lie
-    behind any one prefix (`encoder.`), and tensors without it are carried along. NumPy arrays
-    are taken for tensors. The graph may share the memory of the tensors.
+    A checkpoint may contain the state dict under `state_dict`, `model_state_dict` or `model` (the
+    first of these that exists, which may be nested), or as its only mapping of tensors, which may
+    be the one entry of a list. Everything beside it is left out. The prefixes of DDP (`module.`)
+    and `torch.compile` (`_orig_mod.`) are removed. With `arch`, its keys may follow any one prefix
+    (`encoder.`), and tensors without the prefix are carried along. NumPy arrays are converted to
+    tensors. The graph may share memory with the tensors.
 
     Args:
         state_dict: Tensors by key, or a checkpoint that holds such a mapping.
-        arch: The network, on the meta device if it is large: its computation is followed
-            instead. It is read once and taken to stay as it is.
-        flatten: Which entries run fastest where a convolution meets a linear layer:
-            the positions of a channel (`"channels_first"`, as `nn.Flatten` does) or the
-            channels of a position (`"channels_last"`).
-        orientation: How weights are stored, if their shapes allow both or their names do not
-            say it: `[out, in, ...]`, as torch does it (`"out_in"`), or `[..., in, out]`, as
-            NumPy, JAX and TensorFlow programs do (`"in_out"`).
-        key: The name of the network in a checkpoint that holds several: that of a mapping, or
+        arch: The network, on the meta device if it is large. Its computation is followed instead.
+            It is read once and must not be changed afterwards.
+        flatten: The entries that vary fastest where a convolution is followed by a linear layer:
+            the positions of a channel (`"channels_first"`, as in `nn.Flatten`) or the channels of a
+            position (`"channels_last"`).
+        orientation: The axis order of weights, if shapes and names do not determine it:
+            `[out, in, ...]` as in torch (`"out_in"`), or `[..., in, out]` as in NumPy, JAX and
+            TensorFlow programs (`"in_out"`).
+        key: The name of the network in a checkpoint that holds several: the name of a mapping, or
             the prefix of its keys. It is not needed if `arch` fits only one of them.
-        activation: The function between the linear layers of a chain, such as `"relu"`, so that
-            the graph can be run; with `arch`, its code says it. A number may follow a colon: the
+        activation: The function between the linear layers of a chain, such as `"relu"`, so that the
+            graph can be run; with `arch`, it is found in the code. A number may follow a colon: the
             factor inside a sine (`"sin:30"` for a SIREN), or the parameter of a function, such as
             the slope of `"leaky_relu:0.2"`.
         heads: The number of attention heads, for well-known transformers without `arch`.
-        example_input: An input of `arch`, or a tuple of inputs, where shapes decide; see
-            :func:`from_module`. Of a chain, its shape tells what a first convolution
-            `[n, 1, ...]` reads.
-        channels: Further values for the weights, by name: gradients, masks, optimiser
-            moments, other networks of the same shapes. They become channels of the features
-            after the weights themselves; keys without a value, or with None, are filled with
-            zeros.
-        only: Patterns such as `"encoder.*"`; tensors whose keys match none of them are left out of
-            the graph, and carried along for the way back. All tensors count if there are none.
+        example_input: An input of `arch`, or a tuple of inputs, if the result depends on shapes;
+            see :func:`from_module`. For a chain, its shape determines how many channels a first
+            convolution `[n, 1, ...]` reads.
+        channels: Further values for the weights, by name: gradients, masks, optimiser moments, or
+            other networks of the same shapes. They become channels of the features after the
+            weights themselves. Keys without a value, or with None, are filled with zeros.
+        only: Patterns such as `"encoder.*"`. Tensors whose keys match none of them are left out of
+            the graph and carried along, so that they can be restored. By default all tensors are
+            used.
         exclude: Patterns of tensors to leave out, such as `"*embeddings*"`.
 
     Example:
@@ -141,7 +146,7 @@ def from_state_dict(
 
 
 def _input_shape(example_input: Any) -> tuple[int, ...] | None:
-    """The shape of the one input of a chain."""
+    """Returns the shape of the single input of a chain."""
     if example_input is None:
         return None
     shape = shapes_of(example_input[0] if isinstance(example_input, tuple) else example_input)
@@ -156,7 +161,7 @@ def _input_shape(example_input: Any) -> tuple[int, ...] | None:
 def build_graph(
     layout: Layout, tensors: Mapping[str, Any], channels: Channels | None = None
 ) -> WeightGraph:
-    """The graph of tensors whose places are known; what is no feature is carried along."""
+    """Builds the graph of tensors with a known layout. Other tensors are carried along."""
     carried = {key: tensors[key] for key in tensors if key not in layout.placed}
     for placement in layout.placements:
         if len(placement.keys) > 1:
@@ -169,26 +174,26 @@ def build_graph(
 
 
 def without(graph: WeightGraph, only: Sequence[str], exclude: Sequence[str]) -> WeightGraph:
-    """A graph without some of its tensors, which it carries along instead."""
+    """Leaves tensors out of a graph, which carries them along instead."""
     if not only and not exclude:
         return graph
     layout = layout_of(graph)
     if layout.channels or layout.before is not None or layout.aside:
         raise ConversionError(
-            "Expected only= and exclude= for a graph as it was converted (got one with further "
-            "channels, after a transform, or without some of its tensors already)"
+            "Expected a graph as it was converted for only= and exclude= (got one with further "
+            "channels, after a transform, or with tensors already left out)"
         )
     tensors = to_state_dict(graph)
     return build_graph(leave_out(layout, list(tensors), only, exclude), tensors)
 
 
 def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, Any]:
-    """The checkpoint of a graph: its keys in their order, shapes, dtypes, buffers, all bits.
+    """Restores the checkpoint of a graph: keys in their order, shapes, dtypes, buffers, all bits.
 
     Args:
         graph: A graph made by a converter; its values may have changed since.
-        channel: One of the further channels that the graph was made with, by name; the
-            weights themselves if None or `"weights"`.
+        channel: The name of a further channel of the graph; None or `"weights"` for the weights
+            themselves.
 
     Example:
         >>> from torch import nn
@@ -219,10 +224,10 @@ def to_state_dict(graph: WeightGraph, channel: str | None = None) -> dict[str, A
 
 
 def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a graph in their own types, NaNs bit for bit."""
+    """Returns the tensors of a graph in their own types, with the bits of NaNs preserved."""
     wide = layout
     if any(stores[p.store].dtype != p.dtype for p in layout.placements):
-        # One type for all that a tensor is spread over, and so for all that lies beside it.
+        # A tensor may be spread over several stores, so all of them are cast to one type.
         dtype = stores[layout.placements[0].store].dtype
         for store in {p.store for p in layout.placements}:
             dtype = promoted(dtype, stores[store].dtype)
@@ -236,7 +241,7 @@ def _scattered(layout: Layout, stores: dict[Key, Tensor]) -> dict[str, Tensor]:
 
 
 def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
-    """Loads the weights of a graph into a module, which is returned.
+    """Loads the weights of a graph into a module and returns the module.
 
     Example:
         >>> from torch import nn
@@ -269,13 +274,13 @@ def to_module(graph: WeightGraph, module: nn.Module) -> nn.Module:
 
 
 def _like(own: Tensor, value: Any) -> Any:
-    """A counter of one entry in the shape that a module has for it."""
+    """Gives a counter of one entry the shape that the module has for it."""
     is_counter = isinstance(value, Tensor) and not value.is_floating_point()
     return value.reshape(own.shape) if is_counter and value.numel() == own.numel() == 1 else value
 
 
 def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a Keras file under the names of a module, which counts batches itself."""
+    """Renames the tensors of a Keras file for a module, whose batch counters are added."""
     is_ordered = not any(is_numbered(key) for key in tensors)
     names = arch_names(module, tensors, tensors, is_ordered)
     counters = {k: x for k, x in module.state_dict().items() if not x.is_floating_point()}
@@ -283,11 +288,11 @@ def _torch_tensors(tensors: dict[str, Tensor], module: nn.Module) -> dict[str, T
 
 
 def _check_tied(keys: tuple[str, ...], tensors: Mapping[str, Tensor]) -> None:
-    """One tensor under several keys must have one value."""
+    """Raises unless a tensor has the same values under all of its keys."""
     for key in keys[1:]:
         first, other = tensors[keys[0]], tensors[key]
         if other is not first and not (other.is_meta or torch.equal(first, other)):
             raise ConversionError(
-                f"Expected '{key}' to be the same tensor as '{keys[0]}', with which the "
-                f"network shares it (got other values)"
+                f"Expected '{key}' to be the same tensor as '{keys[0]}', with which the network "
+                f"shares it (got different values)"
             )

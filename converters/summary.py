@@ -1,4 +1,4 @@
-"""A graph as a table: what each of its types holds."""
+"""Summarises a graph as a table with one row per type."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Row:
     """The entries of one type.
 
     Attributes:
-        type: Its name; `a -> b` for weights.
+        type: The name of the type; `a -> b` for weights.
         neurons: The number of neurons, None for a weight type.
         weights: The number of weights (pairs of neurons), None for a neuron type.
-        taps: Values per neuron or weight.
-        mean: Mean of the finite entries, over all channels; NaN if there are none.
-        std: Their standard deviation.
-        zeros: How many entries are exactly 0.
-        nan: How many are not a number.
-        inf: How many are infinite.
+        taps: The number of values per neuron or weight.
+        mean: The mean of the finite entries over all channels; NaN if there are none.
+        std: The standard deviation of the finite entries.
+        zeros: The number of entries that are exactly 0.
+        nan: The number of NaN entries.
+        inf: The number of infinite entries.
     """
 
     type: str
@@ -57,11 +57,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """A table with one row per type; `print` it.
+    """A table with one row per type, which can be printed.
 
     Attributes:
-        rows: The types.
-        left_out: Tensors of the checkpoint that are in no row, with the reason.
+        rows: One row per type.
+        left_out: Tensors of the checkpoint that are not in the graph, with the reason.
     """
 
     rows: tuple[Row, ...]
@@ -69,17 +69,17 @@ class Summary:
 
     @property
     def nan(self) -> int:
-        """Entries that are not a number, in all types."""
+        """The number of NaN entries in all types."""
         return sum(row.nan for row in self.rows)
 
     @property
     def inf(self) -> int:
-        """Infinite entries, in all types."""
+        """The number of infinite entries in all types."""
         return sum(row.inf for row in self.rows)
 
     @property
     def notes(self) -> list[str]:
-        """One sentence per reason why tensors are left out."""
+        """One sentence for every reason why tensors are left out."""
         keys: dict[str, list[str]] = {}
         for key, reason in self.left_out.items():
             keys.setdefault(reason, []).append(key)
@@ -132,7 +132,7 @@ def _why_left_out(value: Any) -> str:
     if not isinstance(value, Tensor):
         return "not a tensor"
     if not value.is_floating_point():
-        return "whole numbers (counts, indices or masks)"
+        return "integers (counts, indices or masks)"
     return "not a weight of the computation (unused, or a constant whose values it reads)"
 
 
@@ -144,7 +144,7 @@ def _shown(names: list[str]) -> str:
 
 def _row(name: str, neurons: int | None, weights: int | None, x: Tensor) -> Row:
     if x.is_floating_point() and x.element_size() == 1:
-        x = x.float()  # Of 8 bits, torch knows little more than how to store them.
+        x = x.float()  # torch supports few operations on 8-bit floats.
     finite = torch.isfinite(x)
     nan = int(torch.isnan(x).sum())
     values = x if bool(finite.all()) else x[finite]
@@ -157,7 +157,7 @@ def _row(name: str, neurons: int | None, weights: int | None, x: Tensor) -> Row:
 
 
 def _std(values: Tensor, mean: float) -> float:
-    """Deviation of the entries from their mean, in pieces, so that no large copy is made."""
+    """Returns the standard deviation, computed in pieces so that no large copy is made."""
     total = 0.0
     for piece in values.reshape(-1).split(2**20):
         total += float(piece.double().sub(mean).square().sum())

@@ -1,4 +1,4 @@
-"""Layers in their order, joined to a network."""
+"""Connects ordered layers to a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nfn_graph.data import Layout, Ref
 from nfn_graph.messages import UserError
 from nfn_graph.run import ENTRYWISE
 
-#: Which entries run fastest where positions are flattened: those of a channel, or the channels.
+#: The entries that vary fastest after flattening: positions of a channel, or channels.
 FlattenOrder = Literal["channels_first", "channels_last"]
 
 
@@ -30,14 +30,14 @@ def joined(
     flatten: FlattenOrder | None,
     activation: str | None = None,
 ) -> Layout:
-    """The layout of layers in their order.
+    """Returns the layout of ordered layers.
 
     Args:
         tensors: The state dict.
         chain: The layers, with their vectors.
         scalars: Vectors of one entry that act on whole layers.
-        channels: How many channels or features the first layer reads.
-        flatten: The order of entries where a convolution meets a linear layer, if known.
+        channels: The number of channels or features that the first layer reads.
+        flatten: The order of entries between a convolution and a linear layer, if known.
         activation: The function between linear layers, if known.
     """
     w = Wiring(tensors)
@@ -66,10 +66,10 @@ def joined(
 def _record(
     w: Wiring, chain: Sequence[ChainLayer], has_scalars: bool, activation: str | None
 ) -> None:
-    """What a chain of linear layers computes, if the function between them is known."""
+    """Records what a chain of linear layers computes, if the function between them is known."""
     if activation is None:
         w.tape.lose(
-            "a state dict does not say what lies between its layers. Give arch=, or activation= "
+            "a state dict does not show what is between its layers. Pass arch=, or activation= "
             "if they are linear layers with one function between them"
         )
         return
@@ -88,7 +88,7 @@ def _record(
 
 
 def check_activation(activation: str) -> None:
-    """Raises unless it names a function of one value, perhaps with a number after a colon."""
+    """Raises unless a text names a function of one value, with an optional number after a colon."""
     name, _, number = activation.partition(":")
     try:
         arguments = [float(number)] if number and name not in ("sin", "cos") else []
@@ -127,7 +127,7 @@ def _with_vectors(
 
 
 def _applied(w: Wiring, x: Value, group: VectorGroup) -> Value:
-    """What a norm returns, or a PReLU, whose slope may be shared."""
+    """Applies the vectors of a norm, or of a PReLU, whose slope may be shared."""
     parameters = [w.parameter(key) for key in group.keys]
     if group.may_be_shared:
         return w.combine(x, parameters[0])
@@ -141,7 +141,7 @@ def _flattened(
     chain: Sequence[ChainLayer],
     flatten: FlattenOrder | None,
 ) -> Value:
-    """The input of a linear layer, whose positions are gone or flattened."""
+    """Returns the input of a linear layer, with positions averaged or flattened."""
     rank = len(x.shape or ())
     if layer is chain[0] or rank <= 2:
         return x

@@ -1,9 +1,9 @@
-"""The chain of layers that keys and shapes of a state dict tell of: an MLP or a plain CNN.
+"""Infers a chain of layers, an MLP or a plain CNN, from the keys and shapes of a state dict.
 
-Shapes decide which weights can follow one another; numbers in keys that are otherwise the
-same (`layers.0`, `layers.2`) decide their order, unless the order of the file contradicts them.
-What is left open is refused with the possible readings, and so are names that state another
-topology, and tensors that no layer explains.
+Shapes determine which weights can follow one another. Numbers in otherwise equal keys (`layers.0`,
+`layers.2`) determine their order, unless the order of the file contradicts them. If several
+readings remain, the state dict is refused and the readings are listed. Names that indicate another
+topology, and tensors that belong to no layer, are refused too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.layout_changes import turned
 from nfn_graph.data import Layout
 
-# Images have at most so many channels.
+# The largest number of channels of an image.
 _IMAGE_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known of a chain beside its keys and shapes.
+    """What is known about a chain beside its keys and shapes.
 
     Args:
-        flatten: The order of entries where a convolution meets a linear layer, if known.
+        flatten: The order of entries between a convolution and a linear layer, if known.
         input_shape: The shape of an input, if known.
-        orientation: How the weights are stored; None if only shapes and names tell.
+        orientation: The axis order of the weights; None to infer it from shapes and names.
         activation: The function between linear layers, if known.
     """
 
@@ -49,7 +49,7 @@ class Hints:
 
 
 def read_chain(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
-    """The layout of the chain that a state dict can only be."""
+    """Returns the layout of a state dict that can only be one chain."""
     weights = [key for key, tensor in tensors.items() if tensor.dim() > 1]
     if not weights:
         got = listed(tensors, list(tensors))
@@ -77,7 +77,7 @@ def read_chain(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
     shared = [group for group in groups if group.may_be_shared]
     if len({group.template for group in shared}) > 1:
         raise ConversionError(
-            f"Expected names that tell the order of numbers that layers share (got "
+            f"Expected names that determine the order of numbers that layers share (got "
             f"{[group.keys[0] for group in shared]}). {ASK_FOR_ARCH}"
         )
     scalars.sort(key=lambda group: group.name.numbers)
@@ -89,22 +89,23 @@ def read_chain(tensors: Mapping[str, Tensor], hints: Hints) -> Layout:
 
 
 def _in_order(groups: Sequence[VectorGroup]) -> list[VectorGroup]:
-    """Groups at one layer in the order of their use; those of flat entries are the last ones."""
+    """Orders the groups at one layer by their use; groups of flattened entries come last."""
     ordered = sorted(groups, key=lambda g: (not g.is_input, g.size, g.name.numbers))
     for one, other in pairwise(ordered):
         is_told = one.name.precedes(other.name) or one.name.is_indexed_before(other.name)
         if (one.is_input, one.size) == (other.is_input, other.size) and not is_told:
             raise ConversionError(
-                f"Expected names that tell which of '{one.keys[0]}' and '{other.keys[0]}' comes "
-                f"first (got both at one layer). {ASK_FOR_ARCH}"
+                f"Expected names that determine which of '{one.keys[0]}' and '{other.keys[0]}' "
+                f"comes first (got both at one layer). {ASK_FOR_ARCH}"
             )
     return ordered
 
 
 def _are_sorted(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> bool:
-    """Whether keys come as text is sorted, which says nothing about layers.
+    """Whether keys are sorted as text, so that their order is not that of layers.
 
-    The tensors of each type by themselves: so safetensors writes them.
+    The tensors of each dtype are compared separately, because safetensors files sort by dtype
+    first.
     """
     by_type: dict[torch.dtype, list[str]] = {}
     for key in keys:
@@ -113,9 +114,9 @@ def _are_sorted(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> bool:
 
 
 def _check_orientation(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses weights that form a chain as `[..., in, out]`, too, or only so.
+    """Refuses weights that form a chain as `[..., in, out]`, in addition or exclusively.
 
-    That `layer.weight` is `[out, in, ...]` is torch's convention.
+    The name `layer.weight` follows torch's convention `[out, in, ...]`.
     """
     weights = {key: tensor for key, tensor in tensors.items() if tensor.dim() > 1}
     is_torch = all(key.rpartition(".")[2] == "weight" for key in weights)
@@ -123,26 +124,26 @@ def _check_orientation(tensors: Mapping[str, Tensor]) -> None:
         is_chain = can_chain(find_parts(tensors)[0])
     except NotChained:
         is_chain = False
-    # Of kernels, the last axes are equal sizes of windows, which would chain by themselves.
+    # The last axes of kernels are equal window sizes, which would form a chain by themselves.
     if is_torch and (is_chain or any(tensor.dim() > 2 for tensor in weights.values())):
         return
     try:
         is_turned_chain = can_chain(find_parts(turned(tensors))[0])
     except NotChained:
         is_turned_chain = False
-    except ConversionError:  # several readings
+    except ConversionError:  # There are several readings.
         is_turned_chain = True
     if is_turned_chain:
         ways = "both ways" if is_chain else "only as [..., in, out]: they are transposed"
         options = "orientation='in_out'" + (" or orientation='out_in'" if is_chain else "")
         raise ConversionError(
             f"Expected weights that form a chain only as [out, in, ...] (got "
-            f"{listed(weights, list(weights))}, which form one {ways}). Give {options}"
+            f"{listed(weights, list(weights))}, which form one {ways}). Pass {options}"
         )
 
 
 def _vectors(chain: Sequence[ChainLayer], scalars: Sequence[VectorGroup]) -> Iterator[str]:
-    """The keys of all vectors in the order of their use."""
+    """Yields the keys of all vectors in the order of their use."""
     for layer in chain:
         yield from (key for group in layer.vectors if group.is_input for key in group.keys)
         yield from [layer.bias] if layer.bias else []
@@ -151,10 +152,10 @@ def _vectors(chain: Sequence[ChainLayer], scalars: Sequence[VectorGroup]) -> Ite
 
 
 def _check_exchangeable(tensors: Mapping[str, Tensor], used: Iterable[str]) -> None:
-    """Refuses vectors that may have got each other's names.
+    """Refuses vectors whose names might be exchanged.
 
-    That is, vectors of one role and size whose modules are scattered over the file, or counted in
-    another order than they are stored.
+    These are vectors of one role and size whose modules are scattered over the file, or are
+    numbered in another order than they are stored.
     """
     order = {key: i for i, key in enumerate(k for k in tensors if tensors[k].is_floating_point())}
     modules: dict[str, list[int]] = {}
@@ -180,13 +181,13 @@ def _check_exchangeable(tensors: Mapping[str, Tensor], used: Iterable[str]) -> N
         if order[key] < order[before]:
             raise ConversionError(
                 f"Expected vectors of one size in the order of their layers (got '{key}' stored "
-                f"before '{before}', behind which its name places it). {ASK_FOR_ARCH}"
+                f"before '{before}', although its name comes later). {ASK_FOR_ARCH}"
             )
         last[counted] = key
 
 
 def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:
-    """The weights with the channels they read: all of them, if one by one."""
+    """Returns the weights with their input channels; depthwise layers read all channels."""
     found = []
     for layer in chain:
         inputs = channels if layer.is_depthwise(channels) else layer.shape[1]
@@ -196,7 +197,7 @@ def _named(chain: Sequence[ChainLayer], channels: int) -> list[NamedWeight]:
 
 
 def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
-    """How many channels or features the first layer reads."""
+    """Returns the number of channels or features that the first layer reads."""
     first = chain[0]
     inputs, outputs = first.shape[1], first.shape[0]
     shape = hints.input_shape
@@ -211,13 +212,13 @@ def _input_channels(chain: Sequence[ChainLayer], hints: Hints) -> int:
             f"Expected an input that '{first.key}' of shape {list(first.shape)} can read (got "
             f"shape {list(shape)})"
         )
-    # A depthwise layer at the input keeps the few channels of an image, or a pointwise one follows.
+    # A depthwise first layer keeps the few channels of an image, or a pointwise layer follows it.
     is_pointwise = len(chain) > 1 and chain[1].spatial and math.prod(chain[1].shape[2:]) == 1
     if first.spatial and inputs == 1 < outputs and (outputs <= _IMAGE_CHANNELS or is_pointwise):
         raise ConversionError(
-            f"Expected to know the channels of the input (got '{first.key}' of shape "
+            f"Expected a known number of input channels (got '{first.key}' of shape "
             f"{list(first.shape)}: a convolution of 1 channel, or a depthwise one of {outputs} "
-            f"channels or a divisor of that). Give an example_input, of which only the shape "
-            f"counts. {ASK_FOR_ARCH}, if it is no chain"
+            f"channels or a divisor of that). Pass an example_input, of which only the shape "
+            f"is used. {ASK_FOR_ARCH}, if it is not a chain"
         )
     return inputs

@@ -1,4 +1,4 @@
-"""What the keys of a state dict say: which belong together, their order, and other topologies."""
+"""Interprets the keys of a state dict: which belong together, their order, other topologies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = re.compile(r"\d+|[A-Za-z]+")
 
 
 def stem(key: str) -> str:
-    """A key without the words that tell a weight from its bias: `fc1_weight` gives `fc.1`."""
+    """Returns a key without the words for weights and biases: `fc1_weight` gives `fc.1`."""
     module, words = _parts(key)
     return ".".join([*_WORDS.findall(module), *(w for w in words if w.lower() not in _ROLES)])
 
@@ -26,19 +26,19 @@ def is_bias(key: str) -> bool:
 
 
 def _parts(key: str) -> tuple[str, list[str]]:
-    """The module of a key, and the words of its last part."""
+    """Returns the module of a key, and the words of its last part."""
     cut = max(key.rfind("."), key.rfind("/")) + 1
     return key[:cut], _WORDS.findall(key[cut:])
 
 
 class Name(NamedTuple):
-    """A key as its words, numbers left out, and those numbers.
+    """A key as words and numbers.
 
     Attributes:
-        template: The words, with a sign where a number was.
+        template: The words, with a placeholder for every number.
         numbers: The numbers.
-        indices: For every number, whether it is the index of a container, as the first one of
-            `layers.0.fc1`, and not a part of a name, as the second one.
+        indices: For every number, whether it is the index of a container, like the first one in
+            `layers.0.fc1`, and not part of a name, like the second one.
     """
 
     template: str
@@ -47,7 +47,7 @@ class Name(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> Name:
-        """The name that a key gives."""
+        """Splits a key into words and numbers."""
         found = list(re.finditer(r"\d+", key))
         indices = (
             key[m.start() - 1 : m.start()] in ("", ".", "/")
@@ -58,11 +58,11 @@ class Name(NamedTuple):
         return cls(template, tuple(int(m[0]) for m in found), tuple(indices))
 
     def precedes(self, other: Name) -> bool:
-        """Whether numbers count this one before another of the same words."""
+        """Whether the numbers place this name before another one with the same words."""
         return self.template == other.template and self.numbers < other.numbers
 
     def is_indexed_before(self, other: Name) -> bool:
-        """Whether indices in a container that both are in, which are an order, say so."""
+        """Whether indices in a common container, which imply an order, place this name first."""
         numbers = zip(self.numbers, other.numbers, self.indices, other.indices, strict=False)
         words = zip(self.template.split("."), other.template.split("."), strict=False)
         for mine, theirs in words:
@@ -76,18 +76,18 @@ class Name(NamedTuple):
 
 
 def spelled(key: str) -> str:
-    """A key in small letters, with the words of `resBlock` apart."""
+    """Returns a key in lower case, with the words of `resBlock` separated."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
 
 
-ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
+ASK_FOR_ARCH = "Pass the network as arch, on the meta device if it is large"
 
-# Words of keys that state another topology, and what they stand for.
+# Words in keys that indicate another topology, by their meaning.
 _STATED = {
-    "a recurrence over time is no link of a chain": (
+    "a recurrence over time is not part of a chain": (
         r"weight_[ih]h|w?_?(ih|hh|xh|hx)|[a-z]2[a-z]|rnn|lstm|gru|recurrent"
     ),
-    "attention is no link of a chain": (
+    "attention is not part of a chain": (
         r"in_proj_weight|[qkv]_proj|qkv|query|attn|attention|mha|transformer"
     ),
     "an addition around layers ties neurons that are not neighbours": (
@@ -113,7 +113,7 @@ _PARALLEL = re.compile(
     r"(?<![a-z])((?:nets|networks|models|members|ensembles?|branches|towers|heads|critics|actors)"
     r"(?=[._]?\d)|(?:branch|tower|head|critic|actor)(?=_?\d))[._]?(\d+)"
 )
-# A Sequential of one of these names mostly has activations between its weights, a list has not.
+# A Sequential with one of these names usually has activations between weights, unlike a list.
 _PART = re.compile(r"(?<![a-z])(branch|tower|head|critic|actor)\.(\d+)")
 _SIDE_BY_SIDE = (
     ({"actor", "policy", "pi", "action"}, {"critic", "value", "vf", "advantage", "adv"}),
@@ -123,7 +123,7 @@ _SIDE_BY_SIDE = (
     ({"online"}, {"target"}),
     ({"mu", "mean"}, {"logvar", "var", "sigma", "std", "logstd"}),
 )
-# Networks that widen what they read, often by transposed convolutions.
+# Networks that enlarge their inputs, often by transposed convolutions.
 _WIDENING = re.compile(
     r"(?<![a-z])(dec|decoders?|gen|generators?|ups?|up_?samplers?|up_?samples?|up_?sampling|"
     r"up_?(blocks?|layers?))(?![a-z])"
@@ -136,7 +136,7 @@ _BLOCK = re.compile(r"(^|\.)(block_?\d*|blocks?\.\d+)$")
 
 
 class NamedWeight(NamedTuple):
-    """A weight of a chain: its key, the neurons that it joins, whether `[in, out]` fits, too."""
+    """A weight of a chain: its key, its numbers of neurons, and whether it may be transposed."""
 
     key: str
     inputs: int
@@ -145,7 +145,7 @@ class NamedWeight(NamedTuple):
 
 
 def check_names(keys: Iterable[str]) -> None:
-    """Refuses keys of weights whose words state another topology than a chain."""
+    """Refuses keys of weights whose words indicate another topology than a chain."""
     branches: dict[str, dict[int, str]] = {}
     parts: dict[str, dict[int, str]] = {}
     words: dict[str, str] = {}
@@ -190,11 +190,11 @@ def check_chain(chain: Sequence[NamedWeight]) -> None:
 
 
 def _check_blocks(chain: Sequence[NamedWeight]) -> None:
-    """Refuses modules of a list that may have an addition around them, or lie side by side.
+    """Refuses modules of a list that may be residual blocks or parallel branches.
 
-    That is, modules that are called blocks, or are numbered and hold several weights, and that
-    return as many neurons as they read. Numbers inside numbers (`0.2.weight`) are those of
-    `nn.Sequential`, which is a chain.
+    These are modules that are called blocks, or are numbered and hold several weights, and that
+    return as many neurons as they read. Nested numbers (`0.2.weight`) belong to `nn.Sequential`,
+    which is a chain.
     """
     inside: dict[str, list[NamedWeight]] = {}
     for weight in chain:
@@ -215,7 +215,7 @@ def _refusal(got: str) -> ConversionError:
 
 
 def _repeated_modules(key: str) -> Iterator[str]:
-    """The modules around a weight that are blocks, or one of several by their numbers."""
+    """Yields the modules around a weight that are blocks, or are numbered among several."""
     parts = re.split(r"[./]", key)[:-1]
     start = next((i for i, part in enumerate(parts) if f"{part}." not in PREFIXES), len(parts))
     for end in range(start + 1, len(parts) + 1):

@@ -1,4 +1,4 @@
-"""The vectors of a norm, or of a PReLU, and which norm it is."""
+"""The vectors of a norm or a PReLU, and which norm they belong to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from nfn_graph.converters.chain.names import ASK_FOR_ARCH, Name, spelled
 from nfn_graph.converters.errors import ConversionError
 
-# Names of norms whose channels are free, and of the one whose channels may not be.
+# Names of norms that leave their channels free, and of the one that may not.
 _FREE_NORM = re.compile(
     r"(?<![a-z])(ln|bn|(layer|batch|inst|instance)_?norm(alization)?)s?(?![a-z])|^in_?\d*$"
 )
 _GROUP_NORM = re.compile(r"(?<![a-z])(gns?(?![a-z])|group)")
 
-# What the vectors of a norm, or the slopes of a PReLU, are called, in the order of their taps.
+# The names of the vectors of a norm, or the slopes of a PReLU, in the order of their taps.
 _ROLES = {
     "scale": ("weight", "gamma", "scale", "g"),
     "shift": ("bias", "beta", "shift", "offset", "b"),
@@ -27,7 +27,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class VectorGroup:
-    """Vectors of one module without a weight of two axes.
+    """Vectors of one module that has no weight with two axes.
 
     Args:
         name: The module's name.
@@ -43,7 +43,7 @@ class VectorGroup:
 
     @classmethod
     def of(cls, module: str, keys: Sequence[str], size: int) -> VectorGroup:
-        """The group of a module."""
+        """Creates the group of a module."""
 
         order = list(_ROLES)
         ranked = sorted(keys, key=lambda key: order.index(_role(key) or order[-1]))
@@ -56,11 +56,11 @@ class VectorGroup:
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether it is one number, which all neurons of a layer may share."""
+        """Whether it is a single number, which all neurons of a layer may share."""
         return self.size == len(self.keys) == 1
 
     def at_input(self) -> VectorGroup:
-        """The same, acting on the network's input."""
+        """Returns the same group, acting on the network's input."""
         return replace(self, is_input=True)
 
 
@@ -80,12 +80,12 @@ def _role(key: str) -> str | None:
 
 
 def check_groups(group: VectorGroup, spatial: int) -> None:
-    """Refuses vectors that may be those of a norm over groups of channels.
+    """Refuses vectors that may belong to a norm over groups of channels.
 
     Two vectors of a module without running statistics are the scale and the shift of some norm.
-    Behind a convolution, GroupNorm is as usual as others, so a name must say that it is none;
-    behind a linear layer it is rare, so a name must say that it is one. All groups are alike if
-    the number of channels is prime.
+    After a convolution, GroupNorm is as common as other norms, so the name must indicate another
+    norm. After a linear layer it is rare, so it is only refused if the name indicates it. If the
+    number of channels is prime, all possible groups leave the channels free.
     """
     leaves = [key.rpartition(".")[2] for key in group.keys]
     has_statistics = any(re.search("mean|var", leaf) for leaf in leaves)
@@ -100,8 +100,9 @@ def check_groups(group: VectorGroup, spatial: int) -> None:
     *most, last = map(str, counts)
     numbers = f"{', '.join(most)} or {last}" if most else last
     raise ConversionError(
-        f"Expected to know which norm '{group.keys[0]}' of {group.size} entries belongs to (got "
-        f"two vectors without running statistics: GroupNorm with {numbers} groups, whose channels "
-        f"cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, LayerNorm, "
-        f"InstanceNorm or a BatchNorm without statistics, whose channels can). {ASK_FOR_ARCH}"
+        f"Expected a name that determines the norm of '{group.keys[0]}' with {group.size} entries "
+        f"(got two vectors without running statistics: GroupNorm with {numbers} groups, whose "
+        f"channels cannot be permuted freely; or GroupNorm with 1 or {group.size} groups, "
+        f"LayerNorm, InstanceNorm or a BatchNorm without statistics, whose channels can). "
+        f"{ASK_FOR_ARCH}"
     )

@@ -1,8 +1,9 @@
-"""The one order in which the weights of a state dict can follow one another.
+"""Finds the only order in which the weights of a state dict can follow one another.
 
-Shapes say which weights can follow one another, numbers in names count them, and a file keeps
-them in some order. None of these is enough: widths repeat, `dec3, dec2, dec1` counts down, and a
-file may be sorted by name. So an order is taken only if no two of them contradict each other.
+Shapes determine which weights can follow one another, numbers in names count them, and a file
+stores them in some order. None of these is sufficient: widths repeat, `dec3, dec2, dec1` counts
+down, and a file may be sorted by name. So an order is only accepted if no two of them contradict
+each other.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from nfn_graph.converters.errors import ConversionError
 
 _MOST_STEPS = 10_000
 
-#: Whether names say that one weight comes before another.
+#: Whether names place one weight before another.
 Precedes = Callable[[Name, Name], bool]
 
 
 class NotChained(ConversionError):
-    """Shapes that form no chain in any order."""
+    """Raised for shapes that form no chain in any order."""
 
 
 @dataclass
 class ChainLayer:
-    """A weight tensor of a chain, with its bias and the vectors behind it."""
+    """A weight of a chain, with its bias and the vectors that follow it."""
 
     key: str
     shape: tuple[int, ...]
@@ -38,7 +39,7 @@ class ChainLayer:
 
     @property
     def spatial(self) -> int:
-        """Axes of the kernel; 0 for a linear layer."""
+        """The number of axes of the kernel; 0 for a linear layer."""
         return len(self.shape) - 2
 
     def follows(self, before: ChainLayer) -> bool:
@@ -50,21 +51,21 @@ class ChainLayer:
         return inputs == channels or bool(before.spatial and inputs % channels == 0)
 
     def unflattens(self, before: ChainLayer) -> bool:
-        """Whether it can be a convolution of what a linear layer returns."""
+        """Whether it can be a convolution of the outputs of a linear layer."""
         return self.spatial > 0 == before.spatial and before.shape[0] % self.shape[1] == 0
 
     def is_depthwise(self, channels: int) -> bool:
-        """Whether it convolves each of several channels on its own."""
+        """Whether it convolves each of several channels separately."""
         one = self.spatial > 0 and self.shape[1] == 1 < channels
         return one and self.shape[0] % channels == 0
 
 
 def only_order(stored: Sequence[ChainLayer], is_sorted: bool) -> list[ChainLayer]:
-    """The one order in which the weights form a chain.
+    """Returns the only order in which the weights form a chain.
 
     Args:
         stored: The weights in the order of the file.
-        is_sorted: Whether that is the order of their names as text.
+        is_sorted: Whether the file is sorted by name.
     """
     found = list(islice(_orders(stored, Name.precedes), 4))
     if not found:
@@ -80,7 +81,7 @@ def only_order(stored: Sequence[ChainLayer], is_sorted: bool) -> list[ChainLayer
     else:
         readings = "; or ".join(map(shown_order, found[:3])) + ("; ..." if len(found) > 3 else "")
     raise ConversionError(
-        f"Expected keys and shapes that tell the order of the layers (got several readings: "
+        f"Expected keys and shapes that determine the order of the layers (got several readings: "
         f"{readings}). {ASK_FOR_ARCH}"
     )
 
@@ -91,14 +92,14 @@ def can_chain(layers: Sequence[ChainLayer]) -> bool:
 
 
 def shown_order(layers: Sequence[ChainLayer]) -> str:
-    """An order for messages."""
+    """Formats an order for messages."""
     return " -> ".join(layer.key for layer in layers)
 
 
 def _is_confirmed(
     chain: Sequence[ChainLayer], stored: Sequence[ChainLayer], is_sorted: bool
 ) -> bool:
-    """Whether nothing speaks against the order that names and shapes give."""
+    """Whether nothing contradicts the order that names and shapes determine."""
     if [n.key for n in chain] == [n.key for n in stored]:
         return True
     if is_sorted:
@@ -111,14 +112,14 @@ def _is_confirmed(
 def _is_only(layers: Sequence[ChainLayer], precedes: Precedes) -> bool:
     try:
         return len(list(islice(_orders(layers, precedes), 2))) == 1
-    except ConversionError:  # too many to count
+    except ConversionError:  # There are too many to count.
         return False
 
 
 def _may_be_chain(stored: Sequence[ChainLayer]) -> bool:
     """Whether the order of the file is that of some network.
 
-    It may unflatten, and weights whose outputs no bias shows may be transposed.
+    The network may unflatten, and weights without a bias may be transposed.
     """
     reached = _forms(stored[0])
     for layer in stored[1:]:
@@ -137,13 +138,13 @@ def _forms(layer: ChainLayer) -> list[ChainLayer]:
 
 
 def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[ChainLayer]]:
-    """All orders in which every layer follows the one before, those of the names first."""
+    """Yields all orders in which every layer can follow the previous one, sorted by name."""
     ordered = _by_name(layers)
     if not ordered:
         yield []
         return
     behind = _direct_successors(ordered, precedes)
-    # For every layer how many direct predecessors are missing, and the layers that miss none.
+    # The number of missing direct predecessors of every layer, and the layers that miss none.
     missing = [0] * len(ordered)
     for successors in behind:
         for successor in successors:
@@ -183,7 +184,7 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
         steps += 1
         if steps > _MOST_STEPS:
             raise ConversionError(
-                f"Expected keys and shapes that tell the order of the layers (got more than "
+                f"Expected keys and shapes that determine the order of the layers (got more than "
                 f"{_MOST_STEPS} partial readings). {ASK_FOR_ARCH}"
             )
         if len(order) == len(ordered):
@@ -194,13 +195,13 @@ def _orders(layers: Sequence[ChainLayer], precedes: Precedes) -> Iterator[list[C
 
 
 def _direct_successors(ordered: Sequence[ChainLayer], precedes: Precedes) -> list[list[int]]:
-    """For every layer, those that must come behind it, and behind no other in between."""
+    """Returns, for every layer, the layers that must come directly after it."""
     if precedes is not Name.precedes:
         return [
             [i for i, other in enumerate(ordered) if precedes(layer.name, other.name)]
             for layer in ordered
         ]
-    # Sorted by name, the layers of one template follow one another, and equal numbers, too.
+    # Sorted by name, layers with the same template are adjacent, and so are equal numbers.
     behind: list[list[int]] = [[] for _ in ordered]
     equal: list[list[int]] = []
     for number, layer in enumerate(ordered):

@@ -1,7 +1,7 @@
-"""The weights of a state dict with their biases, and the vectors of norms and the like.
+"""Finds the weights of a state dict with their biases, and the vectors of norms and PReLUs.
 
-Every floating-point tensor must be one of these; what is left over is refused. Shapes and names say
-which layer of a chain the vectors belong to.
+Every floating-point tensor must be one of these, and other tensors are refused. Shapes and names
+determine to which layer of a chain the vectors belong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_SHOWN = 5
 
 
 def find_parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[VectorGroup]]:
-    """The weights with their biases, and the vectors of norms and the like by module."""
+    """Returns the weights with their biases, and the vectors of norms and PReLUs by module."""
     layers: list[ChainLayer] = []
     for key, tensor in tensors.items():
         _check_tensor(key, tensor)
@@ -47,7 +47,7 @@ def find_parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[Ve
             groups.append(VectorGroup.of(module, keys, sizes.pop()))
         else:
             left += keys
-    # Arrays whose names pair no vector with a weight leave it to sizes, if these pair all of them.
+    # If names pair no vector with a weight, sizes do, provided that they pair all of them.
     is_nameless = not modules and not any("." in n.key or n.bias for n in layers)
     if is_nameless and len(unnamed) == len(layers):
         for key in unnamed:
@@ -63,7 +63,7 @@ def find_parts(tensors: Mapping[str, Tensor]) -> tuple[list[ChainLayer], list[Ve
 
 
 def listed(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> str:
-    """How many tensors there are, and the first of them with their shapes."""
+    """Returns the number of tensors, and the first of them with their shapes."""
     if not keys:
         return "no tensors"
     shown = [f"'{key}' {list(tensors[key].shape)}" for key in keys[:_MOST_SHOWN]]
@@ -81,7 +81,7 @@ def _check_tensor(key: str, tensor: Tensor) -> None:
 
 
 def _check_weights(layers: Sequence[ChainLayer]) -> None:
-    """Refuses tensors of several axes that are named as the biases of others."""
+    """Refuses tensors with several axes that are named as the biases of others."""
     by_stem = _grouped(layers, stem)
     for layer in layers:
         others = [n for n in by_stem[stem(layer.key)] if n is not layer]
@@ -95,7 +95,7 @@ def _check_weights(layers: Sequence[ChainLayer]) -> None:
 def _own_layer(
     key: str, by_module: Mapping[str, list[ChainLayer]], by_stem: Mapping[str, list[ChainLayer]]
 ) -> ChainLayer | None:
-    """The weight that a bias has in its module, or that has its name but for the role."""
+    """Returns the weight in the module of a bias, or the one with the same name except the role."""
     if not is_bias(key):
         return None
     own = by_module.get(_module(key), []) if "." in key else []
@@ -149,13 +149,13 @@ def _pair_by_size(key: str, size: int, layers: Sequence[ChainLayer]) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the vectors of a chain can stand: 0 is its input, i the outputs of its weight i.
+    """The places that vectors of a chain can have: 0 is its input, i the outputs of its weight i.
 
     Args:
         chain: The weights in their order.
-        channels: How many channels or features the first one reads.
+        channels: The number of channels or features that the first one reads.
         keys: All keys in the order of the file.
-        is_sorted: Whether that is their order as text, which says nothing about places.
+        is_sorted: Whether the file is sorted by name, so that its order is not informative.
     """
 
     chain: Sequence[ChainLayer]
@@ -164,21 +164,21 @@ class Places:
     is_sorted: bool
 
     def find(self, group: VectorGroup, siblings: Sequence[VectorGroup]) -> int | None:
-        """The place of a group; None for one number that all neurons of any layer share.
+        """Returns the place of a group; None for a single number that all neurons of a layer share.
 
         If its size fits several places, its name and the order of the file must agree.
         """
         fitting = [at for at in range(len(self.chain) + 1) if self._fits(group.size, at)]
         named, is_sure = self._by_name(group, siblings)
         if group.may_be_shared:
-            # It belongs to a neuron where there is just one, and to the network elsewhere.
+            # It belongs to a neuron if a layer has only one, and to the network otherwise.
             if not fitting:
                 return None
             fitting = list(range(len(self.chain) + 1))
         if is_sure and named[0] not in fitting:
             raise ConversionError(
                 f"Expected '{group.keys[0]}' to have {self._neurons(named[0])} entries, one for "
-                f"each neuron it stands behind (got {group.size})"
+                f"each neuron that it acts on (got {group.size})"
             )
         stored = self._as_stored(group)
         if len(fitting) == 1 and fitting == (named or fitting):
@@ -194,10 +194,11 @@ class Places:
         )
 
     def _is_witnessed(self, group: VectorGroup, siblings: Sequence[VectorGroup], at: int) -> bool:
-        """Whether nothing speaks against the only place that the size of a group fits.
+        """Whether nothing contradicts the only place that the size of a group fits.
 
-        If a weight is transposed or missing, it may fit elsewhere only. The order of the file shows
-        that it belongs here, or the name of the weight before it if all such groups lie together.
+        If a weight is transposed or missing, the group might belong elsewhere. Its place is
+        confirmed by the order of the file, or, if all such groups are stored together, by the name
+        of the weight before it.
         """
         stored = self._as_stored(group)
         is_behind = at > 0 and self.chain[at - 1].name.numbers == group.name.numbers
@@ -210,14 +211,14 @@ class Places:
         return stored == at or is_named
 
     def _shown(self, places: Sequence[int]) -> str:
-        shown = [f"behind '{self.chain[at - 1].key}'" if at else "the input" for at in places]
+        shown = [f"after '{self.chain[at - 1].key}'" if at else "the input" for at in places]
         return " or ".join(shown) or "none"
 
     def _neurons(self, at: int) -> int:
         return self.chain[at - 1].shape[0] if at else self.channels
 
     def _fits(self, size: int, at: int) -> bool:
-        """Whether a vector has an entry for every neuron of a place, or for every flat entry."""
+        """Whether a vector has one entry per neuron of a place, or per flattened entry."""
         channels = self._neurons(at)
         read = self.chain[at].shape[1] if 0 < at < len(self.chain) else channels
         return size == channels or (size == read and size % channels == 0)
@@ -228,7 +229,7 @@ class Places:
         return weight.bias is None and size == weight.shape[1 if at else 0]
 
     def _as_stored(self, group: VectorGroup) -> int | None:
-        """The place of a group between the weights of a file that are in order."""
+        """Returns the place of a group between the weights of a file that are stored in order."""
         order = {key: i for i, key in enumerate(self.keys)}
         weights = [order[layer.key] for layer in self.chain]
         if self.is_sorted or weights != sorted(weights):
@@ -238,11 +239,11 @@ class Places:
     def _by_name(
         self, group: VectorGroup, siblings: Sequence[VectorGroup]
     ) -> tuple[list[int], bool]:
-        """The places that the name of a group allows, and whether it needs no second witness.
+        """Returns the places that the name of a group allows, and whether the name alone decides.
 
-        A place between the indices of a container (`net.0`, here `net.1`, `net.3`) decides;
-        else the same numbers as a weight's (`conv2`, `bn2`), if all groups of that name fit in
-        one way, after their weights or before them.
+        A place between the indices of a container decides (`net.1` between `net.0` and `net.3`).
+        Otherwise a group has the numbers of its weight (`conv2`, `bn2`), if all groups of that name
+        fit in the same way, after their weights or before them.
         """
         between = self._between(group)
         if between is not None:
@@ -258,7 +259,7 @@ class Places:
         return sorted(readings), len(readings) == 1 and all(readings.values())
 
     def _between(self, group: VectorGroup) -> int | None:
-        """The place that an index in a container gives, None if there is none."""
+        """Returns the place that an index in a container determines; None without one."""
         if not group.template.endswith("#"):
             return None
         container, number = group.name.numbers[:-1], group.name.numbers[-1]
@@ -277,7 +278,7 @@ class Places:
     def _paired(
         self, siblings: Sequence[VectorGroup], template: str, offset: int
     ) -> list[int] | None:
-        """The places of all groups of one name, each at the weight with its numbers."""
+        """Returns the places of all groups of one name, each at the weight with its numbers."""
         places = []
         for group in siblings:
             same = [

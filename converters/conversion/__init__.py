@@ -1,4 +1,4 @@
-"""Many checkpoint files at once: found, read with the options of a command, put into a store."""
+"""Converts many checkpoint files: finds them, reads them with a command's options, stores them."""
 
 from nfn_graph.converters.conversion.converting import (
     Report,

@@ -1,4 +1,4 @@
-"""Many files at once: their networks are added to a store, those that are not there yet."""
+"""Adds the networks of many files to a store, unless they are already there."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from nfn_graph.converters.store.table import SPLITS, arrow
 from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.messages import UserError
 
-# The column that names a network: if it is converted again, the newer one counts.
+# The column that names a network. If a network is converted again, the newer one is used.
 KEY = "file"
 _DESCRIPTION = {"key": KEY}
-# A file of a shard, or what a killed process left of one: its name, and the part.
+# A file of a shard, also one that a killed process left behind: its name, and the part.
 _FILE = re.compile(r"(\.?)(\d{6}(-\d+of\d+)?(_\d+)?)(\.\w+)+")
 
 
 @dataclass
 class Report:
-    """What became of the files."""
+    """The outcome of a conversion: counts, and the reason for every file that failed."""
 
     converted: int = 0
     skipped: int = 0
@@ -80,18 +80,19 @@ def convert_files(
     Args:
         paths: The files.
         out: The folder of the store, which is created if necessary.
-        options: How to read them.
-        given: The folders and files that `paths` were found in, if not `paths` themselves:
-            networks are named as their files lie below the common parent of these. A file that
-            is in the store keeps its name there.
-        labels: What is known of the networks; a file without labels is not converted.
-        workers: Processes; 0 for one per core.
-        overwrite: Whether to convert again what was converted before, and to replace networks
-            of other files that have the same name.
+        options: The options for reading the files.
+        given: The folders and files in which `paths` were found; by default `paths`. A network is
+            named by the path of its file below their common parent. A file that is already in the
+            store keeps its name there.
+        labels: The labels of the networks. A file without labels is not converted.
+        workers: The number of processes; 0 for one per core.
+        overwrite: Whether to convert files again, and to replace networks of other files that have
+            the same name.
         shard: The part of the files to convert, such as 2/4 for the second of four machines.
         shard_size: The largest number of networks per shard.
-        engine: Where to convert: here, or each shard as a job elsewhere; see :func:`run_jobs`.
-        on_done: Called with the number of files that were done since the last call.
+        engine: Where to convert: in this process, or each shard as a job elsewhere; see
+            :func:`run_jobs`.
+        on_done: A function that is called with the number of files finished since the last call.
     """
     sources = find_sources(paths, given or paths, options)
     matched = None if labels is None else labels.match([source[:2] for source in sources])
@@ -119,22 +120,22 @@ def build_store(
     Networks that are already in the store are skipped.
 
     Args:
-        networks: A checkpoint file or a graph each, with its labels: numbers, truth values or
-            text by name. The label `split` says what a network is for: train, validation or
-            test. The label `file` of a graph is its name in the store; otherwise it is numbered.
+        networks: Checkpoint files or graphs, each with its labels: numbers, booleans or text by
+            name. The label `split` assigns a network to train, validation or test. The label `file`
+            of a graph is its name in the store; by default graphs are numbered.
         out: The folder of the store, which is created if necessary.
-        split: The shares of train, validation and test if there is no label `split`; 0.8, 0.1
-            and 0.1 if not given.
+        split: The shares of train, validation and test if there is no label `split`; by default
+            0.8, 0.1 and 0.1.
         seed: The seed of the random split.
-        overwrite: Whether to convert networks again that are already in the store.
+        overwrite: Whether to convert networks that are already in the store again.
         workers: The number of processes that read files; 0 for one per core.
         shard_size: The largest number of networks per shard.
-        options: How to read files, by the names that :func:`load` has; `arch` as text, such as
-            `package.module:name`.
+        options: The options of :func:`load`, with `arch` as text such as `package.module:name`.
 
     Returns:
-        A report of the conversion; `failed` has the reason for every file that could not be
-        converted.
+            A report of the conversion, in which `failed` gives the reason for every file that could
+            not be
+            converted.
 
     Example:
         >>> import tempfile
@@ -233,9 +234,9 @@ def _add_parts(
     shard_size: int,
     **how: Any,
 ) -> Report:
-    """The same with each shard as a job of an engine.
+    """Adds the networks with each shard as a job of an engine.
 
-    A job that is begun again, since its worker died, skips what was converted.
+    A job that is restarted because its worker died skips what was already converted.
     """
     total = max(1, math.ceil(len(paths) / shard_size))
     files = [path.absolute() for path in paths]
@@ -260,7 +261,7 @@ def _one_part(paths: Sequence[Path], out: Path, options: Options, shard: str, **
 def _labelled(
     sources: Sequence[Source], matched: Matched, known: Mapping[str, Source]
 ) -> list[Source]:
-    """The files with their labels; what the store has keeps its split."""
+    """Adds labels to the files; networks that are in the store keep their split."""
     at = list(matched.types).index(SPLIT)
     kept = {name: before.labels[at] for name, before in known.items() if before.labels}
     names = {real_path(before): name for name, before in known.items()}
@@ -272,7 +273,7 @@ def _labelled(
 
 
 def _prepare(out: Path, workers: int, shard_size: int, matched: Matched | None) -> None:
-    """Makes the store, or refuses before any work is begun what cannot be done."""
+    """Creates the store, or raises before any work is done if it cannot be used."""
     if workers < 0 or shard_size < 1:
         raise UserError(
             f"Expected at least 0 processes and 1 network per shard (got {workers} and "
@@ -280,7 +281,7 @@ def _prepare(out: Path, workers: int, shard_size: int, matched: Matched | None) 
         )
     if is_store(out) and read_description(out).get("key") != KEY:
         raise UserError(
-            f"Expected a store that convert made (got the zoo '{out}'). Choose another --out."
+            f"Expected a store made by convert (got the zoo '{out}'). Choose another --out."
         )
     if is_store(out) and list_shards(out):
         _check_columns(out, Store(out).table, matched)
@@ -288,13 +289,13 @@ def _prepare(out: Path, workers: int, shard_size: int, matched: Matched | None) 
 
 
 def _check_columns(out: Path, table: Any, matched: Matched | None) -> None:
-    """Raises unless the labels of a store can have these added to them."""
+    """Raises unless networks with these labels can be added to a store."""
     there = label_columns(table)
     if matched is None:
         if there:
             raise UserError(
                 f"Expected labels for '{out}', whose networks have them: {', '.join(there)} (got "
-                f"none). Give a table of them with --labels, or choose another --out."
+                f"none). Pass a table of labels with --labels, or choose another --out."
             )
         return
     for name in (name for name in matched.types if name in there):
@@ -310,7 +311,7 @@ def _check_columns(out: Path, table: Any, matched: Matched | None) -> None:
 
 
 def report_file(out: Path, part: JobPart) -> Path:
-    """Where the report on a part of the files is written."""
+    """Returns the path of the report on a part of the files."""
     return out / f"report{part.suffix}.json"
 
 
@@ -320,7 +321,7 @@ def _write_report(path: Path, report: Report) -> None:
 
 
 def _clean(out: Path, part: JobPart) -> None:
-    """Deletes what killed processes left of this part, which nobody else writes now."""
+    """Deletes files that killed processes left of this part, which nobody else writes now."""
     with none_publishing(out):
         published = set(list_shards(out))
         for path in (p for folder in (SHARDS, METADATA, WEIGHTS) for p in (out / folder).iterdir()):
@@ -331,7 +332,7 @@ def _clean(out: Path, part: JobPart) -> None:
 
 
 def _remove_superseded(out: Path) -> None:
-    """Deletes the shards of which no network counts any more."""
+    """Deletes the shards whose networks were all replaced by newer ones."""
     store = Store(out)
     counting = set(store.table.column("shard").unique().to_pylist())
     for shard in store.shards:

@@ -1,8 +1,8 @@
-"""Work of many parts: divided between processes and machines, with a bar that counts them.
+"""Divides work into jobs for processes and machines, with a progress bar.
 
-A job is one shard of a conversion or of a zoo. It publishes its result in one step, or not at
-all, and leaves alone what is there: it can be run again on another machine if one dies. Jobs run
-in this process, in several processes of this machine, or on the user's Ray cluster.
+A job is one shard of a conversion or of a zoo. It publishes its result in one step or not at all,
+and never changes what is already published, so it can be run again on another machine if one dies.
+Jobs run in this process, in several processes of this machine, or on the user's Ray cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nfn_graph.messages import UserError
 Engine = Literal["local", "processes", "ray"]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-# How often a job is begun again whose worker died.
+# How often a job is restarted if its worker died.
 _RETRIES = 5
 _QUEUED_PER_WORKER = 4
 
@@ -35,8 +35,8 @@ class JobPart(NamedTuple):
     """One of several parts of the work.
 
     Attributes:
-        number: Which one, from 0.
-        total: The number of all items.
+        number: The number of the part, from 0.
+        total: The number of parts.
     """
 
     number: int
@@ -44,7 +44,7 @@ class JobPart(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """The part that `--shard 2/4` names: the second of four."""
+        """Parses the value of `--shard`: 2/4 is the second of four parts."""
         first, slash, second = text.partition("/")
         if slash and first.isdecimal() and second.isdecimal() and 1 <= int(first) <= int(second):
             return cls(int(first) - 1, int(second))
@@ -52,13 +52,13 @@ class JobPart(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What tells its files from those of other parts; nothing if it is all of the work."""
+        """The suffix of its files, different for every part; empty if there is only one part."""
         return "" if self.total == 1 else f"-{self.number + 1}of{self.total}"
 
 
 @contextmanager
 def counting(what: str, total: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on the error stream, if that is a terminal; the function adds to its count."""
+    """Shows a progress bar if stderr is a terminal, and yields a function that advances it."""
     if not shown or not total:
         yield lambda count: None
         return
@@ -73,7 +73,7 @@ def counting(what: str, total: int, *, shown: bool = True) -> Iterator[Callable[
 
     messages = Console(stderr=True, highlight=False)
     with Progress(
-        # A folder may be called [red], which is no style.
+        # A folder may be called [red], which must not be taken for markup.
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
@@ -93,16 +93,17 @@ def run_jobs(
     *,
     gpus: int = 0,
 ) -> Iterator[tuple[Job, Result]]:
-    """Every job with its result, as it is done.
+    """Yields every job with its result, as soon as it is finished.
 
     Args:
-        function: What to call; it never returns None. For Ray, it and the jobs are sent to the
-            workers, on which this package is installed and which see the same files.
-        jobs: Its arguments.
-        engine: `local` runs them in turn in this process; `processes` in one process for each
-            core; `ray` as tasks on the cluster that `RAY_ADDRESS` names or that runs on this
-            machine, or else on this machine's cores.
-        gpus: GPUs that a job needs, on Ray.
+        function: The function to call, which must not return None. For Ray, the function and the
+            jobs are sent to the workers, which must have this package installed and see the same
+            files.
+        jobs: The arguments of the function.
+        engine: `local` runs the jobs one after the other in this process, and `processes` in one
+            process per core. `ray` runs them as tasks on the cluster named by `RAY_ADDRESS`, on a
+            cluster that runs on this machine, or otherwise on the cores of this machine.
+        gpus: The number of GPUs that a job needs on Ray.
     """
     if engine == "local":
         yield from ((job, function(job)) for job in jobs)
@@ -123,9 +124,9 @@ def _run_in_processes(
     for job, result in run_parallel(function, jobs, workers, preload=__name__):
         if result is None:
             raise ChildProcessError(
-                f"Expected a process to finish its job (got one that was killed, perhaps for want "
-                f"of memory, at {job!r}). What is finished is kept: give the same command again to "
-                f"go on."
+                f"Expected a process to finish its job (got one that was killed, perhaps because "
+                f"memory ran out, at {job!r}). Finished work is kept. Run the same command again "
+                f"to continue."
             )
         yield job, result
 
@@ -134,7 +135,7 @@ def _run_on(
     ray: Any, function: Callable[[Job], Result], jobs: Sequence[Job], gpus: int
 ) -> Iterator[tuple[Job, Result]]:
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES)(_call)
-    # Sent once, with the data that it may hold, not once for every job.
+    # Sent once, together with its data, and not once for every job.
     shared = ray.put(function)
     running = {task.remote(shared, job): job for job in jobs}
     try:
@@ -155,24 +156,24 @@ def _result(ray: Any, done: Any) -> Any:
     try:
         return ray.get(done)
     except ray.exceptions.RayTaskError as error:
-        # What the job itself raised, as it would be without Ray.
+        # Raise the error of the job itself, as without Ray.
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise ChildProcessError(
             f"Expected a worker of the Ray cluster to finish its job (got, after {_RETRIES} "
-            f"retries, {type(error).__name__}). What is finished is kept: give the same command "
-            f"again to go on."
+            f"retries, {type(error).__name__}). Finished work is kept. Run the same command again "
+            f"to continue."
         ) from error
 
 
 @contextmanager
 def _cluster() -> Iterator[Any]:
-    """Ray, connected to a cluster; a connection that was there stays."""
+    """Yields Ray connected to a cluster; an existing connection is used and stays open."""
     ray = require("ray", "to run on a Ray cluster", "ray")
     if ray.is_initialized():
         yield ray
         return
-    # A cluster that is started here tells nobody.
+    # A cluster that is started here sends no usage statistics.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(include_dashboard=False, logging_level="error")
     try:
@@ -184,13 +185,12 @@ def _cluster() -> Iterator[Any]:
 def run_parallel(
     function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, preload: str
 ) -> Iterator[tuple[Job, Result | None]]:
-    """The result of every job as it is done; None for one that kills its process.
-
+    """Yields the result of every finished job; None for a job that kills its process.
     Args:
-        function: What to call, importable by its name.
-        jobs: Its arguments, hashable.
-        workers: How many processes.
-        preload: The module that processes start with, imported once for all.
+        function: The function to call, which must be importable by its name.
+        jobs: The arguments of the function, which must be hashable.
+        workers: The number of processes.
+        preload: The module that is imported once before the processes are forked.
     """
     left = dict.fromkeys(jobs)
     in_order = False
@@ -201,7 +201,7 @@ def run_parallel(
                 yield job, result
         except BrokenProcessPool:
             if in_order:
-                # One process takes them in order, so the first one left is to blame.
+                # A single process takes the jobs in order, so the first unfinished one killed it.
                 job = next(iter(left))
                 del left[job]
                 yield job, None
@@ -215,7 +215,8 @@ def _run_pool(
         try:
             yield from _run_jobs(pool, function, jobs, _QUEUED_PER_WORKER * workers)
         except BrokenProcessPool:
-            # One that was started while the pool broke would wait for jobs, and the pool for it.
+            # A process started while the pool broke would wait for jobs forever, and the pool for
+            # it.
             for process in list((pool._processes or {}).values()):
                 process.kill()
             raise
@@ -241,7 +242,7 @@ def _run_jobs(
 
 
 def _context(preload: str) -> BaseContext:
-    """How processes start: as copies of a server that has imported a module once."""
+    """Returns a context in which processes are forked from a server that imported a module once."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -255,7 +256,7 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that gives it work is gone, however it went."""
+    """Ends this process when its parent process is gone, for whatever reason."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

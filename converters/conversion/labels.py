@@ -1,4 +1,4 @@
-"""Labels of networks: a table with a row per file, in CSV, Parquet or JSON lines."""
+"""Reads labels of networks: a table with one row per file, in CSV, Parquet or JSON lines."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _SYNONYMS = {
     "test": "test",
     "testing": "test",
 }
-# Columns that every store of converted files has.
+# The columns that every store of converted files has.
 RESERVED = (*KEPT, *PLACE)
 Values = tuple[Any, ...]
 
 
 class Fractions(NamedTuple):
-    """How networks are divided where no column says it.
+    """The shares of the splits, for tables without a column `split`.
 
     Attributes:
-        given: The shares of train, validation and test, if the user gave some.
-        seed: Seed of the division.
+        given: The shares of train, validation and test, if the user gave them.
+        seed: The seed of the random split.
     """
 
     given: tuple[float, float, float] | None = None
@@ -56,7 +56,7 @@ class Fractions(NamedTuple):
         return DEFAULT_SHARES if self.given is None else self.given
 
     def check(self) -> None:
-        """Raises unless the parts are shares of a whole."""
+        """Raises unless the shares are valid and the seed is not negative."""
         check_shares(self.parts)
         if self.seed < 0:
             raise UserError(f"Expected a --seed of at least 0 (got {self.seed})")
@@ -65,16 +65,16 @@ class Fractions(NamedTuple):
         return " ".join(f"{part:g}" for part in self.parts)
 
     def counts(self, total: int) -> list[int]:
-        """How many networks each part gets: none is empty that has a share."""
+        """Returns the number of networks in each split; splits with a share are never empty."""
         wanted = [i for i, part in enumerate(self.parts) if part]
         if total < len(wanted):
             raise UserError(
                 f"Expected at least one labelled file for each of "
-                f"{', '.join(SPLITS[i] for i in wanted)} (got {total} in all). Give more files, or "
+                f"{', '.join(SPLITS[i] for i in wanted)} (got {total} in all). Pass more files, or "
                 f"other shares with --split."
             )
         counts = [max(1, int(part * total + 1e-9)) if part else 0 for part in self.parts]
-        # What rounding left goes to the parts that are furthest below their shares.
+        # The remainder of the rounding goes to the splits that are furthest below their shares.
         while (left := total - sum(counts)) != 0:
             step = 1 if left > 0 else -1
             gaps = {i: step * (self.parts[i] * total - counts[i]) for i in wanted}
@@ -88,12 +88,12 @@ class Labels:
 
     Args:
         table: A `pyarrow.Table`: one column names the files, the others are labels.
-        name: Where the table came from, for messages.
-        fractions: How to divide the networks if the table has no column `split`.
-        file_column: The column that names the files; found by comparing them with the files if
-            None.
-        folder: Where relative names with `..` begin.
-        is_text: Whether all cells are text, which may spell numbers.
+        name: The name of the table in messages.
+        fractions: The shares of the splits if the table has no column `split`.
+        file_column: The column that names the files; if None, it is found by comparing the columns
+            with the files.
+        folder: The folder to which relative names with `..` refer.
+        is_text: Whether all cells are text, which may contain numbers.
     """
 
     table: Any
@@ -117,12 +117,13 @@ class Labels:
             )
         if self.fractions.given is not None and SPLIT in names:
             raise UserError(
-                f"Expected no --split, as {self.name} has a column '{SPLIT}' (got {self.fractions})"
+                f"Expected no --split, because {self.name} has a column '{SPLIT}' (got "
+                f"{self.fractions})"
             )
         self.fractions.check()
 
     def match(self, files: Sequence[tuple[str, str]]) -> Matched:
-        """Which row belongs to which file."""
+        """Finds the row that belongs to each file."""
         index = _FileIndex(files, self.folder)
         column, found = self._named(index)
         rows: dict[int, int] = {}
@@ -142,8 +143,8 @@ class Labels:
         reserved = [name for name in RESERVED if name in labels.column_names]
         if reserved:
             raise UserError(
-                f"Expected other columns than {', '.join(RESERVED)} in {self.name}, which stores "
-                f"use themselves (got '{reserved[0]}'). Rename it."
+                f"Expected columns other than {', '.join(RESERVED)} in {self.name}, because stores "
+                f"use these names (got '{reserved[0]}'). Rename it."
             )
         columns = {name: self._values(name) for name in labels.column_names}
         if SPLIT not in columns:
@@ -156,7 +157,7 @@ class Labels:
         return Matched(self, types, values, unused)
 
     def _named(self, index: _FileIndex) -> tuple[str, list[int | None]]:
-        """The column that names files, and which one each row names."""
+        """Returns the column that names files, and the file that each row names."""
         names = self.table.column_names if self.file_column is None else [self.file_column]
         found: dict[str, list[int | None]] = {}
         for name in names:
@@ -183,12 +184,12 @@ class Labels:
                 f"{', '.join(chosen)}). Choose one with --file-column."
             )
         column = chosen[0]
-        # Again, to refuse names that several files have.
+        # Searched again, to refuse names that match several files.
         cells = self.table.column(column).cast(arrow().string()).to_pylist()
         return column, index.find(cells, self.name)
 
     def _values(self, name: str) -> Any:
-        """A column as it is stored: numbers, truth values or text, with a gap for NaN."""
+        """Returns a column as it is stored: numbers, booleans or text, with a null for NaN."""
         values, types = self.table.column(name).combine_chunks(), arrow().types
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -203,7 +204,7 @@ class Labels:
         known = (types.is_boolean, types.is_integer, types.is_string, types.is_temporal)
         if not any(is_kind(values.type) for is_kind in (*known, types.is_null)):
             raise UserError(
-                f"Expected numbers, truth values or text in column '{name}' of {self.name} (got "
+                f"Expected numbers, booleans or text in column '{name}' of {self.name} (got "
                 f"{values.type})"
             )
         return values
@@ -220,12 +221,13 @@ class Labels:
 
 @dataclass(frozen=True)
 class Matched:
-    """Labels of every file.
+    """The labels of every file.
 
     Attributes:
         labels: The table that they come from.
-        types: The columns of labels with their types, as of arrow; one of them is the split.
-        values: The labels of every file, in the order of the columns; None for one without a row.
+        types: The Arrow types of the columns of labels, one of which is the split.
+        values: The labels of every file, in the order of the columns; None for a file without a
+            row.
         unused: The rows that belong to no file.
     """
 
@@ -235,14 +237,14 @@ class Matched:
     unused: Sequence[str]
 
     def divided(self, names: Sequence[str], kept: Mapping[str, str]) -> list[Values | None]:
-        """The labels of every file, with a split.
+        """Returns the labels of every file, including its split.
 
-        The order in which networks are divided follows from the seed and their names alone, so
-        that all machines divide them alike.
+        The order in which networks are assigned to splits depends only on the seed and on their
+        names, so all machines assign them in the same way.
 
         Args:
             names: The names of all networks.
-            kept: The splits of networks that were divided before, which they keep.
+            kept: The splits that networks already have, which they keep.
         """
         if SPLIT in self.labels.table.column_names:
             return list(self.values)
@@ -265,10 +267,10 @@ class Matched:
 
 
 class _FileIndex:
-    """Files by the names that rows may give them.
+    """Files by the names that rows may use for them.
 
-    A row names a file by its path, by the end of its path (`b/model.pt`, `model.pt`), or by
-    either without the suffix.
+    A row names a file by its path, by the end of its path (`b/model.pt`, `model.pt`), or by either
+    without the suffix.
     """
 
     def __init__(self, files: Sequence[tuple[str, str]], folder: Path) -> None:
@@ -279,12 +281,12 @@ class _FileIndex:
         self._by_depth: dict[int, dict[str, list[int]]] = {}
 
     def find(self, cells: Sequence[str | None], table: str | None) -> list[int | None]:
-        """The file that every cell names, if any.
+        """Returns the file that every cell names, or None.
 
         Args:
             cells: The names.
-            table: What to call the table in errors; None if a name that several files have names
-                none.
+            table: The name of the table in errors about names that match several files; if None,
+                such a name matches no file.
         """
         return [None if cell is None else self._one(cell, table) for cell in cells]
 
@@ -300,12 +302,12 @@ class _FileIndex:
         if len(found) > 1 and table is not None:
             raise UserError(
                 f"Expected names in {table} that belong to one file each (got '{cell}' for "
-                f"'{self.names[found[0]]}' and '{self.names[found[1]]}'). Write more of the paths."
+                f"'{self.names[found[0]]}' and '{self.names[found[1]]}'). Write longer paths."
             )
         return found[0] if len(found) == 1 else None
 
     def _ends(self, depth: int) -> dict[str, list[int]]:
-        """The files by the last parts of their paths, with and without suffix."""
+        """Returns the files by the last parts of their paths, with and without suffix."""
         if depth not in self._by_depth:
             ends: dict[str, list[int]] = {}
             for i, path in enumerate(self._paths):
@@ -319,10 +321,10 @@ class _FileIndex:
 
 
 def read_labels(path: Path, file_column: str | None, fractions: Fractions) -> Labels:
-    """The labels in a file; its suffix says the format."""
+    """Reads the labels in a file; its suffix determines the format."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise UserError(f"Expected labels in a file {', '.join(READERS)} (got '{path}')")
+        raise UserError(f"Expected a file of labels: {', '.join(READERS)} (got '{path}')")
     check_regular(path)
     try:
         table = reader(path)
@@ -335,7 +337,7 @@ def read_labels(path: Path, file_column: str | None, fractions: Fractions) -> La
 
 
 def labels_of(rows: Sequence[Mapping[str, Any]], name: str, fractions: Fractions) -> Labels:
-    """Labels in dicts, whose key `file` names the files."""
+    """Creates labels from dicts, in which the key `file` names the files."""
     return Labels(_table(rows), name, fractions, "file")
 
 
@@ -349,11 +351,12 @@ def _read_csv(path: Path) -> Any:
             f"text that is not UTF-8, at byte {error.start}. Save it as CSV in UTF-8"
         ) from error
     parsing = csv.ParseOptions(newlines_in_values=True)
-    # Threads that read ahead may still run when a command ends with an error; arrow then aborts.
+    # Threads that read ahead may still run when a command ends with an error, and arrow then
+    # aborts.
     reading = csv.ReadOptions(use_threads=False)
     opened = csv.open_csv(arrow().BufferReader(content), reading, parsing)
     names = opened.schema.names
-    # As text: names of files such as 0001 are not numbers.
+    # Read as text, because names of files such as 0001 are not numbers.
     as_text = csv.ConvertOptions(
         column_types=dict.fromkeys(names, arrow().string()),
         null_values=[""],
@@ -373,21 +376,21 @@ def _read_lines(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"text that is not UTF-8, at byte {error.start}") from error
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"no JSON object in line {number}: {error}") from error
+        raise UserError(f"invalid JSON in line {number}: {error}") from error
     return _table(rows)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A table of rows, in which a key that a row lacks is a gap."""
+    """Creates a table from rows; keys that a row lacks become nulls."""
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         if not isinstance(name, str):
-            raise UserError(f"Expected texts as names of labels (got {name!r})")
+            raise UserError(f"Expected text as names of labels (got {name!r})")
         try:
             columns[name] = arrow().array([row.get(name) for row in rows])
         except (arrow().ArrowException, ValueError, TypeError, OverflowError) as error:
             raise UserError(
-                f"Expected values of one type as label '{name}' (got: {one_line(error)})"
+                f"Expected values of one type for label '{name}' (got: {one_line(error)})"
             ) from error
     return arrow().table(columns)
 
@@ -401,7 +404,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def _typed(cells: Any) -> Any:
-    """Text as what all of it is: whole numbers, numbers, truth values, or text."""
+    """Casts text to integers, floats or booleans if all of it can be cast."""
     trimmed = compute().utf8_trim_whitespace(cells)
     for type_ in (arrow().int64(), arrow().float64(), arrow().bool_()):
         try:

@@ -1,6 +1,6 @@
-"""Checkpoint files: found in folders, and read with the options of a command.
+"""Finds checkpoint files in folders, and reads them with the options of a command.
 
-Networks given by name on the command line are code that may do anything.
+The networks that `--arch` names are code, which may do anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nfn_graph.messages import UserError
 
 
 def parse_arch(name: str) -> tuple[str, str]:
-    """The module and the attribute of `package.module:name`."""
+    """Splits `package.module:name` into the module and the attribute."""
     module, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in module.split(".")):
         raise UserError(f"Expected arch as package.module:name (got '{name}')")
@@ -40,7 +40,7 @@ def parse_arch(name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=8)
 def make_arch(name: str) -> nn.Module:
-    """The module that `package.module:name` is or returns, on the meta device."""
+    """Returns the module that `package.module:name` is or creates, on the meta device."""
     module_name, attribute = parse_arch(name)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -62,11 +62,11 @@ def make_arch(name: str) -> nn.Module:
 
 @contextmanager
 def running_arch(name: str | None, *expected: type[Exception]) -> Iterator[None]:
-    """Whatever the code of a network raises becomes an error that says where.
+    """Turns errors in the code of a network into errors that name the line.
 
     Args:
-        name: The network's name; None if no code of one is run.
-        expected: What may be raised for other reasons.
+        name: The network's name; None if its code is not run.
+        expected: Errors that may have other causes, which are raised unchanged.
     """
     passed: tuple[type[Exception], ...] = (ConversionError, *expected)
     try:
@@ -83,7 +83,7 @@ def running_arch(name: str | None, *expected: type[Exception]) -> Iterator[None]
 
 
 def _place(error: BaseException) -> str:
-    """The last line outside of torch that led to an error."""
+    """Returns the last line outside of torch that led to an error."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     foreign = ("<frozen", os.path.dirname(torch.__file__))
@@ -94,15 +94,16 @@ def _place(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """How checkpoint files are read; see :func:`nfn_graph.converters.load`.
+    """The options for reading checkpoint files; see :func:`nfn_graph.converters.load`.
 
     Attributes:
         arch: A PyTorch module or a function that returns one. It is executed, so trust it.
-        flatten: The order of entries between convolution and dense layer, if it is not known.
+        flatten: The order of entries between convolution and dense layer, if not in the file.
         input_shape: The shape of an input with its batch axis, if it matters: 1 3 224 224.
         orientation: The order of the axes of weights, if shapes allow both.
         key: The name of the network in a file that holds several.
-        safe_globals: Classes and functions that a PyTorch file may use, so trust them.
+        safe_globals: Classes and functions that a PyTorch file may use. They are called, so trust
+            them.
         activation: The function between linear layers, such as relu or sin:30, if not in the file.
         only: Patterns of the keys to include; other tensors are carried along, not in the graph.
         exclude: Patterns of the keys to leave out of the graph, such as "*embeddings*".
@@ -140,11 +141,11 @@ class Options:
 
 
 class FoundFiles(NamedTuple):
-    """What paths lead to.
+    """The files and stores that paths lead to.
 
     Attributes:
-        files: Files, each once.
-        stores: Stores in folders, which are passed over.
+        files: The files, without repetitions.
+        stores: Stores inside folders, which are skipped.
     """
 
     files: list[Path]
@@ -152,14 +153,14 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(paths: Sequence[Path]) -> FoundFiles:
-    """The files among paths, and those with a known suffix in folders but for stores there."""
+    """Returns the files among paths, and those with a known suffix in folders, but not stores."""
     found: dict[Path, None] = {}
     stores: dict[Path, None] = {}
     for path in paths:
         if is_store(path):
             raise UserError(
-                f"Expected checkpoint files (got '{path}', a store). See it with: nfn-graph store "
-                f"{path}; write its networks as files with: nfn-graph export {path} --out FOLDER"
+                f"Expected checkpoint files (got '{path}', a store). Show it with: nfn-graph store "
+                f"{path}; write its networks to files with: nfn-graph export {path} --out FOLDER"
             )
         if path.is_dir():
             inside = {p.parent for p in path.rglob(FILE)}
@@ -177,7 +178,7 @@ def find_files(paths: Sequence[Path]) -> FoundFiles:
 
 
 def load_file(path: Path, options: Options) -> WeightGraph:
-    """The graph of one file."""
+    """Reads the graph of one file."""
     shape = options.input_shape
     arch = None if options.arch is None else make_arch(options.arch)
     try:

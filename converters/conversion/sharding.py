@@ -1,6 +1,6 @@
-"""Files to shards of a store: which are there already, and who writes the others.
+"""Converts files to shards of a store, except those that are already in it.
 
-Files are converted by this process, or by several that write shards of their own.
+Files are converted by this process, or by several processes that write their own shards.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from nfn_graph.converters.store.verification import wrong_architectures
 from nfn_graph.converters.store.writer import Row, StoreWriter
 from nfn_graph.messages import reason_of
 
-# Below this many files, starting processes takes longer than the work.
+# With fewer files, starting processes takes longer than the work itself.
 _PARALLEL_FROM = 32
-# Jobs per process: so many that all of them end at about the same time.
+# Jobs per process. With several, all processes finish at about the same time.
 _JOBS_PER_WORKER = 4
-# A shard is published when it is full, or holds files of this size, or has taken this long.
+# A shard is published when it is full, when its files have this size, or after this time.
 _MOST_BYTES = 2**28
 _MOST_SECONDS = 20.0
 
 
 class Source(NamedTuple):
-    """A file, and all that decides what its network is.
+    """A file, and everything that determines its network.
 
     Attributes:
         file: The name of the network in the store.
-        path: Where the file lies.
-        bytes: Its size; -1 if there is no such file.
-        mtime_ns: When it was changed last.
-        options: How it is read, as JSON.
-        labels: Its labels, in the order of their columns; None if it should have some and has none.
+        path: The path of the file.
+        bytes: The size of the file; -1 if it does not exist.
+        mtime_ns: The time of its last change.
+        options: The options with which it is read, as JSON.
+        labels: Its labels, in the order of their columns; None if they are missing.
     """
 
     file: str
@@ -59,7 +59,7 @@ class Source(NamedTuple):
     labels: tuple[Any, ...] | None = ()
 
 
-# Columns of the store's table that the fields of a source are kept in.
+# The columns of the store's table for the fields of a source.
 KEPT = Source._fields[:-1]
 
 
@@ -68,7 +68,7 @@ Results = Generator[Result, None, None]
 
 
 class Job(NamedTuple):
-    """Files, and the name of the shard that they go to."""
+    """Files, and the name of the shard that they are written to."""
 
     name: str
     sources: tuple[Source, ...]
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversion:
-    """How jobs are done."""
+    """A function that does jobs, with their common settings."""
 
     out: Path
     options: Options
@@ -85,11 +85,11 @@ class Conversion:
     graphs: Mapping[str, WeightGraph] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> list[Result]:
-        """Does a job: for every file, why it failed, or None."""
+        """Does a job. Returns for every file why it failed, or None."""
         return list(self.results(job))
 
     def results(self, job: Job) -> Results:
-        """The results as they come; what was read is published when this is closed, too."""
+        """Yields results one by one; closing this publishes the networks read so far."""
         writer = StoreWriter(self.out, {}, self.types)
         done, pieces = published(writer, job.name)
         waiting: list[tuple[Row, Network]] = []
@@ -119,7 +119,7 @@ class Conversion:
                 self._publish(writer, _piece(job.name, pieces), waiting)
 
     def row(self, source: Source) -> Row:
-        """The row of a network in the store's table."""
+        """Returns the row of a network in the store's table."""
         return dict(zip((*KEPT, *self.types), (*source[:-1], *(source.labels or ())), strict=True))
 
     def _publish(self, writer: StoreWriter, name: str, networks: list[tuple[Row, Network]]) -> None:
@@ -130,7 +130,7 @@ class Conversion:
 def convert_sources(
     conversion: Conversion, sources: Sequence[Source], workers: int, *, first: int, suffix: str
 ) -> Results:
-    """Converts files; a file that kills its process costs no other file."""
+    """Converts files; a file that kills its process does not affect other files."""
     names = (f"{number:06d}{suffix}" for number in count(first))
     if workers == 1 or len(sources) < _PARALLEL_FROM:
         with closing(conversion.results(Job(next(names), tuple(sources)))) as results:
@@ -156,7 +156,7 @@ def convert_sources(
 
 
 def published(writer: StoreWriter, name: str) -> tuple[set[str], int]:
-    """The files of a job that are in the store already, and in how many shards."""
+    """Returns the files of a job that are already in the store, and the number of their shards."""
     files: set[str] = set()
     piece = 0
     while writer.is_done(shard := _piece(name, piece)):
@@ -173,7 +173,7 @@ def _piece(name: str, number: int) -> str:
 def _divide(
     sources: Sequence[Source], workers: int, shard_size: int
 ) -> Iterator[tuple[Source, ...]]:
-    """The files in parts for a job each."""
+    """Divides the files into jobs."""
     most = min(shard_size, math.ceil(len(sources) / (_JOBS_PER_WORKER * workers)))
     part: list[Source] = []
     size = 0
@@ -187,13 +187,13 @@ def _divide(
 
 
 def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options) -> list[Source]:
-    """The files in the order of their names, by which machines divide them.
+    """Returns the files in the order of their names, by which machines divide them.
 
     Args:
         paths: The files.
-        given: What was asked for, files and folders of them: names begin below their common
-            parent, so that they stay when a folder gets more files.
-        options: How the files are read.
+        given: The files and folders that the user passed. Names start below their common parent, so
+            they do not change when a folder gets more files.
+        options: The options for reading the files.
     """
     found = list(dict.fromkeys(map(located_file, paths)))
     folders = [_folder(path if path.is_dir() else path.parent) for path in given]
@@ -205,18 +205,18 @@ def find_sources(paths: Sequence[Path], given: Sequence[Path], options: Options)
         try:
             state = path.stat()
             sources.append(Source(name, str(path), state.st_size, state.st_mtime_ns, how))
-        except (OSError, ValueError):  # what is wrong with it is said when it is read
+        except (OSError, ValueError):  # The error is reported when the file is read.
             sources.append(Source(name, str(path), -1, 0, how))
     return sorted(sources, key=lambda source: source[:2])
 
 
 def located_file(path: Path) -> Path:
-    """The whole path of a file, with the links that the user sees."""
+    """Returns the absolute path of a file, with the links that the user sees."""
     return _folder(path.parent) / path.name
 
 
 def source_of(name: str, graph: WeightGraph) -> Source:
-    """A graph instead of a file: its content says whether it was changed."""
+    """Returns a source for a graph instead of a file; it is changed if its content changed."""
     network = describe(graph, {})
     content = hashlib.sha256(f"{network.architecture.name}/{network.notes}".encode())
     for tensor in network.tensors:
@@ -225,17 +225,17 @@ def source_of(name: str, graph: WeightGraph) -> Source:
 
 
 def label_columns(table: Any) -> list[str]:
-    """The columns of a store's table that labels are in."""
+    """Returns the columns of a store's table that hold labels."""
     return [name for name in table.column_names if name not in (*KEPT, *PLACE)]
 
 
 def known_sources(out: Path, labels: Sequence[str] = (), *, repair: bool) -> Mapping[str, Source]:
-    """What the networks of a store were made from, by name.
+    """Returns the sources of the networks of a store, by name.
 
     Args:
         out: The store.
-        labels: The columns of labels that matter.
-        repair: Whether networks are written again, and with them architectures that are damaged.
+        labels: The columns of labels to compare.
+        repair: Whether networks are written again, which also repairs damaged architectures.
     """
     if not list_shards(out):
         return {}
@@ -254,12 +254,12 @@ def known_sources(out: Path, labels: Sequence[str] = (), *, repair: bool) -> Map
 
 
 class Plan(NamedTuple):
-    """What is to be done with the files of a part.
+    """The decision for every file of a part.
 
     Attributes:
-        work: Files to convert, under the names that their networks have or get.
+        work: Files to convert, under the names of their networks.
         skipped: Files that were converted before, or are links to others.
-        refused: Files that are not converted, and why.
+        refused: Files that are not converted, with the reason.
     """
 
     work: list[Source]
@@ -270,17 +270,18 @@ class Plan(NamedTuple):
 def divide(
     sources: Sequence[Source], known: Mapping[str, Source], part: JobPart, overwrite: bool
 ) -> Plan:
-    """Which files of a part are converted.
+    """Decides which files of a part are converted.
 
     Args:
         sources: All files, in order.
-        known: What the networks of the store were made from, by name.
-        part: Which of the files count.
-        overwrite: Whether to convert again what was converted before, and to replace networks of
-            other files that have the same name.
+        known: The sources of the networks in the store, by name.
+        part: The part of the files to convert.
+        overwrite: Whether to convert files again, and to replace networks of other files that have
+            the same name.
     """
     names = {real_path(before): before.file for before in known.values()}
-    # Of links to one file, the first counts; machines divide them before they know names.
+    # Only the first of several links to one file is converted. Machines divide the files before
+    # this.
     listed = {real_path(source): source for source in reversed(sources)}
     plan = Plan([], [], [])
     for new in sources[part.number :: part.total]:
@@ -308,15 +309,15 @@ def divide(
 
 
 def real_path(source: Source) -> str:
-    """Where a file lies, however it was reached."""
+    """Returns the path of a file with all links resolved."""
     try:
         return os.path.realpath(source.path)
-    except (OSError, ValueError):  # no path at all, as is said when it is read
+    except (OSError, ValueError):  # An invalid path is reported when the file is read.
         return source.path
 
 
 def _refusal(source: Source, before: Source, is_together: bool) -> str:
-    """Why a file is not converted: its name is that of another file's network."""
+    """Explains that a file is not converted because another file's network has its name."""
     instead = "" if is_together else ", convert both at once, or replace it with --overwrite"
     return (
         f"Expected the name '{source.file}' to be free for the network of '{source.path}' (got "
@@ -325,14 +326,14 @@ def _refusal(source: Source, before: Source, is_together: bool) -> str:
 
 
 def earlier(source: Source, before: Source | None) -> str:
-    """That a store still has the network of a file which cannot be read any more."""
+    """Says that the store still has the previous network of a file that can no longer be read."""
     if before is None or real_path(source) != real_path(before):
         return ""
-    return f" The network of an earlier content is still in the store as '{source.file}'."
+    return f" The network of its previous content is still in the store as '{source.file}'."
 
 
 def _is_text(path: str) -> bool:
-    """Whether a path can be kept in a table; names of files may be any bytes."""
+    """Whether a path can be stored in a table; file names may contain any bytes."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -341,5 +342,5 @@ def _is_text(path: str) -> bool:
 
 
 def _folder(path: Path) -> Path:
-    # Without '..' links stay, so that names are those that the user sees.
+    # Paths without '..' keep their links, so that names are those that the user sees.
     return path.resolve() if ".." in path.parts else path.absolute()

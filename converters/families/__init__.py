@@ -1,7 +1,7 @@
-"""State dicts of well-known transformers: recognised by their names, shapes and number of heads.
+"""Recognises state dicts of well-known transformers by their names and shapes.
 
-A :class:`Family` is a table of names. What it describes becomes a network on the meta device with
-these names, whose computation is followed like that of any other.
+A :class:`Family` is a table of names. A network with these names is created on the meta device, and
+its computation is followed like that of any other network.
 """
 
 from nfn_graph.converters.families.network import family_network

@@ -1,4 +1,4 @@
-"""A network with the names of a family, on the meta device, whose computation can be followed."""
+"""Creates a network with the names of a family on the meta device, so that it can be followed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families.recognition import Found, Heads
 
-# Tokens of an example, where tables do not say how many there are.
+# The number of tokens in an example, unless tables determine it.
 _TOKENS = 3
 
 
 def family_network(
     found: Found, tensors: Mapping[str, Tensor], heads: Heads
 ) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The network of a state dict, and example inputs.
+    """Returns the network of a state dict, and example inputs.
 
     Args:
         found: The family and the names of its tensors.
@@ -31,18 +31,18 @@ def family_network(
     example = network.example()
     try:
         network(*example)
-    except (RuntimeError, ValueError, AssertionError) as error:  # torch's own, of shapes.
+    except (RuntimeError, ValueError, AssertionError) as error:  # torch's errors about shapes.
         raise ConversionError(
             f"Expected tensors of {found.family.name} whose shapes fit together (got "
-            f"{str(error).splitlines()[0]}). Give the network as arch"
+            f"{str(error).splitlines()[0]}). Pass the network as arch"
         ) from error
     return network, example
 
 
 class _Transformer(nn.Module):
-    """Adds attention and dense layers to a stream, block by block.
+    """Adds attention and dense layers to a residual stream, block by block.
 
-    Norms, activation functions and scales are left out where they change no symmetry.
+    Norms, activation functions and scales that do not affect the symmetry are left out.
     """
 
     angles: Tensor
@@ -57,7 +57,7 @@ class _Transformer(nn.Module):
         self.register_buffer("angles", angles, persistent=False)
 
     def example(self) -> tuple[Tensor, ...]:
-        """Inputs on the meta device: words or patches."""
+        """Returns inputs on the meta device: words or patches."""
         family, first = self._found.family, self._found.prefix
         if family.tables:
             words = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
@@ -77,7 +77,7 @@ class _Transformer(nn.Module):
         return (self._like(1, channels, count * height, width),)
 
     def forward(self, a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Any:
-        """The stream, or whatever follows it, of one input or of one for each table."""
+        """Computes the residual stream, or the layers that follow it, from one input per table."""
         family, first = self._found.family, self._found.prefix
         x = self._stream([x for x in (a, b, c) if x is not None])
         for name in family.final.split():
@@ -93,7 +93,7 @@ class _Transformer(nn.Module):
 
     @property
     def _tables(self) -> list[str]:
-        """The tables that the file has."""
+        """The tables that the file contains."""
         full = [self._found.prefix + name for name in self._found.family.tables.split()]
         return [name for name in full if name in self._found.names]
 
@@ -132,13 +132,13 @@ class _Transformer(nn.Module):
         return self._linear(out, y.transpose(1, 2).flatten(2))
 
     def _rotated(self, x: Tensor) -> Tensor:
-        """Rotary positions; which dimensions are rotated together does not matter here."""
+        """Applies rotary positions; which dimensions are rotated together does not matter here."""
         half = self._size // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], -1)
         return x * self.angles + turned * self.angles
 
     def _outputs(self, x: Tensor) -> list[Tensor]:
-        """What the network returns."""
+        """Returns the outputs of the network."""
         names, prefix = self._found.names, self._found.prefix
         pooler = prefix + self._found.family.pooler
         pooled = self._linear(pooler, x).tanh() if pooler in names else None
@@ -146,8 +146,8 @@ class _Transformer(nn.Module):
         for chain in self._found.family.outputs:
             full = [n[1:] if n.startswith("^") else prefix + n for n in chain.split()]
             if all(name in names for name in full):
-                # Names do not say whether it reads the stream or the pooler, so that whatever
-                # holds for both is kept: the neurons of one are those of the other.
+                # Names do not show whether it reads the stream or the pooler. Adding both ties
+                # their neurons, so the result is valid in either case.
                 y = x if pooled is None else x + pooled
                 for name in full:
                     y = self._linear(name, y).tanh()
@@ -183,7 +183,7 @@ class _Transformer(nn.Module):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def _register(self, key: str, tensor: Tensor) -> None:
-        """Puts a tensor below the modules that its key names."""
+        """Adds a tensor below the modules that its key names."""
         *path, name = key.split(".")
         parent: nn.Module = self
         for part in path:
@@ -197,7 +197,7 @@ class _Transformer(nn.Module):
             parent.register_buffer(name, like)
 
     def _check_heads(self) -> tuple[int, dict[str, int]]:
-        """The dimensions of a head of queries, and for every block the number of heads of keys."""
+        """Returns the dimensions of a query head, and the number of key heads of every block."""
         family, queries, size = self._found.family, self._heads.queries, 0
         counts: dict[str, int] = {}
         for block in self._found.blocks:
@@ -206,8 +206,8 @@ class _Transformer(nn.Module):
             width, rest = divmod(total, 3) if family.is_fused else (total, 0)
             if rest or width % queries or size not in (0, width // queries):
                 raise ConversionError(
-                    f"Expected {queries} heads of equally many dimensions (got {total} outputs of "
-                    f"'{block}.{query}')"
+                    f"Expected {queries} heads with equal numbers of dimensions (got {total} "
+                    f"outputs of '{block}.{query}')"
                 )
             size = width // queries
             counts[block] = queries

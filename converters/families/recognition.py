@@ -1,4 +1,4 @@
-"""Which family a state dict belongs to, and what is missing if it is incomplete."""
+"""Finds the family of a state dict, and what is missing if the state dict is incomplete."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families.tables import FAMILIES, Family
 
-# A configuration is small.
+# The largest size of a configuration file that is read.
 _MOST_BYTES = 2**20
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads")
 _SHOWN = 6
-_ASK_FOR_ARCH = "Give the network as arch, on the meta device if it is large"
+_ASK_FOR_ARCH = "Pass the network as arch, on the meta device if it is large"
 
 
 class Heads(NamedTuple):
-    """How many heads an attention has.
+    """The number of attention heads.
 
     Attributes:
-        queries: The number of heads of queries.
-        keys: The number of heads of keys and values; None if there are as many.
-        model: The type of network that a configuration names, if there is one.
+        queries: The number of query heads.
+        keys: The number of heads of keys and values; None if it is the same.
+        model: The type of network in a configuration, if there is one.
     """
 
     queries: int
@@ -39,13 +39,14 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """A state dict of a family.
+    """A state dict of a known family.
 
     Args:
         family: The family.
-        prefix: What the names begin with.
+        prefix: The prefix of the names.
         blocks: The names of the blocks.
-        names: For every name of the family that the file has, its tensors: `weight` and `bias`.
+        names: The tensors, `weight` and `bias`, for every name of the family that the file
+            contains.
     """
 
     family: Family
@@ -55,11 +56,11 @@ class Found:
 
 
 def heads_beside(path: Path, heads: int | None = None) -> Heads | None:
-    """The number of heads, given or as a `config.json` beside a file says; None if nothing does.
+    """Returns the number of heads, given or read from a `config.json` beside a file, or None.
 
     Args:
         path: The file.
-        heads: The number of heads of queries, if it is known.
+        heads: The number of query heads, if known.
     """
     config = _read_config(path.parent / "config.json")
     queries = _number(config, _HEADS) if heads is None else heads
@@ -95,11 +96,11 @@ def is_named(keys: tuple[str, ...]) -> bool:
 
 
 def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | None:
-    """The family of a state dict; None if its names are those of no family.
+    """Returns the family of a state dict; None if its names belong to no family.
 
     Raises:
-        ConversionError: The names are those of a family, but some tensors are missing or not
-            known, or nothing says how many heads there are.
+        ConversionError: If the names belong to a family, but tensors are missing or unknown, or the
+            number of heads is not known.
     """
     candidates = [found for family in FAMILIES for found in _candidates(family, tensors)]
     complete = [found for found in candidates if not _problems(found, tensors)]
@@ -114,7 +115,7 @@ def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | N
     if heads is None:
         raise ConversionError(
             f"Expected heads=..., the number of attention heads (got none). The names are those of "
-            f"{complete[0].family.name}; neither they nor a config.json beside the file say it"
+            f"{complete[0].family.name}; neither they nor a config.json beside the file contain it"
         )
     models = complete[0].family.models.split()
     if models and heads.model is not None and heads.model not in models:
@@ -127,7 +128,7 @@ def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | N
 
 
 def may_share(first: str, second: str) -> bool:
-    """Whether two names are those of a table of words and of the layer that reads it backwards."""
+    """Whether two names are those of an embedding table and of its tied output layer."""
 
     def is_one_of(key: str, names: set[str]) -> bool:
         return any(key == f"{name}.weight" or key.endswith(f".{name}.weight") for name in names)
@@ -141,12 +142,12 @@ def may_share(first: str, second: str) -> bool:
 
 
 def _candidates(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[Found]:
-    """The readings of a state dict whose blocks have the names of a family."""
+    """Yields the readings of a state dict whose blocks have the names of a family."""
     for prefix in family.prefixes:
         numbers = _numbers(family, prefix, tensors)
         if not numbers:
             continue
-        # A number far above all others is not a reason to look for as many blocks.
+        # A single number far above all others does not imply that many blocks.
         count = min(max(numbers), len(numbers)) + 1
         blocks = tuple(prefix + family.block.format(i) for i in range(count))
         wanted = [prefix + name for name in _outside(family) if not name.startswith("^")]
@@ -157,7 +158,7 @@ def _candidates(family: Family, tensors: Mapping[str, Tensor]) -> Iterator[Found
 
 
 def _numbers(family: Family, prefix: str, keys: Iterable[str]) -> list[int]:
-    """The numbers of the blocks, by the weights of their queries."""
+    """Returns the numbers of the blocks, found by the weights of their queries."""
     start = re.escape(prefix + family.block).replace(r"\{\}", r"(\d{1,6})")
     pattern = re.compile(rf"{start}\.{re.escape(family.query)}[._]weight")
     return [int(m[1]) for key in keys if (m := pattern.fullmatch(key))]
@@ -173,7 +174,7 @@ def _outside(family: Family) -> list[str]:
 
 
 def _tensors_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The tensors of a layer, by what they are; a tensor without an ending is a weight."""
+    """Returns the tensors of a layer by role; a tensor without a suffix is a weight."""
     found = {"weight": name} if name in tensors else {}
     for role in ("weight", "bias"):
         for key in (f"{name}.{role}", f"{name}_{role}"):
@@ -183,7 +184,7 @@ def _tensors_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _problems(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, what is left over, and what cannot be what its name says."""
+    """Describes missing and unknown tensors, and tensors that contradict their names."""
     family = found.family
     needed = [f"{block}.{name}" for block in found.blocks for name in _inside(family)]
     outside = " ".join([family.tables, family.added, family.token, family.patches]).split()
@@ -206,7 +207,7 @@ def _problems(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _misshapen(found: Found, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Tensors of a type or of shapes that no weight with their names has."""
+    """Describes a tensor with a type or shape that contradicts its name."""
     family = found.family
     for own in found.names.values():
         for key in own.values():

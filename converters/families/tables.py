@@ -1,4 +1,4 @@
-"""The families of transformers that are known by name. To add one, add a row."""
+"""The table of transformer families that are recognised by name. To add one, add a row."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from dataclasses import dataclass, replace
 class Family:
     """The names of the tensors of a transformer, without `.weight` and `.bias`.
 
-    Every block adds attention and dense layers to one residual stream. Whether norms come before
-    or after changes nothing about what may be permuted, so it is not said. Several names are
-    separated by spaces.
+    Every block adds attention and dense layers to one residual stream. Whether norms come before or
+    after them does not affect the symmetry, so it is not specified. Several names are separated by
+    spaces.
 
     Args:
-        name: What the family is called.
+        name: The name of the family.
         block: The name of block `{}`.
         norms: Norms of the stream in a block.
         attention: The weights of queries, keys, values and the output of attention in a block; or
             two names, if one tensor holds queries, keys and values one after another.
-        dense: The first and the second dense layer of a block; between them, the layer that the
-            first is multiplied with, if the family has one.
-        tables: Rows that are added to the stream: words, positions, types of words.
-        optional: Those of the tables that a file may lack. Positions are not among them: without
-            a table, they come from somewhere else and may fix the order of heads.
-        added: Tensors that are added to the stream as they are: positions `[1, tokens, width]`.
-        token: A tensor that stands before all others in the sequence.
-        patches: The convolution or linear layer that makes the stream out of an input.
+        dense: The first and the second dense layer of a block; between them, the layer whose output
+            multiplies that of the first, if the family has one.
+        tables: Tables of rows that are added to the stream: words, positions, types of words.
+        optional: Tables that a file may lack. Positions are not optional: without a table, they
+            come from somewhere else and may fix the order of heads.
+        added: Tensors that are added to the stream directly: positions `[1, tokens, width]`.
+        token: A tensor that comes first in the sequence.
+        patches: The convolution or linear layer that computes the stream from an input.
         final: Norms of the stream outside of blocks.
         pooler: A dense layer whose results the network returns beside the stream.
-        outputs: Layers, one after another, that read the pooler or the stream. If a file has them,
-            the network returns their results alone; otherwise the stream is an output and keeps
-            its order. A `^` stands before names that never have the prefix.
+        outputs: Consecutive layers that read the pooler or the stream. If a file has them, the
+            network returns only their results; otherwise the stream is an output and keeps its
+            order. Names that never have the prefix start with `^`.
         in_out: Whether weights are stored as `[in, out]`.
         rotary: Whether positions rotate queries and keys, whose dimensions then keep their order.
-        prefixes: What all names may begin with.
-        masks: Ends of the names of tensors that are constants, such as masks.
-        models: The types of networks that have these names and compute nothing else, as
-            `config.json` calls them; any, if none is listed.
+        prefixes: The prefixes that all names may have.
+        masks: Suffixes of the names of constant tensors, such as masks.
+        models: The types in `config.json` of networks that have these names and compute nothing
+            else; any type if empty.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Family:
 
     @property
     def query(self) -> str:
-        """The weight of queries, and with `is_fused` of keys and values."""
+        """The weight of queries, or of queries, keys and values if `is_fused`."""
         return self.attention.split()[0]
 
 

@@ -13,22 +13,22 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` when all went well.
+    """Yields a path to write to, which replaces `path` if the block succeeds.
 
-    It lies in the same folder, so that the last step is a rename; the data is on the disk
-    before that. A file that is still mapped into memory keeps its old content there.
+    The temporary file is in the same folder, so the last step is a rename. Its data is on the disk
+    before that. A mapping of the old file keeps the old content.
     """
     if not path.parent.is_dir() or path.is_dir():
         got = "a folder" if path.is_dir() else f"no folder '{path.parent}'"
         kind = IsADirectoryError if path.is_dir() else FileNotFoundError
         raise kind(f"Expected a file in a folder that exists to write '{path}' (got {got})")
-    # The suffix stays: some writers choose by it. The name may be as long as names can be.
+    # The suffix stays because some writers choose the format by it. Names have a limited length.
     temporary = path.with_name(f".{path.stem[:40]}.{secrets.token_hex(8)}{path.suffix}")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         mode = temporary.stat().st_mode
         yield temporary
-        # A writer may have put a file of its own there.
+        # The writer may have replaced the file.
         temporary.chmod(mode)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -38,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
             raise
         full = OSError(
             f"Expected enough space on the disk to write '{path}' (got a full disk). Free some "
-            f"space, or choose another folder; what was there before is kept."
+            f"space, or choose another folder. The previous file is unchanged."
         )
         full.errno = errno.ENOSPC
         raise full from error
@@ -48,10 +48,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _is_full(folder: Path, error: Exception) -> bool:
-    """Whether a writer failed since there was no space left, whatever its library says."""
+    """Whether a writer failed because the disk is full, whatever its library reports."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    # Half a file takes the rest of the space as long as it is there.
+    # The partial file still takes up the rest of the space.
     return "No space left" in str(error) or shutil.disk_usage(folder).free == 0
 
 

@@ -1,4 +1,4 @@
-"""What every reader checks before it trusts a file."""
+"""Checks that readers make before they trust a file."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from nfn_graph.converters.errors import ConversionError
 
-# From this size on files are mapped into memory. A process may map only some ten thousand files,
-# so small ones are read instead.
+# Files of at least this size are mapped into memory. Smaller ones are read, because a process can
+# map only some tens of thousands of files.
 MAP_FROM = 2**20
-# Deflate, the compression of zip and HDF5 files, cannot do better than this.
+# The largest compression ratio of deflate, which zip and HDF5 files use.
 MAX_COMPRESSION = 1032
 
 
 class OpenedFile(NamedTuple):
-    """What the format of a file is told by.
+    """The information by which the format of a file is detected.
 
     Attributes:
         path: The file.
         head: Its first bytes.
-        size: How many bytes it has.
+        size: Its number of bytes.
         entries: The entries of a zip archive.
     """
 
@@ -41,18 +41,18 @@ class OpenedFile(NamedTuple):
 
     @property
     def is_archive(self) -> bool:
-        """Whether it begins as zip archives do."""
+        """Whether it begins like a zip archive."""
         return self.head.startswith(b"PK\x03\x04")
 
     @property
     def names(self) -> list[str]:
-        """Of a zip archive, the names of what is in it."""
+        """The names of the entries of a zip archive."""
         return [entry.filename for entry in self.entries]
 
 
 @contextmanager
 def complete(path: Path, what: str) -> Iterator[None]:
-    """Whatever a library raises on a damaged file becomes an error that names the file."""
+    """Turns anything that a library raises on a damaged file into an error that names the file."""
     try:
         yield
     except (ConversionError, FileNotFoundError, PermissionError):
@@ -65,7 +65,7 @@ def complete(path: Path, what: str) -> Iterator[None]:
 
 
 def open_file(path: str | Path) -> OpenedFile:
-    """The beginning of a file and, of a zip archive, its directory."""
+    """Reads the beginning of a file and, for a zip archive, its directory."""
     path = check_path(path)
     with open(path, "rb") as file:
         found = OpenedFile(path, file.read(512), os.fstat(file.fileno()).st_size)
@@ -73,13 +73,13 @@ def open_file(path: str | Path) -> OpenedFile:
 
 
 def read_entries(path: Path) -> list[zipfile.ZipInfo]:
-    """What is in a zip archive, by its directory."""
+    """Returns the entries in the directory of a zip archive."""
     with complete(path, "zip archive"), zipfile.ZipFile(path) as archive:
         return archive.infolist()
 
 
 def check_path(path: str | Path) -> Path:
-    """The path of a file that exists and is not empty."""
+    """Returns the path of a file that must exist and not be empty."""
     path = check_regular(path)
     if path.stat().st_size == 0:
         raise ConversionError(f"Expected a checkpoint in '{path}' (got an empty file)")
@@ -87,7 +87,7 @@ def check_path(path: str | Path) -> Path:
 
 
 def check_regular(path: str | Path) -> Path:
-    """The path of a file that exists; whoever opens a pipe or a device may wait for ever."""
+    """Returns the path of a file that must exist and be regular, since opening a pipe may block."""
     path = Path(path)
     try:
         mode = os.stat(path).st_mode
@@ -102,25 +102,25 @@ def check_regular(path: str | Path) -> Path:
 def check_declared(
     path: Path, key: str, shape: Sequence[int], itemsize: int, available: int
 ) -> None:
-    """Refuses a tensor that declares more bytes than its file can hold, before it is made."""
+    """Refuses a tensor that declares more bytes than its file can hold, before allocating it."""
     declared = math.prod(shape) * itemsize
     if any(size < 0 for size in shape) or declared > available:
         raise ConversionError(
             f"Expected tensor '{key}' of '{path}' to take at most the {available} bytes that "
             f"the file holds for it (got shape {list(shape)}, {declared} bytes). The file is "
-            f"truncated or not what it says."
+            f"truncated or damaged."
         )
 
 
 def check_unique(path: Path, keys: Sequence[str]) -> None:
-    """Refuses a file with two tensors of one name, of which readers would drop one."""
+    """Refuses a file with two tensors of the same name, because readers would drop one."""
     if len(set(keys)) != len(keys):
         shown = ", ".join(map(repr, repeated(keys)[:5]))
         raise ConversionError(f"Expected every key once in '{path}' (got {shown} twice)")
 
 
 def repeated(keys: Sequence[str]) -> list[str]:
-    """The keys that are there more than once."""
+    """Returns the keys that occur more than once."""
     return sorted(key for key, count in Counter(keys).items() if count > 1)
 
 

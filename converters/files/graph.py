@@ -1,4 +1,4 @@
-"""One graph in one safetensors file: its stores, with its layout and computation as metadata."""
+"""Reads and writes a graph as a safetensors file, with layout and computation as metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nfn_graph.data import Computation, Layout, Neurons, Placement, Range, Ref, 
 
 
 def computation_to_json(computation: Computation) -> dict[str, Any]:
-    """A computation as plain values."""
+    """Converts a computation to JSON values."""
     if computation.reason is not None:
         return {"reason": computation.reason}
     return {
@@ -34,7 +34,7 @@ def computation_to_json(computation: Computation) -> dict[str, Any]:
 
 
 def computation_from_json(document: dict[str, Any]) -> Computation:
-    """The computation that :func:`computation_to_json` wrote down."""
+    """Restores a computation from the result of :func:`computation_to_json`."""
     if "reason" in document:
         return Computation.unknown(str(document["reason"]))
     return Computation(
@@ -74,26 +74,26 @@ def _unpack(value: Any) -> Any:
     return value
 
 
-# The metadata entry that tells a graph from other safetensors files.
+# The metadata entry that distinguishes graphs from other safetensors files.
 MARK = "nfn_graph.layout"
 _VERSION = 1
 DTYPES = {str(x): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 
 
 def write_graph(path: Path, graph: WeightGraph) -> None:
-    """Writes one graph with all that it holds, into a file with any suffix."""
+    """Writes a graph with everything that it holds to a file with any suffix."""
     parts = take_apart(graph)
     document = {"version": _VERSION, "layout": parts.layout, "notes": parts.notes}
     safetensors.write(path, parts.tensors, {MARK: json.dumps(document)})
 
 
 class GraphParts(NamedTuple):
-    """All that a graph holds.
+    """The contents of a graph, ready to be written.
 
     Attributes:
-        layout: Its layout, without the tensors that are carried, for JSON.
+        layout: Its layout as JSON values, without the carried tensors.
         tensors: Its tensors by place: `store/hidden1/x`, `store/graph/y`, `carried/count`.
-        notes: What else its stores hold, for JSON.
+        notes: The other values in its stores, as JSON values.
     """
 
     layout: dict[str, Any]
@@ -102,7 +102,7 @@ class GraphParts(NamedTuple):
 
 
 def take_apart(graph: WeightGraph) -> GraphParts:
-    """What is to be written of one network."""
+    """Splits the graph of one network into the parts that are written."""
     tensors: dict[str, Tensor] = {}
     layout = _layout_to_json(layout_of(graph), tensors, "carried")
     notes: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def take_apart(graph: WeightGraph) -> GraphParts:
 def put_together(
     layout: Layout, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]
 ) -> WeightGraph:
-    """The graph of a layout, with the tensors and notes of :func:`take_apart`."""
+    """Builds a graph from a layout and the tensors and notes of :func:`take_apart`."""
     graph = WeightGraph()
     graph.layout = layout
     values = {place: unpack(value) for place, value in notes.items()}
@@ -133,7 +133,7 @@ def put_together(
 
 
 def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
-    """The graph that :func:`write_graph` wrote; what is wrong with it is a `ConversionError`."""
+    """Reads a graph written by :func:`write_graph`; raises `ConversionError` if it is invalid."""
     try:
         document = json.loads(file.metadata[MARK])
         if document["version"] != _VERSION:
@@ -144,7 +144,7 @@ def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
         layout = layout_from_json(document["layout"], file.tensors)
         graph = put_together(layout, file.tensors, document["notes"])
         check_graph(graph)
-    except Exception as error:  # whatever a wrong document leads to
+    except Exception as error:  # A wrong document may cause any error.
         raise ConversionError(
             f"Expected a graph written by nfn-graph in '{path}' (got {type(error).__name__}: "
             f"{error}). It is damaged."
@@ -153,7 +153,7 @@ def read_graph(path: Path, file: safetensors.SafetensorsFile) -> WeightGraph:
 
 
 def read_graph_or_tensors(path: Path) -> WeightGraph | dict[str, Tensor]:
-    """The graph in a safetensors file that holds one, or else its tensors."""
+    """Reads the graph in a safetensors file if it holds one, and otherwise its tensors."""
     file = safetensors.read_file(path)
     return read_graph(path, file) if MARK in file.metadata else file.tensors
 
@@ -163,7 +163,7 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
 
 
 def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> dict[str, Any]:
-    """The layout without its carried tensors, which are added to `tensors`."""
+    """Converts a layout to JSON values and adds its carried tensors to `tensors`."""
     carried: dict[str, Any] = {}
     for key, value in layout.carried.items():
         if isinstance(value, Tensor):
@@ -195,7 +195,7 @@ def _layout_to_json(layout: Layout, tensors: dict[str, Tensor], place: str) -> d
 def layout_from_json(
     document: dict[str, Any], tensors: Mapping[str, Tensor], place: str = "carried"
 ) -> Layout:
-    """The layout in `GraphParts.layout`, with its carried tensors."""
+    """Restores a layout from `GraphParts.layout` and the carried tensors."""
     within, before = document["within"], document["before"]
     packed = {key: unpack(value) for key, value in document["carried"].items()}
     carried = {**_below(tensors, f"{place}/"), **packed}
@@ -228,7 +228,7 @@ def _placement_from(document: dict[str, Any]) -> Placement:
 
 
 def spec_to_json(spec: NetworkSpec) -> dict[str, Any]:
-    """A spec as plain values."""
+    """Converts a spec to JSON values."""
     return {
         "neurons": [_fields(neuron) for neuron in spec.neurons],
         "weights": [_fields(weight) for weight in spec.weights],
@@ -236,7 +236,7 @@ def spec_to_json(spec: NetworkSpec) -> dict[str, Any]:
 
 
 def spec_from_json(document: dict[str, Any]) -> NetworkSpec:
-    """The spec that :func:`spec_to_json` wrote down."""
+    """Restores a spec from the result of :func:`spec_to_json`."""
     return NetworkSpec(
         tuple(NeuronType(**n) for n in document["neurons"]),
         tuple(WeightType(**w) for w in document["weights"]),
@@ -252,7 +252,7 @@ def _tuples(value: Any) -> Any:
 
 
 def pack(name: str, value: Any) -> Any:
-    """JSON for an attribute of a graph, with tuples kept apart from lists."""
+    """Converts an attribute of a graph to JSON values that distinguish tuples from lists."""
     if isinstance(value, tuple):
         return {"tuple": [pack(name, v) for v in value]}
     if isinstance(value, list):
@@ -264,13 +264,13 @@ def pack(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"Expected '{name}' of the graph to be a tensor, number, text or a container of these "
-        f"to be saved (got {type(value).__name__})"
+        f"Expected '{name}' of the graph to be a tensor, number, text or a container of these to "
+        f"save it (got {type(value).__name__})"
     )
 
 
 def unpack(value: Any) -> Any:
-    """The value that :func:`pack` wrote down."""
+    """Restores a value from the result of :func:`pack`."""
     if isinstance(value, list):
         return [unpack(v) for v in value]
     if isinstance(value, dict):

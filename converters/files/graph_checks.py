@@ -1,4 +1,4 @@
-"""That a graph read from a file is one that could have been written."""
+"""Checks that a graph read from a file is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_INPUTS = 1024
 
 
 def check_graph(graph: WeightGraph) -> None:
-    """Raises `ValueError` unless stores, sizes, placements and keys say the same."""
+    """Raises `ValueError` unless stores, sizes, placements and keys are consistent."""
     layout: Layout = graph.layout
     spec = layout.within or layout.spec
     for found, expected in (
@@ -29,7 +29,7 @@ def check_graph(graph: WeightGraph) -> None:
     ):
         if set(found) != set(expected):
             raise UserError(f"Expected stores of the types {expected} (got {found})")
-    # First of all: afterwards no size is larger than a tensor of the file.
+    # This check comes first. After it, no size exceeds that of a tensor in the file.
     graph._check(spec)
     for store in (*graph.node_stores, *graph.edge_stores):
         features = store.get("x") if "x" in store else store.get("edge_attr")
@@ -75,7 +75,7 @@ def _check_layout(layout: Layout) -> None:
         transform, before = layout.before
         if not isinstance(transform, str):
             raise UserError(f"Expected the name of a transform (got {transform!r})")
-        # No transform takes entries away; so no size here is larger than a tensor, either.
+        # Transforms never remove entries, so no size here exceeds that of a tensor either.
         if _num_entries(before) > _num_entries(layout):
             raise UserError(
                 f"Expected at most {_num_entries(layout)} entries before the transform "
@@ -92,7 +92,7 @@ def _check_computation(layout: Layout) -> None:
             if type(number) is not int or not 0 <= number < below:
                 raise UserError(f"Expected the number of an {step.operation} (got {step})")
         elif step.operation != "constant" and step.operation not in OPERATIONS:
-            raise UserError(f"Expected an operation that is known (got '{step.operation}')")
+            raise UserError(f"Expected a known operation (got '{step.operation}')")
     unknown = [n.name for n in layout.computation.activations if n.name not in layout.spec.neuron]
     if unknown:
         raise UserError(f"Expected activations of neuron types of the graph (got {unknown[:5]})")
@@ -110,7 +110,7 @@ def _check_spec(spec: NetworkSpec) -> None:
     _check_sizes("taps", [*(n.taps for n in spec.neurons), *(w.taps for w in spec.weights)])
     _check_sizes("sizes", [n.size for n in spec.neurons if n.size is not None])
     if not all(isinstance(flag, bool) for n in spec.neurons for flag in (n.fixed, n.role)):
-        raise UserError("Expected neuron types to be fixed, and roles, or not (got other values)")
+        raise UserError("Expected fixed and role of neuron types to be booleans (got other values)")
 
 
 def _check_placement(p: Placement) -> None:
@@ -121,7 +121,7 @@ def _check_placement(p: Placement) -> None:
         raise UserError(f"Expected a floating-point type {where} (got {p.dtype})")
     _check_sizes(f"sizes {where}", [*p.shape, *p.view, *p.start, *p.stop, p.tap, p.block])
     ranks = {len(p.view), len(p.axes), len(p.start), len(p.stop)}
-    # Nested neurons have an axis for each of their indices: heads, and dimensions inside.
+    # Nested neurons have one axis per index, such as heads and the dimensions inside them.
     roles = {axis for axis in p.axes if axis != "tap"}
     expected = ["neuron"] if isinstance(p.store, str) else ["source", "target"]
     if len(ranks) != 1 or any(axis not in _AXES for axis in p.axes) or roles != set(expected):
@@ -133,13 +133,13 @@ def _check_placement(p: Placement) -> None:
     viewed = [b - a for a, b in p.cut] if p.cut is not None else p.shape
     if math.prod(viewed) != math.prod(p.view):
         raise UserError(f"Expected a view of {list(viewed)} {where} (got {list(p.view)})")
-    # Without memory: that the view is one, and takes what it should.
+    # Checks on the meta device that the view is valid and has the right number of entries.
     rows = torch.empty(p.count, p.taps, 1, dtype=p.dtype, device="meta")
     p.put(rows, torch.empty(*p.shape, 1, dtype=p.dtype, device="meta"))
 
 
 def _check_parts(key: str, parts: Sequence[Placement]) -> None:
-    """That the parts of a tensor are of one tensor, and take every entry once."""
+    """Raises unless the parts belong to one tensor and cover every entry once."""
     first = parts[0]
     if any((p.keys, p.shape, p.dtype) != (first.keys, first.shape, first.dtype) for p in parts):
         raise UserError(f"Expected one shape, type and set of names of '{key}' (got several)")
@@ -158,7 +158,7 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
 def _check_sizes(name: str, sizes: Iterable[Any]) -> None:
     wrong = [size for size in sizes if type(size) is not int or size < 0]
     if wrong:
-        raise UserError(f"Expected {name} as whole numbers of at least 0 (got {wrong[:5]})")
+        raise UserError(f"Expected {name} as integers of at least 0 (got {wrong[:5]})")
 
 
 def _check_ranges(where: str, ranges: Iterable[tuple[int, int, int]]) -> None:
@@ -169,4 +169,4 @@ def _check_ranges(where: str, ranges: Iterable[tuple[int, int, int]]) -> None:
 
 def _check_unique(name: str, keys: Sequence[str]) -> None:
     if any(not isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
-        raise UserError(f"Expected {name} that are named once each (got {list(keys)[:20]})")
+        raise UserError(f"Expected {name} to be distinct texts (got {list(keys)[:20]})")

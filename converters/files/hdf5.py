@@ -1,4 +1,4 @@
-"""HDF5 files read by another process, which a damaged file may end or keep busy for ever."""
+"""Reads HDF5 files in another process, because a damaged file can crash or hang the library."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from nfn_graph.converters.files import hdf5_process
 from nfn_graph.converters.files.checks import MAX_COMPRESSION, check_declared
 from nfn_graph.converters.files.npz import Array
 
-#: After so many seconds a file that is still not read is given up, and later if it is large.
+#: The seconds after which reading a file is given up; large files get more time.
 SECONDS = 30.0
 _BYTES_PER_SECOND = 5 * 2**20
-# What the libraries take, and what a file may take beside its arrays.
+# The memory of the libraries, and of everything in a file beside its arrays.
 _MEMORY = 2 * 2**30
 
 
 _HEAP_MARK = b"GCOL\x01\x00\x00\x00"
-_HEAP_HEADER = 16  # of a heap: mark and size; of an object: number, count, size
+_HEAP_HEADER = 16  # For a heap: mark and size. For an object: number, count and size.
 
 
 class ProcessEnded(Exception):
-    """The process died, or said what it cannot have meant."""
+    """The reader process crashed or returned an invalid answer."""
 
 
 class Reader:
-    """A process that reads one HDF5 file after the other."""
+    """A process that reads HDF5 files, one after the other."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -55,12 +55,12 @@ class Reader:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked; a copy of the process that started it cannot ask it."""
+        """Whether the process can take requests; only the process that started it can send them."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def ask(self, **request: Any) -> None:
@@ -72,7 +72,7 @@ class Reader:
             raise ProcessEnded from error
 
     def answer(self) -> tuple[dict[str, Any], bytearray]:
-        """The next answer, and the bytes of the array that was asked for."""
+        """Receives the next answer, and the bytes of the requested array."""
         try:
             reply = json.loads(self._receive(int.from_bytes(self._receive(8), "little")))
             if not isinstance(reply, dict):
@@ -80,12 +80,12 @@ class Reader:
             return reply, self._receive(int(reply.get("size", 0)))
         except ProcessEnded:
             raise
-        except Exception as error:  # whatever a damaged process may have written
+        except Exception as error:  # A crashing process may have written anything.
             raise ProcessEnded from error
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Ends the process after some time, beside its own alarm, which not all systems have."""
+        """Kills the process after some time, because not all systems support its own alarm."""
         timer = threading.Timer(seconds, self._process.kill)
         timer.start()
         try:
@@ -94,7 +94,7 @@ class Reader:
             timer.cancel()
 
     def _receive(self, size: int) -> bytearray:
-        # Straight into its memory: `read` would make a copy.
+        # `readinto` avoids the copy that `read` would make.
         data = bytearray(size)
         view, position = memoryview(data), 0
         while position < size:
@@ -120,7 +120,7 @@ _lock = threading.RLock()
 
 
 def reader() -> Reader:
-    """The process that reads for this one; started when it is first needed, or again."""
+    """Returns the process that reads files, which is started when needed and after a crash."""
     with _lock:
         if not _readers or not _readers[0].is_alive:
             if _readers:
@@ -143,7 +143,7 @@ def _end() -> None:
 def read_hdf5(
     path: Path, keys: Sequence[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """What a Keras file says of its layers, and all its arrays; or the arrays with some keys."""
+    """Reads the layers and all arrays of a Keras file, or the arrays with given keys."""
     what = "Keras .h5 file" if keys is None else ".h5 file"
     size = path.stat().st_size
     seconds = SECONDS + size / _BYTES_PER_SECOND
@@ -158,12 +158,12 @@ def read_hdf5(
         except (ProcessEnded, KeyError, AttributeError, TypeError, ValueError) as error:
             code = process.end()
             raise ConversionError(
-                f"Expected a complete {what} in '{path}' (got one that ends the process "
-                f"that reads it, with code {code}, or takes it more than {seconds:.3g} s). It is "
+                f"Expected a complete {what} in '{path}' (got one that crashes the process that "
+                f"reads it, with code {code}, or takes it more than {seconds:.3g} s). It is "
                 f"damaged."
             ) from error
         except BaseException:
-            # A reply may be on its way, which the next file must not get.
+            # A reply to this request may still arrive, and must not be read for the next file.
             process.end()
             raise
 
@@ -178,7 +178,7 @@ def _read(
     try:
         declared = {k: _declared(path, k, array, size) for k, array in contents["arrays"].items()}
     except ConversionError:
-        process.ask(keys=[], **limits)  # which closes the file
+        process.ask(keys=[], **limits)  # Closes the file.
         raise
     process.ask(keys=list(declared), **limits)
     arrays: dict[str, Array] = {}
@@ -212,10 +212,10 @@ def _check_answer(path: Path, what: str, reply: Mapping[str, Any]) -> None:
 
 
 def check_heaps(path: Path) -> None:
-    """Walks through the objects of every global heap of a file, a check that the library lacks.
+    """Checks the objects of every global heap of a file, because the library does not.
 
-    Names in Keras files lie in global heaps. In a damaged heap, an object of size 0 keeps the
-    library in an endless loop: https://docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
+    Names in Keras files are stored in global heaps. An object of size 0 in a damaged heap sends the
+    library into an endless loop: https://docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_HEAP_MARK)
@@ -226,11 +226,11 @@ def check_heaps(path: Path) -> None:
             while position + _HEAP_HEADER <= end:
                 number = int.from_bytes(data[position : position + 2], "little")
                 length = int.from_bytes(data[position + 8 : position + _HEAP_HEADER], "little")
-                # The size of free space, number 0, counts its header.
+                # The size of free space, which has number 0, includes its header.
                 step = length if number == 0 else _HEAP_HEADER + (length + 7) // 8 * 8
                 if step < _HEAP_HEADER:
                     raise ConversionError(
-                        f"Expected objects of some size in the heap at byte {start} of '{path}' "
+                        f"Expected objects of nonzero size in the heap at byte {start} of '{path}' "
                         f"(got one of size {length}). It is damaged."
                     )
                 position += step

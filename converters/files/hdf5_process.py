@@ -1,11 +1,11 @@
-"""The program that opens HDF5 files, in a process of its own.
+"""The program that opens HDF5 files in a separate process.
 
-A damaged file can end a process inside the HDF5 library, out of reach of Python, or keep it there
-for ever. So this program is started by its path and knows neither torch nor this package; see
-`nfn_graph.converters.files.hdf5` for the other end. A request is one line of JSON: to open a file,
-which is answered by what it contains, of a Keras model or of arrays asked for by name, or to read
-its arrays, which is answered by each of them and closes it. An answer is the length of its JSON in
-8 bytes, the JSON, and the bytes of an array.
+A damaged file can crash the HDF5 library or hang it, out of reach of Python. Therefore this program
+is started by its path and imports neither torch nor this package; the other end is
+`nfn_graph.converters.files.hdf5`. Every request is one line of JSON. A request to open a file is
+answered with its contents: those of a Keras model, or arrays requested by name. A request to read
+its arrays is answered with each of them, and closes the file. An answer consists of the length of
+its JSON in 8 bytes, the JSON, and the bytes of an array.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-# Layers are nested at most so deep in their files.
+# The greatest depth of nested layers in a file.
 _DEEPEST = 32
 
 
 class Refused(ValueError):
-    """A file that was read and is not what it should be."""
+    """Raised for a file that can be read but has the wrong contents."""
 
 
 class OpenFile:
-    """A file whose arrays are described and can be read; of a Keras file, also its layers."""
+    """An open file, which describes and reads its arrays and, for a Keras file, its layers."""
 
     def __init__(self, path: str, name: str) -> None:
-        # When it is needed, so that its absence is a reply.
+        # Imported here, so that a missing package is reported in a reply.
         self.h5py: Any = importlib.import_module("h5py")
         self.name = name
         self.file: Any = self.h5py.File(path, "r")
@@ -38,15 +38,15 @@ class OpenFile:
         self.root = self.child(self.file, "model_weights") if inside else self.file
 
     def close(self) -> None:
-        """Closes the file, as far as a damaged one can be."""
+        """Closes the file; a damaged one may raise errors, which are ignored."""
         with suppress(Exception):
             self.file.close()
 
     def contents(self, keys: list[str] | None) -> dict[str, Any]:
-        """The arrays with these keys.
+        """Describes the arrays with these keys.
 
-        Without keys, those of a Keras model: its layers with the keys of their weights, the
-        arrays, the configuration as text.
+        Without keys, it describes a Keras model: its layers with the keys of their weights, the
+        arrays, and the configuration as text.
         """
         if keys is not None:
             self.root = self.file
@@ -62,12 +62,12 @@ class OpenFile:
         }
 
     def array(self, key: str) -> Any:
-        """The numbers of one array."""
+        """Reads the numbers of one array."""
         numpy: Any = importlib.import_module("numpy")
         return numpy.ascontiguousarray(self.child(self.root, key)[()])
 
     def child(self, group: Any, key: str) -> Any:
-        """A member of a group, which must lie in this file."""
+        """Returns a member of a group, which must be in this file and not behind a link."""
         for name in key.split("/"):
             link = group.get(name, getlink=True)
             if not isinstance(link, self.h5py.HardLink):
@@ -77,12 +77,12 @@ class OpenFile:
         return group
 
     def _named_layers(self) -> dict[str, list[str]]:
-        """All layers in their order, also those without weights."""
+        """Returns all layers in order, including those without weights."""
         layers = {}
         for layer in _names(self.root.attrs, "layer_names"):
             group = self.child(self.root, layer)
             layers[layer] = [f"{layer}/{weight}" for weight in _names(group.attrs, "weight_names")]
-        # Weights of the model itself, beside those of its layers.
+        # Weights of the model itself, which belong to no layer.
         own = "top_level_model_weights"
         if own in self.root:
             names = _names(self.child(self.root, own).attrs, "weight_names")
@@ -91,7 +91,7 @@ class OpenFile:
         return layers
 
     def _numbered_layers(self) -> dict[str, list[str]]:
-        """The layout of Keras 3: `layers/<layer>/vars/<number>`, also inside one another."""
+        """Returns the layers in Keras 3's format: `layers/<layer>/vars/<number>`, also nested."""
         layers: dict[str, list[str]] = {}
         self._find_variables(self.root, "", layers)
         return layers
@@ -132,7 +132,7 @@ class OpenFile:
 
 
 def _names(attributes: Any, name: str) -> list[str]:
-    """A list of names; long ones are spread over several attributes."""
+    """Reads a list of names; long lists are spread over several attributes."""
     found: list[Any] = list(attributes.get(name, []))
     number = 0
     while f"{name}{number}" in attributes:
@@ -142,7 +142,7 @@ def _names(attributes: Any, name: str) -> list[str]:
 
 
 def answer(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answers requests until there are no more."""
+    """Answers requests until the input is closed."""
     open_file: OpenFile | None = None
     for line in requests:
         request = json.loads(line)
@@ -155,7 +155,7 @@ def answer(requests: BinaryIO, replies: BinaryIO) -> None:
                 data = open_file.array(key).reshape(-1).view("u1").data if open_file else b""
                 _send(replies, {"size": len(data)}, data)
             is_done = "keys" in request
-        except Exception as error:  # h5py raises many kinds on damaged files
+        except Exception as error:  # h5py raises many kinds of errors on damaged files.
             refused = str(error) if isinstance(error, Refused) else None
             kind = type(error).__name__
             _send(replies, {"refused": refused, "error": f"{kind}: {error}"})
@@ -174,9 +174,10 @@ def _send(replies: BinaryIO, reply: dict[str, Any], data: Any = b"") -> None:
 
 
 def _limit(seconds: float, memory: int | None) -> None:
-    """Ends this process after some time, and what it may take in memory; 0 and None for no end."""
+    """Limits the time and memory of this process; 0 and None remove the limits."""
     if hasattr(signal, "setitimer"):
-        # Not handled in Python, which the library may never return to.
+        # The default action of the signal ends the process even if the library never returns to
+        # Python.
         signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         import resource
@@ -189,12 +190,12 @@ def _limit(seconds: float, memory: int | None) -> None:
 
 
 def main() -> None:
-    """Serves the process that started this one, until it closes its end."""
-    # The modules that the other process finds, and not those beside this file.
+    """Serves the parent process until it closes its end of the pipe."""
+    # Use the import path of the parent process, without the folder of this file.
     sys.path[:] = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What a library prints is no reply.
+    os.dup2(2, 1)  # Output printed by libraries must not mix with replies.
     answer(sys.stdin.buffer, replies)
 
 

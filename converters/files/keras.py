@@ -1,9 +1,9 @@
-"""Keras files: datasets by path, as they are stored, and the model's configuration.
+"""Reads Keras files: datasets by path as they are stored, and the model's configuration.
 
-Read are the files of `model.save("x.h5")` and `model.save("x.keras")`, with the configuration, of
-`model.save_weights("x.h5")` and of Keras 3's `model.save_weights("x.weights.h5")`. A `.keras` file
-is a zip archive of the configuration and of such a file of weights. What the tensors mean is
-settled in `nfn_graph.converters.keras`.
+Files of `model.save("x.h5")` and `model.save("x.keras")` contain the configuration; files of
+`model.save_weights("x.h5")` and of Keras 3's `model.save_weights("x.weights.h5")` do not. A
+`.keras` file is a zip archive of the configuration and a file of weights. The meaning of the
+tensors is determined in `nfn_graph.converters.keras`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from nfn_graph.converters.files.hdf5 import check_heaps, read_hdf5
 from nfn_graph.converters.files.npz import from_arrays, to_array
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
-# Keras does not compress. Who does gains little, so that more than this is no file of weights.
+# Keras does not compress, and compressing weights gains little. Larger ratios are not plausible.
 _MOST_TIMES, _MOST_BEYOND = 20, 2**26
 
 
 @dataclass(frozen=True)
 class KerasFile:
-    """What a Keras file holds.
+    """The contents of a Keras file.
 
     Attributes:
         tensors: The weights by the path of their dataset, in Keras's axis order.
-        layers: For every layer the keys of its weights, or for every group of Keras 3's layout.
-        is_ordered: Whether the layers come in their order, also those without weights.
-        config: The model's configuration, None in a file of weights only.
+        layers: The keys of the weights of every layer, or of every group in the format of Keras 3.
+        is_ordered: Whether all layers are listed in order, including those without weights.
+        config: The model's configuration; None for a file that contains only weights.
     """
 
     tensors: dict[str, Tensor]
@@ -61,7 +61,7 @@ def recognise(opened: OpenedFile) -> bool:
 
 
 def read(path: Path) -> KerasFile:
-    """All weights of a `.h5` or `.keras` file."""
+    """Reads all weights of a `.h5` or `.keras` file."""
     require("h5py", "to read Keras .h5 files")
     if not _is_archive(path):
         return _read_hdf5(path)
@@ -95,14 +95,14 @@ def _read_hdf5(path: Path) -> KerasFile:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An archive; what is wrong with it is said of its path."""
+    """Opens an archive, and turns errors into errors that name its path."""
     with complete(path, ".keras file"), zipfile.ZipFile(path) as archive:
         check_unique(path, archive.namelist())
         yield archive
 
 
 def _unpacked(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
-    """A file in an archive, to be read; it is at most as large as it can sensibly be."""
+    """Opens a file in an archive for reading, unless its size is implausible."""
     if name not in archive.namelist():
         raise ConversionError(f"Expected '{name}' in '{path}' (got {archive.namelist()[:5]})")
     entry = archive.getinfo(name)
@@ -121,7 +121,7 @@ def _most_unpacked(path: Path) -> int:
 
 @contextmanager
 def _weights(path: Path, archive: zipfile.ZipFile) -> Iterator[Path]:
-    """The weights of an archive as a file of their own, which the HDF5 library needs."""
+    """Unpacks the weights of an archive into a temporary file, as the HDF5 library requires."""
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / _WEIGHTS
         with _unpacked(path, archive, _WEIGHTS) as source, open(weights, "wb") as target:
@@ -131,7 +131,7 @@ def _weights(path: Path, archive: zipfile.ZipFile) -> Iterator[Path]:
 
 @contextmanager
 def _naming(path: Path, weights: Path) -> Iterator[None]:
-    """Errors about the file of weights are about the archive."""
+    """Replaces the name of the temporary file by that of the archive in errors."""
     try:
         yield
     except ConversionError as error:
@@ -155,8 +155,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
     Args:
         path: The file; `.keras` for an archive.
         tensors: Weights in Keras's axis order; the first part of a key is the layer.
-        template: A file to copy all else from, above all the model's configuration. An archive
-            needs one, which is an archive as well.
+        template: A file from which everything else is copied, above all the model's configuration.
+            An archive requires one, which must be an archive too.
     """
     h5py = require("h5py", "to write Keras .h5 files")
     for key in tensors:
@@ -168,7 +168,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None = Non
     _check_template(path, template)
     with replacing(path) as temporary:
         if template is not None:
-            read(template)  # What ends the process that reads it must not be opened here.
+            read(template)  # Checks in the reader process that the file does not crash the library.
         if template is None:
             _write_new(h5py, temporary, tensors)
         elif _is_archive(template):
@@ -188,7 +188,7 @@ def _check_template(path: Path, template: Path | None) -> None:
     if template is not None and _is_archive(template) != wants_archive:
         raise ConversionError(
             f"Expected a template in the format of '{path}' (got '{template}', which is in "
-            f"another one)"
+            f"another format)"
         )
 
 
@@ -212,7 +212,7 @@ def _write_archive(h5py: Any, path: Path, tensors: Mapping[str, Tensor], templat
     ):
         _overwrite_all(h5py, weights, tensors, template)
         for entry in archive.infolist():
-            # A copy, since it notes where in the new archive it lies.
+            # A copy, because the entry records its position in the new archive.
             with new.open(copy.copy(entry), "w", force_zip64=True) as target:
                 if entry.filename == _WEIGHTS:
                     with open(weights, "rb") as source:
@@ -230,7 +230,7 @@ def _overwrite_all(h5py: Any, path: Path, tensors: Mapping[str, Tensor], templat
 
 
 def _child(path: Path, group: Any, key: str) -> Any:
-    """A member of a group, which must lie in this file."""
+    """Returns a member of a group, which must be in this file and not behind a link."""
     h5py = require("h5py", "to read Keras .h5 files")
     for name in key.split("/"):
         link = group.get(name, getlink=True)

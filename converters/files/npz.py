@@ -1,6 +1,6 @@
-"""NumPy: arrays as tensors and back, and `.npz` archives, without pickles.
+"""Converts NumPy arrays to tensors and back, and reads and writes `.npz` archives without pickles.
 
-bfloat16, which NumPy does not know, is kept as two bytes without a type.
+bfloat16, which NumPy does not support, is stored as an untyped pair of bytes (`V2`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Array = np.ndarray[Any, Any]
 
 
 def from_array(what: str, array: Array) -> Tensor:
-    """A tensor over the memory of an array, if that is possible.
+    """Converts an array to a tensor, over its memory if possible.
 
-    Two bytes without a type are a bfloat16: so the package ml_dtypes, and with it JAX and
+    An untyped pair of bytes is a bfloat16: this is how the package ml_dtypes, and with it JAX and
     Keras, writes them.
     """
     if array.dtype.kind == "V" and array.dtype.itemsize == 2 and array.dtype.names is None:
@@ -47,12 +47,12 @@ def from_array(what: str, array: Array) -> Tensor:
 
 
 def from_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The tensors of a file's arrays."""
+    """Converts the arrays of a file to tensors."""
     return {key: from_array(f"array '{key}' of '{path}'", array) for key, array in arrays.items()}
 
 
 def to_array(key: str, tensor: Tensor) -> Array:
-    """The array of a tensor, bit for bit."""
+    """Converts a tensor to an array, bit for bit."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         array: Array = tensor.view(torch.int16).numpy()
@@ -61,12 +61,12 @@ def to_array(key: str, tensor: Tensor) -> Array:
         return tensor.numpy()
     except TypeError as error:
         raise ConversionError(
-            f"Expected tensor '{key}' of a type that NumPy has (got {tensor.dtype}). Save to "
+            f"Expected tensor '{key}' of a type that NumPy supports (got {tensor.dtype}). Save to "
             f".safetensors or .pt."
         ) from error
 
 
-# Entries get a fixed date, so that equal tensors give equal files.
+# Entries have a fixed date, so that equal tensors result in equal files.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -76,7 +76,7 @@ def recognise(opened: OpenedFile) -> bool:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The arrays in the order of the archive."""
+    """Reads the arrays in the order of the archive."""
     with complete(path, ".npz file"), zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         check_unique(path, [entry.filename for entry in entries])
@@ -107,7 +107,7 @@ def _read_entry(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     key = entry.filename.removesuffix(".npy")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ConversionError(
-            f"Expected array '{key}' of '{path}' stored or deflated as NumPy writes it "
+            f"Expected array '{key}' of '{path}' to be stored or deflated, as NumPy writes it "
             f"(got compression method {entry.compress_type})"
         )
     ratio = MAX_COMPRESSION if entry.compress_type == zipfile.ZIP_DEFLATED else 1
@@ -118,14 +118,14 @@ def _read_entry(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
         if dtype.hasobject:
             raise ConversionError(
                 f"Expected array '{key}' of '{path}' to hold numbers (got Python objects, which "
-                f"need a pickle to be run)"
+                f"can only be read by running a pickle)"
             )
         check_declared(path, key, shape, dtype.itemsize, entry.file_size - file.tell())
         data = bytearray(file.read())
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(data) != expected:
         raise ConversionError(
-            f"Expected {expected} bytes of array '{key}' of '{path}' (got {len(data)}). It is "
+            f"Expected {expected} bytes in array '{key}' of '{path}' (got {len(data)}). It is "
             f"truncated or damaged."
         )
     what = f"array '{key}' of '{path}'"

@@ -1,4 +1,4 @@
-"""ONNX files: the model, and its initialisers and constants as tensors."""
+"""Reads ONNX files: the model, and its initialisers and constants as tensors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from nfn_graph.converters.files.npz import from_array
 def recognise(opened: OpenedFile) -> bool:
     """Whether a file is a protocol buffer with the fields of an ONNX model.
 
-    ONNX has no magic bytes, so its fields are walked from the first to the last: 1 is the
-    version of the format, a small number; 7 is the graph; none is above 25.
+    ONNX has no magic bytes, so all fields are scanned: field 1 is the version of the format, a
+    small number, and field 7 is the graph. No field number is above 25.
     """
     fields = set()
     with open(opened.path, "rb") as file:
@@ -59,9 +59,9 @@ def _varint(file: BinaryIO) -> int | None:
 
 
 def read(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    """The model, and its tensors in the order of the file.
+    """Reads the model, and its tensors in the order of the file.
 
-    Large tensors are taken out of the model, so that they are not in memory twice.
+    Large tensors are removed from the model, so that they are not in memory twice.
     """
     onnx = require("onnx", "to read .onnx files")
     model = _load(onnx, path)
@@ -80,7 +80,7 @@ def read(path: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], template: Path | None) -> None:
-    """Writes a model with other values of its initialisers and constants."""
+    """Writes a copy of a model with other values for its initialisers and constants."""
     if template is None:
         raise ConversionError(
             f"Expected the ONNX file that the graph was loaded from, as template=..., to write "
@@ -104,7 +104,7 @@ def _load(onnx: Any, path: Path) -> Any:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Initialisers and the tensors of Constant nodes, by name."""
+    """Yields initialisers and the tensors of Constant nodes by name."""
     for tensor in model.graph.initializer:
         yield tensor.name, tensor
     for node in model.graph.node:
@@ -125,7 +125,7 @@ def _read_tensor(onnx: Any, path: Path, name: str, proto: Any) -> Tensor:
         onnx.TensorProto.DataType.values()
     ):
         raise ConversionError(f"Expected numbers in '{name}' of '{path}' (got text or no type)")
-    check_declared(path, name, shape, 1, 8 * path.stat().st_size)  # one bit at the least
+    check_declared(path, name, shape, 1, 8 * path.stat().st_size)  # An entry has at least one bit.
     if proto.data_type == onnx.TensorProto.BFLOAT16 and proto.raw_data:
         itemsize, dtype = 2, torch.bfloat16
         check_declared(path, name, shape, itemsize, len(proto.raw_data))

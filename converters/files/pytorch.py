@@ -1,7 +1,7 @@
-"""Files of `torch.save`: the zip format and the one before it.
+"""Reads and writes files of `torch.save`, in the zip format and in the legacy format.
 
-The only file of the package that calls `torch.load`, always with `weights_only=True`: tensors
-and plain containers are read, nothing in the file is run.
+Only this file of the package calls `torch.load`, always with `weights_only=True`: it reads tensors
+and plain containers, and executes nothing in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def recognise(opened: OpenedFile) -> bool:
-    """Whether torch.save wrote a file, in either of its formats."""
+    """Whether a file was written by torch.save, in either of its formats."""
     parts = {name.split("/", 1)[-1] for name in opened.names}
     if "constants.pkl" in parts:
         raise ConversionError(
@@ -49,12 +49,12 @@ def recognise(opened: OpenedFile) -> bool:
 
 
 def is_legacy(opened: OpenedFile) -> bool:
-    """Whether a file is of the format before zip."""
+    """Whether a file is in the legacy format, without a zip archive."""
     return opened.head[:1] == b"\x80" and _LEGACY_MAGIC in opened.head[:32]
 
 
 def read_opened(opened: OpenedFile, safe_globals: Sequence[str] = ()) -> Mapping[str, Any]:
-    """As `read`, of a file whose format was told."""
+    """Reads a file whose format was detected; see :func:`read`."""
     return read(opened.path, is_legacy(opened), opened.entries, safe_globals)
 
 
@@ -64,16 +64,17 @@ def read(
     entries: Sequence[zipfile.ZipInfo] | None = None,
     safe_globals: Sequence[str] = (),
 ) -> Mapping[str, Any]:
-    """The mapping that was saved, with nested mappings as they are.
+    """Reads the saved mapping, including nested mappings.
 
-    Large files of the zip format stay mapped: a tensor is read when it is used.
+    Large files in the zip format stay mapped, so a tensor is read only when it is used.
 
     Args:
         path: The file.
-        legacy: Whether it is of the format before zip.
-        entries: What is in the archive, if that was read before.
-        safe_globals: Names of classes and functions that the file may use beside those that
-            torch allows, such as `numpy.dtype`. They are called: name only what you trust.
+        legacy: Whether the file is in the legacy format.
+        entries: The entries of the archive, if they were read before.
+        safe_globals: Names of classes and functions that the file may use in addition to those that
+            torch allows, such as `numpy.dtype`. Reading the file calls them, so name only what you
+            trust.
     """
     allowed = torch.serialization.safe_globals(_imported(safe_globals))
     try:
@@ -86,7 +87,7 @@ def read(
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
     except ConversionError:
         raise
-    except Exception as error:  # torch raises many kinds on damaged files
+    except Exception as error:  # torch raises many kinds of errors on damaged files.
         with allowed:
             raise ConversionError(_explain(path, error)) from error
     if isinstance(loaded, (list, tuple)) and len(loaded) == 1:
@@ -107,7 +108,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _compact(value: Any) -> Any:
-    """A tensor without what else is in its memory, which torch.save would write, too."""
+    """Copies a tensor that is a part of a larger storage, because torch.save writes all of it."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
         storage = value.untyped_storage().nbytes()
         return value.clone() if storage > value.numel() * value.element_size() else value
@@ -115,7 +116,7 @@ def _compact(value: Any) -> Any:
 
 
 def _can_map(path: Path, entries: Sequence[zipfile.ZipInfo]) -> bool:
-    """Checks the archive, and whether its tensors lie in it as they are in memory."""
+    """Checks the archive, and returns whether its tensors can be mapped into memory."""
     check_unique(path, [entry.filename for entry in entries])
     for entry in entries:
         available = entry.compress_size * (MAX_COMPRESSION if entry.compress_type else 1)
@@ -126,10 +127,10 @@ def _can_map(path: Path, entries: Sequence[zipfile.ZipInfo]) -> bool:
 
 
 def _check_legacy(path: Path) -> None:
-    """Reads the shapes without the data: the old format makes every tensor it declares.
+    """Checks shapes without reading data, because the legacy format allocates declared tensors.
 
-    Mapped, a text that declares to be longer than the file is cut off. A file that is read would
-    first make room for all of it.
+    The file is mapped. A text that declares more bytes than the file has is then cut off, whereas
+    reading it would first allocate all of them.
     """
     with (
         open(path, "rb") as file,
@@ -168,11 +169,11 @@ def _explain(path: Path, error: Exception) -> str:
         advice = (
             "Save model.state_dict() instead of a whole module."
             if any(name.startswith("torch.nn.") for name in names)
-            else f"If you trust them, give safe_globals={names}, or save the state dict alone."
+            else f"If you trust them, pass safe_globals={names}, or save the state dict alone."
         )
         return (
             f"Expected tensors and plain containers in '{path}' (got objects made by {shown}, "
-            f"which torch does not load unless told to). {advice}"
+            f"which torch does not load by default). {advice}"
         )
     first = next((line.strip() for line in message.splitlines() if line.strip()), "")
     return (
@@ -182,28 +183,28 @@ def _explain(path: Path, error: Exception) -> str:
 
 
 def _unsafe_globals(path: Path, message: str) -> list[str]:
-    """What a file uses that is not allowed: all of it, or the first of it in the old format."""
+    """Returns the names in a file that are not allowed; only the first in the legacy format."""
     try:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # the old format, or a damaged file
+    except Exception:  # The file is in the legacy format or damaged.
         return re.findall(r"GLOBAL ([\w.]+)", message)[:1]
 
 
 def _imported(names: Sequence[str]) -> list[Any]:
-    """Classes and functions by name, for :func:`torch.serialization.safe_globals`."""
+    """Imports classes and functions by name, for :func:`torch.serialization.safe_globals`."""
     found: list[Any] = []
     for name in names:
         module, _, attribute = name.rpartition(".")
         try:
             with warnings.catch_warnings():
-                # NumPy warns of the names that its older files have.
+                # NumPy warns about the names in files of older versions.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 found.append((getattr(importlib.import_module(module), attribute), name))
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(
-                f"Expected safe_globals to name what can be imported (got '{name}': {error})"
+                f"Expected names in safe_globals that can be imported (got '{name}': {error})"
             ) from error
         if name.startswith("numpy."):
-            # An instance of numpy.dtype is of a class of its own for every type.
+            # Every type has its own subclass of numpy.dtype.
             found += (getattr(np.dtypes, kind) for kind in np.dtypes.__all__)
     return found

@@ -1,7 +1,7 @@
-"""Safetensors files: small ones read at once, large ones mapped into memory.
+"""Reads safetensors files: small ones at once, large ones mapped into memory.
 
-The library reads them. It would drop one of two tensors of the same name, and takes as much memory
-as a header asks for, so headers are checked before.
+The safetensors library drops one of two tensors with the same name, and allocates as much memory as
+a header asks for. Therefore headers are checked before it reads a file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from nfn_graph.converters.files.checks import (
     complete,
 )
 
-# Where the header keeps what is no tensor.
+# The header entry for metadata.
 _NOTES = "__metadata__"
 # The format sorts tensors by dtype and name; this entry keeps the order of a state dict.
 _ORDER = "nfn_graph.keys"
 _MAX_HEADER = 100_000_000
-# What is parsed takes many times the memory of its text: some hundred bytes for every value. The
-# largest networks have some ten thousand tensors.
+# Parsing takes many times the memory of the text, some hundred bytes per value. The largest
+# networks have some tens of thousands of tensors.
 _MAX_VALUES = 2**22
 _MAX_TENSORS = 100_000
 _DTYPES = {
@@ -52,16 +52,16 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-# What a file can hold.
+# The types that a file can hold.
 DTYPES = frozenset(_DTYPES.values())
 
 
 class SafetensorsFile(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
-        tensors: The tensors in the order of the saved state dict, or of the file.
-        metadata: The notes in its header.
+        tensors: The tensors in the order of the saved state dict, or in that of the file.
+        metadata: The metadata in its header.
     """
 
     tensors: dict[str, Tensor]
@@ -69,13 +69,13 @@ class SafetensorsFile(NamedTuple):
 
 
 def recognise(opened: OpenedFile) -> bool:
-    """Whether a file begins with a header of safetensors, whose size it can have."""
+    """Whether a file begins with a safetensors header of a possible size."""
     if opened.head[8:9] != b"{":
         return False
     length = int.from_bytes(opened.head[:8], "little")
     if 2 <= length <= opened.size - 8:
         return True
-    # An ONNX model may begin so, too.
+    # An ONNX model may begin with the same bytes.
     if opened.head[:1] != b"\x08" and length < 2**32:
         raise ConversionError(
             f"Expected a safetensors header of {length} bytes in '{opened.path}' (got a file of "
@@ -85,16 +85,16 @@ def recognise(opened: OpenedFile) -> bool:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file."""
+    """Reads the tensors of a file."""
     return read_file(path).tensors
 
 
 def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
-    """The tensors and notes of a file, whose memory the tensors share.
+    """Reads the tensors and metadata of a file; tensors share its mapped memory.
 
     Args:
         path: The file.
-        map_from: Bytes from which on it is mapped into memory instead of read.
+        map_from: The size in bytes from which the file is mapped into memory instead of read.
     """
     purpose = "to read .safetensors files"
     library, with_torch = require("safetensors", purpose), require("safetensors.torch", purpose)
@@ -122,15 +122,15 @@ def read_file(path: Path, map_from: int = MAP_FROM) -> SafetensorsFile:
 def write(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors; a tensor under two keys is written twice."""
+    """Writes tensors; a tensor with two keys is written twice."""
     library = require("safetensors.torch", "to write .safetensors files")
     unshared: dict[str, Tensor] = {}
     storages: set[int] = set()
     for key, tensor in tensors.items():
         if key == _NOTES or tensor.dtype not in DTYPES:
             raise ConversionError(
-                f"Expected a key and a type that safetensors files have for '{path}' (got '{key}' "
-                f"of {tensor.dtype}). Save to .pt."
+                f"Expected a key and a type that safetensors files support for '{path}' (got "
+                f"'{key}' of {tensor.dtype}). Save to .pt."
             )
         dense = tensor.detach().cpu().contiguous()
         pointer = dense.untyped_storage().data_ptr()
@@ -152,7 +152,7 @@ def _header_size(path: Path, head: bytes | bytearray, size: int) -> int:
 
 
 def _check_counts(path: Path, text: bytes) -> None:
-    """Refuses a header that would take too much memory and time, before it is parsed."""
+    """Refuses a header that would take too much memory and time to parse."""
     tensors, values = text.count(b'"data_offsets"'), text.count(b",") + text.count(b":")
     if tensors > _MAX_TENSORS or values > _MAX_VALUES:
         raise ConversionError(
@@ -171,13 +171,13 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     _check_counts(path, text)
     try:
         header = json.loads(text)
-        # Most files name everything once, and need no closer look.
+        # Most files have no repeated names and need no further check.
         if text.count(b"data_offsets") != len(header) - (_NOTES in header):
             header = json.loads(text, object_pairs_hook=unique)
     except ConversionError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(path, f"a header that is no JSON of tensors: {error}") from error
+        raise _damaged(path, f"a header that is not a JSON object of tensors: {error}") from error
     if not isinstance(header, dict) or not isinstance(header.get(_NOTES, {}), dict):
         raise _damaged(path, "a header without named tensors")
     return header
@@ -189,20 +189,20 @@ def _check_types(path: Path, header: Mapping[str, Any]) -> None:
         kind = value.get("dtype") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in _DTYPES:
             raise ConversionError(
-                f"Expected '{key}' of '{path}' in a type that is known: {', '.join(_DTYPES)} (got "
+                f"Expected '{key}' of '{path}' in a supported type: {', '.join(_DTYPES)} (got "
                 f"{kind[:40]!r})"
             )
 
 
 def _order(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> list[str]:
-    """The order of the keys that was noted, or else that of the file."""
+    """Returns the recorded order of the keys, or that of the file if the keys have changed."""
     try:
         order = json.loads(metadata[_ORDER])
     except (TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"an order of keys that is no JSON: {error}") from error
+        raise _damaged(path, f"an order of keys that is not JSON: {error}") from error
     if not isinstance(order, list) or any(not isinstance(key, str) for key in order):
-        raise _damaged(path, "an order of keys that is no list of names")
-    # Another program may have added or dropped tensors and kept the note.
+        raise _damaged(path, "an order of keys that is not a list of names")
+    # Another program may have added or dropped tensors without updating the order.
     return order if sorted(order) == sorted(tensors) else list(tensors)
 
 

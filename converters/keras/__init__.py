@@ -1,1 +1,1 @@
-"""Keras models: followed by their configuration, or read under PyTorch's names; and back."""
+"""Converts Keras models, from their configuration or with PyTorch's names, and back."""

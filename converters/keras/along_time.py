@@ -1,4 +1,4 @@
-"""The recurrent layers of Keras, and the wrappers around layers that run along time."""
+"""Recurrent layers of Keras, and wrappers around layers that run along time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECURRENT = ("LSTM", "GRU", "SimpleRNN", "CuDNNLSTM", "CuDNNGRU")
 
 
 def recurrent(layer: Applied) -> list[Value]:
-    """All outputs or the last one, and, if the layer returns them, its last states."""
+    """Returns all outputs or the last one and, if the layer returns them, its last states."""
     y, cell = _run(layer)
     states = [y, cell] if "LSTM" in layer.layer.class_name else [y]
     results = [_result(layer, y)]
@@ -27,7 +27,7 @@ def recurrent(layer: Applied) -> list[Value]:
 
 
 def bidirectional(layer: Applied) -> list[Value]:
-    """A recurrent layer and one that runs backwards, side by side or entry by entry."""
+    """Handles a recurrent layer and its backward twin, concatenated or combined entry by entry."""
     mode = layer.layer.options.get("merge_mode", "concat")
     first, second = _directions(layer.layer)
     count = 0 if len(layer.values) == 1 else (len(layer.values) - 1) // 2
@@ -49,7 +49,7 @@ def bidirectional(layer: Applied) -> list[Value]:
 
 
 def time_distributed(dense: Operation) -> Operation:
-    """A layer applied to every step of a sequence, which a dense layer does by itself."""
+    """Handles a layer applied to every step of a sequence; a dense layer does this by itself."""
 
     def operation(layer: Applied) -> Value | list[Value]:
         config = layer.layer.options.get("layer")
@@ -57,7 +57,7 @@ def time_distributed(dense: Operation) -> Operation:
         class_name = str(config.get("class_name")) if isinstance(config, Mapping) else "?"
         if class_name != "Dense" or not isinstance(options, Mapping):
             raise ConversionError(
-                f"Expected a Dense layer inside of TimeDistributed (got {class_name:.40})"
+                f"Expected a Dense layer inside TimeDistributed (got {class_name:.40})"
             )
         inner = KerasLayer(layer.layer.name, class_name, options, keys=layer.layer.keys)
         return dense(Applied(layer.wiring, inner, layer.values, layer.others))
@@ -68,11 +68,11 @@ def time_distributed(dense: Operation) -> Operation:
 def _run(layer: Applied) -> tuple[Signal, Signal]:
     if not layer.values or layer.others:
         raise ConversionError(
-            f"Expected a sequence, and perhaps first states (got {len(layer.values)} values and "
+            f"Expected a sequence, and perhaps initial states (got {len(layer.values)} values and "
             f"{len(layer.others)} other arguments)"
         )
     for option in ("activation", "recurrent_activation"):
-        # Whatever acts on the gates must act on every neuron alike.
+        # Functions of the gates must act on every neuron in the same way.
         own = replace(layer.layer, options={"activation": layer.layer.options.get(option)})
         activated(Applied(layer.wiring, own, ()), layer.wiring.constant(()))
     x, *states = layer.values
@@ -88,7 +88,8 @@ def _run(layer: Applied) -> tuple[Signal, Signal]:
 
 
 def _result(layer: Applied, y: Signal) -> Value:
-    # A file of weights alone does not say it, nor does it matter to what reads the last axis.
+    # A file of weights does not contain this option, and readers of the last axis do not depend on
+    # it.
     if layer.layer.options.get("return_sequences", True):
         return y
     return _last(layer, y)
@@ -99,7 +100,7 @@ def _last(layer: Applied, y: Signal) -> Value:
 
 
 def _directions(layer: KerasLayer) -> tuple[KerasLayer, KerasLayer]:
-    """The two layers of a Bidirectional one, with the tensors of each."""
+    """Returns the two layers of a Bidirectional layer, each with its tensors."""
     inner = _inner(layer.options.get("layer"))
     backward = layer.options.get("backward_layer")
     both = inner, replace(inner) if backward is None else _inner(backward)
@@ -121,6 +122,6 @@ def _inner(config: Any) -> KerasLayer:
     class_name = str(config.get("class_name")) if isinstance(config, Mapping) else "?"
     if class_name not in RECURRENT or not isinstance(options, Mapping):
         raise ConversionError(
-            f"Expected a recurrent layer inside of Bidirectional (got {class_name:.40})"
+            f"Expected a recurrent layer inside Bidirectional (got {class_name:.40})"
         )
     return KerasLayer(str(options.get("name", class_name)), class_name, options)

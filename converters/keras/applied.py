@@ -1,4 +1,4 @@
-"""A layer of Keras with what it is applied to: followed by the wiring, and recorded on its tape."""
+"""A Keras layer with its inputs, which the wiring follows and its tape records."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NAMES = (
 _OTHER_NAMES = {
     "exponential": "exp", "hardsilu": "hardswish", "leakyrelu": "leaky_relu", "swish": "silu"
 }  # fmt: skip
-# Those that differ between versions of Keras, or that torch does not have.
+# Functions that differ between versions of Keras, or that torch does not have.
 _UNRECORDED = "hardshrink hardsigmoid softshrink sparseplus sparsesigmoid squareplus threshold"
-#: Functions of single entries, without the underscores of their names, and what torch calls them.
+#: Entrywise functions, without the underscores in their names, and their names in torch.
 _POINTWISE: dict[str, str | None] = {
     **{name: name for name in _NAMES.split()},
     **_OTHER_NAMES,
     **dict.fromkeys(_UNRECORDED.split()),
 }
 _ALONG_THE_LAST = {"softmax": "softmax", "log_softmax": "log_softmax", "sparsemax": None}
-# Further arguments of functions, as Keras has them.
+# Further arguments of functions, with the values of Keras.
 _ARGUMENTS = {"leaky_relu": (0.2,), "softmax": (-1,), "log_softmax": (-1,)}
-#: Functions that Keras 3 writes like layers.
+#: Functions that Keras 3 writes as layers.
 AS_LAYERS = {
     "Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Silu": "silu", "Gelu": "gelu",
     "Tanh": "tanh", "Elu": "elu", "Selu": "selu", "Softplus": "softplus", "Softsign": "softsign",
@@ -48,9 +48,9 @@ class Applied:
     Args:
         wiring: The network so far.
         layer: The layer.
-        values: What it reads.
-        others: Arguments beside them.
-        refs: Where what it reads is on the tape.
+        values: The values that it reads.
+        others: Its other arguments.
+        refs: The references to the values on the tape.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Applied:
 
     @property
     def x(self) -> Value:
-        """The one value that it reads."""
+        """The only value that it reads."""
         if len(self.values) != 1 or self.others:
             raise ConversionError(
                 f"Expected one input (got {len(self.values)} and {len(self.others)} other "
@@ -79,7 +79,7 @@ class Applied:
         return self.values[0]
 
     def weight(self, *roles: str) -> Weight:
-        """The tensor with one of these roles, which must be there."""
+        """Returns the tensor with one of these roles, and raises if there is none."""
         found = self.weights(*roles)
         if not found:
             raise ConversionError(
@@ -88,24 +88,24 @@ class Applied:
         return found[0]
 
     def weights(self, *roles: str) -> list[Weight]:
-        """The tensors with these roles, as far as they are there."""
+        """Returns the existing tensors with these roles."""
         return [self.wiring.parameter(self._keys[role]) for role in roles if role in self._keys]
 
     def bias(self) -> Weight | None:
-        """The bias, if there is one."""
+        """Returns the bias, if there is one."""
         return next(iter(self.weights("bias")), None)
 
     @property
     def is_first(self) -> bool:
         """Whether channels come before positions."""
-        # Keras 1 called it otherwise.
+        # Keras 1 has another name for this option.
         return (
             self.layer.text("data_format", "") == "channels_first"
             or self.layer.text("dim_ordering", "") == "th"
         )
 
     def image(self, spatial: int) -> tuple[Value, int, range]:
-        """The input with so many axes of positions, the axis of its channels, and theirs."""
+        """Returns the input with `spatial` axes of positions, its channel axis, and these axes."""
         x = self.wiring.ranked(self.x, spatial + 2)
         if len(x.shape or ()) != spatial + 2:
             raise ConversionError(
@@ -113,11 +113,11 @@ class Applied:
             )
         axis = 1 if self.is_first else spatial + 1
         if isinstance(x, Signal) and isinstance(x.axes[axis], SplitAxis):
-            self.wiring.neurons(x, axis)  # a reshape left open which axis it is
+            self.wiring.neurons(x, axis)  # Settles a reshape that left this axis open.
         return x, axis, range(2, spatial + 2) if self.is_first else range(1, spatial + 1)
 
     def resized(self, x: Value, axes: Sequence[int], sizes: Sizes) -> Value:
-        """A value whose positions along some axes were mixed, with the sizes they have now."""
+        """Returns a value whose positions along some axes were mixed and now have these sizes."""
         x = self.wiring.mixes(x, axes)
         if isinstance(x, Signal):
             stored = list(x.stored)
@@ -132,28 +132,28 @@ class Applied:
         return x
 
     def spread(self, name: str, count: int, default: int = 1) -> list[int]:
-        """An option with one number for every axis of positions, or one for all."""
+        """Returns an option with one number for every axis of positions, or one for all."""
         values = self.layer.integers(name, [default])
         return values * count if len(values) == 1 else values
 
-    # What follows writes the layer on the tape.
+    # The following methods record the layer on the tape.
 
     @property
     def ref(self) -> Any:
-        """The one result that it reads."""
+        """The reference to the only value that it reads."""
         return self.refs[0]
 
     def call(self, operation: str, *args: Any) -> Ref:
-        """The result of an operation."""
+        """Records an operation."""
         return self.wiring.tape.call(operation, *args)
 
     def tensor(self, *roles: str) -> Any:
-        """The tensor with one of these roles on the tape; None if there is none."""
+        """Records the tensor with one of these roles; None if there is none."""
         key = next((self._keys[role] for role in roles if role in self._keys), None)
         return None if key is None else self.wiring.tape.parameter(key)
 
     def record_activation(self, x: Any) -> Any:
-        """What the activation function that the layer was made with gives."""
+        """Records the activation function of the layer."""
         function = self.layer.options.get("activation")
         inner = function.get("config") if isinstance(function, dict) else None
         if isinstance(inner, dict) and inner.keys() - {"name", "dtype", "trainable"}:
@@ -171,7 +171,7 @@ class Applied:
         return self.call(found, x, *_ARGUMENTS.get(found, ()))
 
     def number(self, *names: str, default: float) -> float:
-        """An option that is a number, under one of several names."""
+        """Returns a numeric option that has one of several names."""
         for name in names:
             value = self.layer.options.get(name)
             if isinstance(value, list) and len(value) == 1:
@@ -183,26 +183,26 @@ class Applied:
         return default
 
     def channels_first(self, x: Any, spatial: int) -> Any:
-        """A value with its channels before its positions."""
+        """Moves the channels of a value before its positions."""
         if self.is_first:
             return x
         return self.call("permute", x, (0, spatial + 1, *range(1, spatial + 1)))
 
     def back(self, x: Any, spatial: int) -> Any:
-        """The value with its channels where the layer has them."""
+        """Moves the channels of a value back to where the layer has them."""
         if self.is_first:
             return x
         return self.call("permute", x, (0, *range(2, spatial + 2), 1))
 
     def is_same(self) -> bool:
-        """Whether zeros around the positions keep their number."""
+        """Whether the padding keeps the number of positions."""
         name = self.layer.text("padding", self.layer.text("border_mode", "valid"))
         if name not in ("same", "valid"):
             raise Unrecordable(f"its layer '{self.layer.name}' has the padding '{name}'")
         return name == "same"
 
     def padded(self, x: Any, window: Sequence[int], strides: Sequence[int], value: float) -> Any:
-        """Channels-first values with as much around them as "same" asks for."""
+        """Pads channels-first values as the padding "same" requires."""
         pads: list[Any] = []
         for i in reversed(range(len(window))):
             width, stride = window[i], strides[i]
@@ -210,10 +210,10 @@ class Applied:
                 pads += [0, 0]
                 continue
             if width < stride:
-                raise Unrecordable("its windows are narrower than their distance")
+                raise Unrecordable("its windows are narrower than their strides")
             total: Any = width - 1
             if stride > 1:
-                # The last window ends where the values end, or behind them.
+                # The last window ends at the end of the values, or after it.
                 size = self.call("size", x, i + 2)
                 total = self.call("sub", total, self._last(size, stride))
                 before: Any = self.call("floordiv", total, 2)
@@ -231,7 +231,7 @@ Record = Callable[[Applied], Any]
 
 
 class Handler(NamedTuple):
-    """What the layers of a class do: to neurons, and on the tape if that has words for it."""
+    """The functions that follow and, if possible, record the layers of a class."""
 
     follow: Operation
     record: Record | None = None
@@ -246,9 +246,9 @@ def _activation_name(layer: KerasLayer) -> str:
 
 
 def activated(layer: Applied, x: Value) -> Value:
-    """What the activation function that a layer was made with gives."""
+    """Applies the activation function of a layer to a value."""
     name = _activation_name(layer.layer)
-    # Keras 3 may write an activation as a layer: LeakyReLU.
+    # Keras 3 may write an activation as a layer, such as LeakyReLU.
     plain = name.lower().replace("_", "")
     if plain == "linear" or plain in _POINTWISE:
         return x

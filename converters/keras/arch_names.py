@@ -1,4 +1,4 @@
-"""The tensors of a Keras file under the names of a PyTorch network, and in its axis orders."""
+"""Matches the tensors of a Keras file to the names and axis orders of a PyTorch network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nfn_graph.converters.keras.keys import (
 )
 from nfn_graph.data import Layout
 
-# PyTorch's names for what is no kernel.
+# PyTorch's names for tensors other than kernels.
 _LEAVES = {
     "bias": "bias",
     "gamma": "weight",
@@ -36,12 +36,12 @@ _LEAVES = {
 
 
 def has_keras_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether keys and axes are those of a Keras file; names alone may be anybody's."""
+    """Whether keys and axes are those of a Keras file; names alone do not prove it."""
     for placement in layout.placements:
-        # The entries of a kernel come first, or the neurons that it reads.
+        # In Keras, kernel entries or source neurons come first.
         first = placement.axes[0]
         is_turned = first == "target" or (first == "source" and len(placement.shape) > 2)
-        # Keras 1 had PyTorch's order of axes, too.
+        # Keras 1 could also have PyTorch's axis order.
         if is_turned and not is_keras_1(placement.keys[0]):
             return False
     return all(
@@ -56,14 +56,14 @@ class TorchName:
 
     Args:
         name: The name.
-        order: The axes; those that are left out have size 1.
+        order: The axes in PyTorch's order; omitted axes have size 1.
     """
 
     name: str
     order: tuple[int, ...]
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The tensor as PyTorch has it."""
+        """Returns the tensor with PyTorch's axes."""
         dropped = [axis for axis in range(tensor.dim()) if axis not in self.order]
         return (
             tensor.permute(*self.order, *dropped).flatten(len(self.order) - 1)
@@ -74,7 +74,7 @@ class TorchName:
 
 @dataclass(frozen=True)
 class _Part:
-    """The tensors of a Keras layer that make one layer in PyTorch."""
+    """The tensors of a Keras layer that form one layer in PyTorch."""
 
     layer: str
     keys: Sequence[str]
@@ -84,13 +84,13 @@ class _Part:
 def arch_names(
     arch: nn.Module, keys: Iterable[str], tensors: Mapping[str, Tensor], is_ordered: bool
 ) -> dict[str, TorchName]:
-    """The names of a network for the tensors of a file: layer by layer, in the order of both.
+    """Matches the tensors of a file to those of a network, layer by layer, in the order of both.
 
     Args:
         arch: The network.
         keys: The keys in the order of the file's layers.
         tensors: The tensors by key.
-        is_ordered: Whether the layers have an order; otherwise only those of one class have.
+        is_ordered: Whether all layers are ordered; otherwise only those of the same class are.
     """
     mine = [
         part
@@ -115,7 +115,7 @@ def arch_names(
 
 
 def _parts(keys: Sequence[str], tensors: Mapping[str, Tensor]) -> list[_Part]:
-    """The layers that PyTorch needs for one of Keras: two for a separable convolution."""
+    """Returns the PyTorch layers for one Keras layer: two for a separable convolution."""
     layer = shown_layer(split_key(keys[0])[0])
     roles = [split_key(key)[1] for key in keys]
     if is_numbered(keys[0]):
@@ -141,7 +141,7 @@ def _in_order(
     theirs: Sequence[Mapping[str, tuple[int, ...]]],
     tensors: Mapping[str, Tensor],
 ) -> list[_Part]:
-    """The layers of a file without an order, which those of every class have, in arch's order."""
+    """Orders layers as in arch, given that only the layers of each class are ordered."""
     found: dict[tuple[int, ...], list[_Part]] = {}
     for part in sorted(parts, key=lambda part: natural(part.layer)):
         found.setdefault(tuple(tensors[key].dim() for key in part.keys), []).append(part)
@@ -150,8 +150,8 @@ def _in_order(
         if len(classes) > 1:
             first, second, *_ = classes.values()
             raise ConversionError(
-                f"Expected a file that says the order of its layers (got '{first}' and '{second}', "
-                f"which are counted apart). Save the model with model.save('name.keras')"
+                f"Expected a file with the order of its layers (got '{first}' and '{second}', "
+                f"which are counted separately). Save the model with model.save('name.keras')"
             )
     ordered = []
     for shapes in theirs:
@@ -168,7 +168,7 @@ def _in_order(
 def _matched(
     part: _Part, target: str, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]
 ) -> dict[str, TorchName]:
-    """The names of one layer; shapes decide between the orders of axes."""
+    """Matches the tensors of one layer; shapes decide between possible axis orders."""
     leaves = [
         leaf or (list(shapes)[i] if i < len(shapes) else "") for i, leaf in enumerate(part.leaves)
     ]
@@ -182,7 +182,7 @@ def _matched(
         }
         if len(fitting) > 1:
             raise ConversionError(
-                f"Expected to know the order of the axes of '{key}' (got shape {list(shape)}, "
+                f"Expected a known order of the axes of '{key}' (got shape {list(shape)}, "
                 f"which Keras 1 may have stored in either order)"
             )
         if fitting:
@@ -198,14 +198,14 @@ def _matched(
 
 
 def _orders(key: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The orders that the axes of a tensor may have in PyTorch."""
+    """Returns the possible orders of a tensor's axes in PyTorch."""
     rank, role = len(shape), split_key(key)[1]
     if rank < 2:
         return [tuple(range(rank))]
     if role == "embeddings":
         return [(0, 1)]
     if role == "alpha":
-        # Shared axes have size 1, and are left out.
+        # Shared axes have size 1 and are omitted.
         return [tuple(i for i in range(rank) if shape[i] != 1 or i == rank - 1)]
     orders = [KERNEL_ORDER[rank]] if rank in KERNEL_ORDER and role != "depthwise_kernel" else []
     if rank in DEPTHWISE_ORDER and (role == "depthwise_kernel" or shape[-1] == 1 < shape[-2]):

@@ -1,4 +1,4 @@
-"""The configuration of a Keras model: its layers, how they are joined, and their tensors."""
+"""The configuration of a Keras model: its layers, their connections, and their tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.files.keras import KerasFile
 from nfn_graph.converters.keras.keys import by_layer, natural, snake_case, split_key
 
-# Models are nested at most so deep.
+# The greatest depth of nested models.
 _DEEPEST = 16
 _MODELS = ("Sequential", "Functional", "Model")
 
 
 class Source(NamedTuple):
-    """A value of a functional model: the layer, which of its calls, which of its results."""
+    """A value of a functional model: the layer, the number of its call, and that of the result."""
 
     layer: str
     call: int
@@ -28,8 +28,8 @@ class Call(NamedTuple):
     """One use of a layer in a functional model.
 
     Attributes:
-        sources: What it reads.
-        others: Arguments that are no values of the model and not left out.
+        sources: The values that it reads.
+        others: Other arguments that are given.
     """
 
     sources: tuple[Source, ...]
@@ -41,12 +41,12 @@ class KerasLayer:
     """A layer of a model.
 
     Args:
-        name: Its name, unique in its model.
-        class_name: Its class, without the module that it comes from.
-        options: What it was made with.
-        calls: Its uses, in a functional model.
-        model: The model that it is, if it is one.
-        is_custom: Whether its class is none of Keras's own.
+        name: Its name, which is unique in its model.
+        class_name: Its class, without the module.
+        options: The options with which it was created.
+        calls: Its uses in a functional model.
+        model: The model, if the layer is one.
+        is_custom: Whether its class does not belong to Keras.
         keys: The tensors of the file that belong to it.
     """
 
@@ -59,28 +59,28 @@ class KerasLayer:
     keys: tuple[str, ...] = ()
 
     def flag(self, name: str, default: bool) -> bool:
-        """An option that is true or false."""
+        """Returns a boolean option."""
         value = self.options.get(name)
         return default if value is None else bool(value)
 
     def integer(self, name: str, default: int) -> int:
-        """An option that is a whole number."""
+        """Returns an integer option."""
         return self.integers(name, [default])[0]
 
     def integers(self, name: str, default: list[int]) -> list[int]:
-        """An option that is a whole number or several."""
+        """Returns an option that is an integer or a list of integers."""
         value = self.options.get(name)
         if value is None:
             return default
         values = value if isinstance(value, list) else [value]
         if not values or not all(type(item) is int and abs(item) < 2**31 for item in values):
             raise ConversionError(
-                f"Expected whole numbers as '{name}' of layer '{self.name}' (got {value!r:.60})"
+                f"Expected integers as '{name}' of layer '{self.name}' (got {value!r:.60})"
             )
         return list(values)
 
     def text(self, name: str, default: str) -> str:
-        """An option that is a word."""
+        """Returns an option that is a string."""
         value = self.options.get(name)
         return value if isinstance(value, str) else default
 
@@ -103,7 +103,7 @@ class KerasModel:
 
     @property
     def leaves(self) -> Iterator[KerasLayer]:
-        """All layers that are not models, also those of models inside."""
+        """All layers that are not models, including those of nested models."""
         for layer in self.layers:
             if layer.model is None:
                 yield layer
@@ -112,24 +112,24 @@ class KerasModel:
 
 
 def parse_model(config: Any, depth: int = 0) -> KerasModel:
-    """The model that a configuration describes.
+    """Returns the model that a configuration describes.
 
     Raises:
-        ConversionError: It describes none: the model is a class of its author's, or damaged.
+        ConversionError: If the model is of a custom class, or the configuration is damaged.
     """
     class_name, inner = _class_and_options(config)
     described = inner.get("layers") if isinstance(inner, Mapping) else inner
     if depth > _DEEPEST or class_name not in _MODELS or not isinstance(described, list):
         raise ConversionError(
-            f"Expected a Sequential or functional model, whose configuration says how its layers "
-            f"are joined (got a model of the class {class_name!r:.60})"
+            f"Expected a Sequential or functional model, whose configuration contains the "
+            f"connections of its layers (got a model of the class {class_name!r:.60})"
         )
     names: dict[str, None] = {}
     layers = []
     for item in described:
         layer = _parse_layer(item, depth)
         if layer.name in names:
-            raise ConversionError(f"Expected layers with names of their own (got '{layer.name}')")
+            raise ConversionError(f"Expected layers of different names (got '{layer.name}' twice)")
         names[layer.name] = None
         layers.append(layer)
     if class_name == "Sequential" or not isinstance(inner, Mapping):
@@ -144,7 +144,7 @@ def parse_model(config: Any, depth: int = 0) -> KerasModel:
 
 
 def input_shape(layer: KerasLayer) -> tuple[int | None, ...] | None:
-    """The shape of the inputs that a layer was made for, with the batch; None if unknown."""
+    """Returns the shape of a layer's inputs, including the batch; None if unknown."""
     shape = layer.options.get("batch_shape") or layer.options.get("batch_input_shape")
     if not isinstance(shape, list) or not all(n is None or type(n) is int for n in shape):
         return None
@@ -162,7 +162,7 @@ def _parse_layer(item: Any, depth: int) -> KerasLayer:
     if isinstance(options, list):
         options = {"layers": options}
     name = str(item.get("name") or options.get("name") or class_name)
-    # Classes of others are registered as `package>Class`.
+    # Custom classes are registered as `package>Class`.
     registered, module = item.get("registered_name"), item.get("module")
     is_custom = ">" in f"{registered}{class_name}" or (
         isinstance(module, str) and not re.match(r"(keras|tf_keras|tensorflow)\b", module)
@@ -173,7 +173,7 @@ def _parse_layer(item: Any, depth: int) -> KerasLayer:
 
 
 def _add_input_shape(inner: Any, layers: list[KerasLayer]) -> None:
-    """A Sequential may note the shape that it was built with, instead of its first layer."""
+    """Adds the input shape that a Sequential model may record instead of its first layer."""
     built = inner.get("build_input_shape") if isinstance(inner, Mapping) else None
     if built is not None and layers and input_shape(layers[0]) is None:
         layers[0].options = {**layers[0].options, "batch_shape": built}
@@ -189,14 +189,14 @@ def _calls(item: Mapping[str, Any], names: Mapping[str, None]) -> Iterator[Call]
 def _sources(
     node: Any, names: Mapping[str, None], others: list[Any] | None = None
 ) -> Iterator[Source]:
-    """The values that a description of inputs names, in the forms of Keras 2 and 3."""
+    """Yields the values that a description of inputs names, in the forms of Keras 2 and 3."""
     if isinstance(node, Mapping):
         history = node.get("config")
         if node.get("class_name") == "__keras_tensor__" and isinstance(history, Mapping):
             yield from _sources(history.get("keras_history"), names, others)
             return
         for key, value in node.items():
-            # Whether the network is being trained, and masks that are none, change nothing.
+            # The training flag and masks that are None change nothing.
             if not (key in ("training", "mask") and (value is None or isinstance(value, bool))):
                 yield from _sources(value, names, others)
     elif isinstance(node, list):
@@ -215,7 +215,7 @@ def _is_source(node: list[Any], names: Mapping[str, None]) -> bool:
     return is_triple and type(node[1]) is int and type(node[2]) is int
 
 
-#: The roles of the layers of a class. Those after an option are made if it is set.
+#: The roles of the tensors of each class. A role with an option exists only if the option is set.
 _ROLES: dict[str, Sequence[tuple[str | None, str]]] = {
     "Dense": ((None, "kernel"), ("use_bias", "bias")),
     "SeparableConv": ((None, "depthwise_kernel"), (None, "pointwise_kernel"), ("use_bias", "bias")),
@@ -246,13 +246,13 @@ ROLES = frozenset(role for roles in _ROLES.values() for _, role in roles)
 
 
 def made_roles(layer: KerasLayer) -> list[str]:
-    """The roles of the tensors that a layer makes, none for a class that is not known."""
+    """Returns the roles of a layer's tensors; empty for an unknown class."""
     roles = () if layer.is_custom else _ROLES.get(layer.class_name, ())
     return [role for option, role in roles if option is None or layer.flag(option, True)]
 
 
 def keys_by_role(layer: KerasLayer) -> dict[str, str]:
-    """The key of every role that a layer has a tensor for."""
+    """Returns the key of every role for which a layer has a tensor."""
     found: dict[str, str] = {}
     for path, keys in by_layer(layer.keys).items():
         roles = [split_key(key)[1] for key in keys]
@@ -267,7 +267,7 @@ def keys_by_role(layer: KerasLayer) -> dict[str, str]:
 
 
 def bind(model: KerasModel, file: KerasFile) -> None:
-    """Notes the keys of every layer; every tensor of the file must find one."""
+    """Assigns the keys of the file to layers, and raises if a tensor has no layer."""
     if file.is_ordered:
         _bind_named(model, file.layers)
     else:
@@ -282,7 +282,7 @@ def bind(model: KerasModel, file: KerasFile) -> None:
 
 
 def _bind_named(model: KerasModel, groups: Mapping[str, Sequence[str]]) -> None:
-    """The group of a layer has its name; that of a model holds the tensors of all its layers."""
+    """Assigns keys to layers by name; the group of a model holds the tensors of all its layers."""
     for layer in model.layers:
         keys = tuple(groups.get(layer.name, ()))
         if layer.model is None:
@@ -294,18 +294,18 @@ def _bind_named(model: KerasModel, groups: Mapping[str, Sequence[str]]) -> None:
         names = [leaf.name for leaf in layer.model.leaves]
         if len(set(names)) != len(names):
             raise ConversionError(
-                f"Expected layers with names of their own inside '{layer.name}' (got several of "
-                f"one name, whose tensors cannot be told apart)"
+                f"Expected layers with different names inside '{layer.name}' (got several of "
+                f"one name, whose tensors cannot be distinguished)"
             )
         for leaf in layer.model.leaves:
             leaf.keys = tuple(inside.get(leaf.name, ()))
 
 
 def _bind_numbered(model: KerasModel, groups: Mapping[str, Sequence[str]]) -> None:
-    """The layers of a class are counted in their order: `dense`, `dense_1`, ..."""
+    """Assigns keys to layers that are numbered by class: `dense`, `dense_1`, ..."""
     children: dict[str, dict[str, Sequence[str]]] = {}
     for path, keys in groups.items():
-        # Of 'layers/dense' and of 'layers/model/layers/dense' the first two parts.
+        # Take the second part of 'layers/dense' and of 'layers/model/layers/dense'.
         parts = re.split(r"[/\\]", path)
         if len(parts) > 1 and keys:
             children.setdefault(parts[1], {})["/".join(parts[2:])] = keys

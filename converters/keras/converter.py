@@ -1,10 +1,10 @@
-"""Graphs of Keras models.
+"""Builds graphs of Keras models.
 
-A file with the model's configuration says what it computes, which is followed layer by layer. A
-file of weights alone may list its layers in their order, which is then a chain. With a PyTorch
-network as `arch`, the tensors are read as views in PyTorch's axis order and under its names, and
-the placements are then written in terms of the file's own tensors. Always, what comes back from
-the graph is the file, key for key and axis for axis.
+If a file contains the model's configuration, the configuration is followed layer by layer. A file
+that contains only weights may list its layers in order, and is then read as a chain. With a PyTorch
+network as `arch`, the tensors are read as views with PyTorch's names and axis order, and the
+placements are then expressed in terms of the file's own tensors. In all cases, the graph restores
+the tensors of the file, key for key and axis for axis.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NORM_ROLES = {
     "running_var": "moving_variance",
 }
 
-_WEIGHTS_ALONE = "its file holds weights alone, which do not say the activation functions"
+_WEIGHTS_ALONE = "its file contains only weights, not the activation functions"
 
 
 def from_keras(
@@ -48,7 +48,7 @@ def from_keras(
     flatten: FlattenOrder | None = None,
     example_input: Any = None,
 ) -> WeightGraph:
-    """The graph of a Keras file; see :func:`nfn_graph.converters.load`."""
+    """Builds the graph of a Keras file; see :func:`nfn_graph.converters.load`."""
     if arch is not None:
         return _from_arch(file, arch, example_input)
     if file.config is None:
@@ -67,7 +67,7 @@ def _from_arch(file: files.KerasFile, arch: nn.Module, example_input: Any) -> We
         keys, is_ordered = [key for layer in model.leaves for key in layer.keys], True
     names = arch_names(arch, keys, file.tensors, is_ordered)
     state_dict = {t.name: t.view(file.tensors[key]) for key, t in names.items()}
-    # Keras does not count batches.
+    # Keras has no batch counters.
     for name, tensor in arch.state_dict().items():
         if not tensor.is_floating_point():
             state_dict[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -79,7 +79,7 @@ def _from_arch(file: files.KerasFile, arch: nn.Module, example_input: Any) -> We
 def _file_layout(
     layout: Layout, names: Mapping[str, TorchName], tensors: Mapping[str, Tensor]
 ) -> Layout:
-    """The layout in terms of the file's keys and axis orders."""
+    """Expresses a layout in terms of the file's keys and axis orders."""
     keys = {torch_name.name: key for key, torch_name in names.items()}
     placements = tuple(
         permuted(
@@ -112,7 +112,7 @@ def _file_layout(
 def save_keras(
     graph: WeightGraph, path: Path, tensors: Mapping[str, Tensor], template: Path | None
 ) -> None:
-    """Writes the tensors of a graph into a copy of a file, or into a file of weights only."""
+    """Writes the tensors of a graph into a copy of a file, or into a new file of weights."""
     known = None if template is None else files.read(template).tensors
     if known is None or not known.keys() >= tensors.keys():
         tensors = to_keras(graph, tensors)
@@ -120,12 +120,12 @@ def save_keras(
 
 
 def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a graph with Keras's keys and axis orders.
+    """Returns the tensors of a graph with Keras's keys and axis orders.
 
-    Those of a Keras file are that already; those of a PyTorch network are renamed and permuted.
+    Tensors of a Keras file already have them; those of a PyTorch network are renamed and permuted.
     """
     placements = {key: p for p in graph.layout.placements for key in p.keys}
-    # Keras lists layers in the order of the computation, which placements have.
+    # Keras lists layers in the order of the computation, which is also that of placements.
     ordered = {key: tensors[key] for key in dict.fromkeys([*placements, *tensors])}
     if has_keras_tensors(graph.layout, tensors):
         return ordered if any(map(is_numbered, tensors)) else dict(tensors)
@@ -150,7 +150,7 @@ def to_keras(graph: WeightGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _keras_kernel(key: str, tensor: Tensor, placement: Placement | None) -> tuple[str, Tensor]:
-    """What Keras calls a kernel, and the kernel in its order of axes."""
+    """Returns Keras's name for a kernel, and the kernel in its axis order."""
     axes = [] if placement is None else [axis for axis in placement.axes if axis != "tap"]
     is_turned = axes == ["source", "target"]
     is_depthwise = placement is not None and isinstance(placement.store, str) and tensor.dim() > 2
@@ -168,6 +168,6 @@ def _keras_kernel(key: str, tensor: Tensor, placement: Placement | None) -> tupl
 
 
 def _layer_and_role(key: str) -> tuple[str, str]:
-    """The layer that a key of any program names, and what the tensor is in it."""
+    """Splits a key of any program into the layer and the role of the tensor."""
     cut = max(key.rfind("."), key.rfind("/"))
     return key[: max(cut, 0)] or "layer", key[cut + 1 :].split(":")[0]

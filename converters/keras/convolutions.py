@@ -1,8 +1,8 @@
-"""Convolutions, pools and what else resizes positions in Keras: followed, and recorded.
+"""Follows and records Keras layers that resize positions: convolutions, pooling, padding.
 
-Activations keep the axes that they have in Keras: `(batch, *positions, channels)`, or, with
-`data_format="channels_first"`, `(batch, channels, *positions)`. On the tape, channels are moved
-around a convolution to where PyTorch has them.
+Activations keep their axes in Keras: `(batch, *positions, channels)`, or, with
+`data_format="channels_first"`, `(batch, channels, *positions)`. On the tape, channels are moved to
+their place in PyTorch before a convolution, and back after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _convolved(
     groups: int = 1,
     transposed: bool = False,
 ) -> Signal:
-    """A convolution with a kernel in PyTorch's order, of whatever order of axes."""
+    """Handles a convolution with a kernel in PyTorch's order, for values of any axis order."""
     channels = kernel.shape[0] if transposed else kernel.shape[1] * groups
     claimed = layer.wiring.claim(x, axis, channels)
     y = layer.wiring.conv(
@@ -53,7 +53,7 @@ def _ordered(kernel: Weight, spatial: int, orders: dict[int, tuple[int, ...]]) -
 def _windowed(
     layer: Applied, x: Value, axes: Sequence[int], windows: Sizes, transposed: bool = False
 ) -> list[int | None]:
-    """The sizes that a kernel leaves of positions."""
+    """Returns the numbers of positions after a kernel or a window."""
     old = [None if x.shape is None else x.shape[axis] for axis in axes]
     strides = layer.spread("strides", len(old))
     dilations = layer.spread("dilation_rate", len(old))
@@ -95,7 +95,7 @@ def _conv(spatial: int, transposed: bool = False) -> Operation:
 def _record_conv(spatial: int) -> Record:
     def record(r: Applied) -> Any:
         if r.layer.text("dim_ordering", "") == "th":
-            raise Unrecordable("its kernels are in an order of Keras 1")
+            raise Unrecordable("its kernels have an axis order of Keras 1")
         kernel = r.call("permute", r.tensor("kernel"), KERNEL_ORDER[spatial + 2])
         groups = r.layer.integer("groups", 1)
         return r.record_activation(
@@ -130,7 +130,7 @@ def _record_transposed(spatial: int) -> Record:
 def _record_slid(
     r: Applied, spatial: int, x: Any, kernel: Any, bias: Any, groups: int, role: str
 ) -> Any:
-    """A convolution of values with the channels where the layer has them."""
+    """Records a convolution of values that have their channels where the layer has them."""
     sizes = r.weight(role, "kernel").shape[:spatial]
     strides = r.spread("strides", spatial)
     dilations = r.spread("dilation_rate", spatial)
@@ -163,9 +163,9 @@ def _record_depthwise(spatial: int) -> Record:
 def _each_channel(
     layer: Applied, x: Value, axis: int, kernel: Weight, bias: Weight | None = None
 ) -> Value:
-    """A convolution of each channel on its own, with one or several results."""
+    """Convolves each channel separately, with one or several results."""
     kernel = _ordered(kernel, len(x.shape or ()) - 2, DEPTHWISE_ORDER)
-    # Channel i has the results i * m to i * m + m - 1, as those of a group in a transposed one.
+    # Channel i has the results i * m to i * m + m - 1, like a group of a transposed convolution.
     y = _convolved(layer, x, axis, kernel, None, groups=kernel.shape[0], transposed=True)
     return y if bias is None else layer.wiring.channelwise(y, [bias], axis)
 
@@ -178,7 +178,7 @@ def _record_each_channel(r: Applied, spatial: int, bias: Any) -> Any:
 
 
 def _slid(layer: Applied, y: Value, x: Value, positions: range) -> Value:
-    """The result of a depthwise kernel with the sizes that its positions have."""
+    """Returns the result of a depthwise kernel with the new numbers of positions."""
     kernel = layer.weight("depthwise_kernel", "kernel")
     return layer.resized(y, positions, _windowed(layer, x, positions, kernel.shape[:-2]))
 
@@ -234,7 +234,7 @@ def _record_pool(kind: str, spatial: int) -> Record:
         if kind == "max":
             y = r.padded(x, window, strides, -math.inf)
             return r.back(r.call(pool, y, *rest), spatial)
-        # The average is over what lies in the window, without what was put around it.
+        # The average is over the values in the window, without the padding.
         ones = r.padded(r.call("ones_like", x), window, strides, 0.0)
         total = r.call(pool, r.padded(x, window, strides, 0.0), *rest)
         return r.back(r.call("truediv", total, r.call(pool, ones, *rest)), spatial)
@@ -269,7 +269,7 @@ def _record_global_pool(kind: str, spatial: int) -> Record:
 
 
 def _moved(spatial: int) -> Operation:
-    """Padding, cropping and upsampling: positions come, go or are repeated."""
+    """Handles padding, cropping and upsampling, which add, remove or repeat positions."""
 
     def operation(layer: Applied) -> Value:
         x, _, positions = layer.image(spatial)
@@ -279,7 +279,7 @@ def _moved(spatial: int) -> Operation:
 
 
 def _ends(r: Applied, name: str, spatial: int) -> list[tuple[int, int]]:
-    """What is added or taken at both ends of every axis."""
+    """Returns the numbers of entries added or removed at both ends of every axis."""
     value = r.layer.options.get(name, 1)
     items = value if isinstance(value, list) else [value] * spatial
     if spatial == 1 and len(items) == 2 and all(isinstance(n, int) for n in items):
@@ -323,7 +323,7 @@ def _record_upsampling(spatial: int) -> Record:
     return record
 
 
-#: Layers by their class.
+#: Handlers by the class of the layer.
 SPATIAL: dict[str, Handler] = {}
 for _n in (1, 2, 3):
     SPATIAL[f"Convolution{_n}D"] = Handler(_conv(_n))

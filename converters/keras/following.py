@@ -1,4 +1,4 @@
-"""Keras models, layer after layer, in the words of `wiring`."""
+"""Follows Keras models layer by layer with the methods of `wiring`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Followed(NamedTuple):
     """A value of a network.
 
     Attributes:
-        value: What is known of its axes.
-        ref: Its place on the tape.
+        value: What is known about its axes.
+        ref: Its reference on the tape.
     """
 
     value: Value
@@ -31,12 +31,12 @@ class Followed(NamedTuple):
 def model_layout(
     model: KerasModel, tensors: Mapping[str, Tensor], unknown: str | None = None
 ) -> Layout:
-    """The layout of a model whose layers know their tensors.
+    """Returns the layout of a model whose layers know their tensors.
 
     Args:
         model: The model.
         tensors: Its tensors by key.
-        unknown: Why it is not known what the layers compute, if it is not.
+        unknown: The reason why the functions of the layers are not known, if they are not.
     """
     wiring = Wiring(tensors)
     if unknown is not None:
@@ -55,7 +55,7 @@ def model_layout(
 
 
 def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None) -> list[Followed]:
-    """The outputs of a model; its inputs are those of the network if None."""
+    """Follows a model and returns its outputs; its inputs are the network's if None is given."""
     if not model.is_sequential:
         return _follow_calls(wiring, model, inputs)
     if inputs is not None and len(inputs) != 1:
@@ -71,7 +71,7 @@ def _follow(wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None
 def _follow_calls(
     wiring: Wiring, model: KerasModel, inputs: Sequence[Followed] | None
 ) -> list[Followed]:
-    """A functional model: the uses of its layers, each as soon as what it reads is known."""
+    """Follows a functional model; each call of a layer is followed once its inputs are known."""
     values: dict[Source, Followed] = {}
     layers = {layer.name: layer for layer in model.layers}
     if inputs is not None and len(inputs) != len(model.inputs):
@@ -93,7 +93,7 @@ def _follow_calls(
         if len(left) == len(waiting):
             raise ConversionError(
                 f"Expected layers that read inputs or other layers (got '{left[0][0].name}', "
-                f"which reads what nothing computes)"
+                f"which reads values that are never computed)"
             )
         waiting = left
     outputs = [_numbered(layers[source.layer], source) for source in model.outputs]
@@ -110,9 +110,9 @@ def _input(wiring: Wiring, shape: tuple[int | None, ...] | None) -> Followed:
 
 
 def _numbered(layer: KerasLayer, source: Source) -> Source:
-    """A value with the number of its call among those that the model makes.
+    """Corrects the number of a call to count only the calls in the model.
 
-    A model inside another may count a call of its own before them.
+    A nested model may count its own call before them.
     """
     is_later = layer.model is not None and source.call >= len(layer.calls) > 0
     if is_later and len(layer.calls) == 1:

@@ -1,7 +1,6 @@
-"""The layers of Keras: each in the words of `wiring`, and as it is recorded on the tape.
+"""The layers of Keras: how each is followed with `wiring`, and how it is recorded on the tape.
 
-Activations keep the axes that they have in Keras, with the channels at the end unless a layer says
-otherwise.
+Activations keep their axes in Keras, with channels last unless a layer has another option.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from nfn_graph.converters.keras.along_time import (
     recurrent,
     time_distributed,
 )
-from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, Sizes, activated
+from nfn_graph.converters.keras.applied import AS_LAYERS, Applied, Handler, Record, activated
 from nfn_graph.converters.keras.convolutions import SPATIAL
 from nfn_graph.converters.wiring import Opaque, Signal, Value
 from nfn_graph.converters.wiring.tape import Unrecordable
+from nfn_graph.converters.wiring.values import num_entries
 
 _NOTHING = (
     "Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D AlphaDropout GaussianDropout "
@@ -51,7 +51,7 @@ def _record_dense(r: Applied) -> Any:
 
 
 def _embedding(layer: Applied) -> Value:
-    """A linear map of one-hot inputs: one input neuron per row."""
+    """Handles an embedding as a linear map of one-hot inputs, with one input neuron per row."""
     x, table = layer.x, layer.weight("embeddings")
     if not isinstance(x, Opaque):
         raise ConversionError("Expected indices that come from the input (got computed ones)")
@@ -61,7 +61,7 @@ def _embedding(layer: Applied) -> Value:
 
 
 def _flatten(layer: Applied) -> Value:
-    """The axes behind the batch as one; channels that come first are moved to the end before."""
+    """Merges all axes after the batch; channels that come first are moved to the end before."""
     x = layer.x
     if x.shape is None:
         if isinstance(x, Opaque):
@@ -70,7 +70,7 @@ def _flatten(layer: Applied) -> Value:
     rank = len(x.shape)
     if isinstance(x, Opaque):
         sizes = x.shape[1:]
-        return layer.wiring.opaque([x], (None, _product(sizes)))
+        return layer.wiring.opaque([x], (None, num_entries(sizes)))
     if layer.layer.text("data_format", "") == "channels_first" and rank > 2:
         x = layer.wiring.permute(x, [0, *range(2, rank), 1])
     return layer.wiring.flatten(x, 1) if rank > 1 else x
@@ -84,15 +84,6 @@ def _record_flatten(r: Applied) -> Any:
             raise Unrecordable("it flattens a value whose axes are not known")
         x = r.call("permute", x, (0, *range(2, rank), 1)) if rank > 2 else x
     return r.call("flatten", x, 1) if rank != 1 else r.call("unsqueeze", x, -1)
-
-
-def _product(sizes: Sizes) -> int | None:
-    total = 1
-    for size in sizes:
-        if size is None:
-            return None
-        total *= size
-    return total
 
 
 def _reshape(layer: Applied) -> Value:
@@ -143,7 +134,7 @@ def _channelwise(layer: Applied, needed: str, *roles: str) -> Value:
 
 
 def _axis(r: Applied) -> tuple[int, int]:
-    """The axis of a norm, counted from the front, and the number of axes."""
+    """Returns the axis of a norm, counted from the front, and the number of axes."""
     rank = len(r.x.shape or ())
     (axis, *more) = r.layer.integers("axis", [-1])
     if more or (not rank and axis != -1):
@@ -204,10 +195,10 @@ def _record_layer_norm(r: Applied) -> Any:
     axes = r.layer.integers("axis", [-1])
     known = r.weights("gamma", "beta", "scale")
     if r.layer.flag("rms_scaling", False) or not known:
-        raise Unrecordable("its layer norm has no size of its own, or is none")
+        raise Unrecordable("its layer norm has no stored size, or is another norm")
     shape = known[0].shape
     if len(shape) != len(axes):
-        raise Unrecordable("its layer norm has another shape than its axes")
+        raise Unrecordable("its layer norm has a shape that does not match its axes")
     if r.layer.class_name == "RMSNormalization":
         return r.call(
             "rms_norm", r.ref, shape, r.tensor("scale"), r.number("epsilon", default=1e-6)
@@ -238,7 +229,7 @@ def _record_group_norm(r: Applied) -> Any:
     known = r.weights("gamma", "beta")
     groups = r.layer.integer("groups", 32)
     if groups == -1 and not known:
-        raise Unrecordable("its group norm has no size of its own")
+        raise Unrecordable("its group norm has no stored size")
     count = known[0].shape[0] if groups == -1 else groups
     x = r.call("permute", r.ref, (0, rank - 1, *range(1, rank - 1))) if behind else r.ref
     eps = r.number("epsilon", default=1e-3)
@@ -270,7 +261,7 @@ def _along_axis(layer: Applied) -> Value:
 
 
 def _merge(layer: Applied) -> Value:
-    """An operation entry by entry; one number beside a value changes no symmetry."""
+    """Handles an entrywise operation; a number as an operand does not change the symmetry."""
     most = 1 if len(layer.values) == 1 else 0
     numbers = [other for other in layer.others if isinstance(other, int | float)]
     if not layer.values or not len(numbers) == len(layer.others) <= most:
@@ -280,7 +271,7 @@ def _merge(layer: Applied) -> Value:
         )
     ranks = {len(value.shape) for value in layer.values if value.shape is not None}
     if len(ranks) > 1:
-        raise ConversionError(f"Expected values with as many axes (got {sorted(ranks)})")
+        raise ConversionError(f"Expected values with the same number of axes (got {sorted(ranks)})")
     return reduce(layer.wiring.combine, layer.values)
 
 
@@ -303,7 +294,7 @@ def _function(name: str) -> Record:
     return lambda r: r.call(name, r.ref)
 
 
-#: What the layers of a class do.
+#: Handlers by the class of the layer.
 LAYERS: dict[str, Handler] = {
     **SPATIAL,
     **dict.fromkeys(_NOTHING.split(), Handler(_same, lambda r: r.ref)),
@@ -345,7 +336,7 @@ LAYERS: dict[str, Handler] = {
     "TimeDistributed": Handler(time_distributed(_dense)),
 }
 
-# Layers without a graph, which their network as a module does not have either.
+# Layers that have no graph, not even as a PyTorch module.
 _WITHOUT_GRAPH = {
     r".*(LSTM|GRU|RNN).*": "a recurrence over time other than LSTM, GRU and SimpleRNN",
     r".*Attention.*": "attention",
@@ -353,14 +344,14 @@ _WITHOUT_GRAPH = {
 
 
 def refusal(class_name: str, is_custom: bool = False) -> ConversionError:
-    """Why the layers of a class cannot be followed."""
+    """Returns the error for a class of layers that cannot be followed."""
     for pattern, what in _WITHOUT_GRAPH.items():
         if re.fullmatch(pattern, class_name):
             return ConversionError(f"Expected a layer whose graph of weights is known (got {what})")
-    what = f"the class {class_name}, which is {'none of Keras' if is_custom else 'not known'}"
+    what = f"the class {class_name}, which is {'custom' if is_custom else 'not known'}"
     if class_name == "Lambda":
-        what = "code of the author's, which is never run"
+        what = "custom code, which is never run"
     return ConversionError(
-        f"Expected a layer whose symmetry is known (got {what}). Give the network as a PyTorch "
+        f"Expected a layer whose symmetry is known (got {what}). Pass the network as a PyTorch "
         f"module: arch=..."
     )

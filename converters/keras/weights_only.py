@@ -1,7 +1,7 @@
-"""The chain of layers that a Keras file without a configuration can only be.
+"""Reads a Keras file without a configuration, if its layers can only form a chain.
 
-The tensors say what each layer is: a link of the chain, or a reason to refuse it. Files of Keras 3
-only count layers, class by class, so their order is searched for.
+The tensors determine whether each layer is a link of the chain or must be refused. Files of Keras 3
+only number the layers of each class, so their order is searched for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nfn_graph.converters.keras.handlers import LAYERS
 from nfn_graph.converters.keras.keys import by_layer, is_keras_1, natural, shown_layer, snake_case
 
 _BY_NAME = {**{snake_case(name): name for name in [*LAYERS, "InputLayer"]}, "input": "InputLayer"}
-# Layers that join others, or whose effect depends on options that the file does not hold.
+# Layers that combine others, or whose effect depends on options that the file does not contain.
 _UNCLEAR = (
     "Add Subtract Multiply Average Maximum Minimum Concatenate Reshape Permute RepeatVector "
     "GroupNormalization Bidirectional TimeDistributed"
 )
-# Words in the names of layers without weights that act on every entry, or along positions.
+# Words in the names of layers without weights that act entrywise or along positions.
 _HARMLESS = re.compile(
     r"input|relu|elu|tanh|sigmoid|softmax|act|drop|noise|pool|pad|crop|up_?sampl|norm|reg|gap|mask|"
     r"flat"
@@ -34,30 +34,30 @@ _HARMLESS = re.compile(
 
 
 class Ends(NamedTuple):
-    """How many neurons a layer reads and returns."""
+    """The numbers of neurons that a layer reads and returns."""
 
     inputs: int
     outputs: int
 
 
 def refuse_chain(got: str) -> ConversionError:
-    """What to raise where a file is no chain, or not only."""
+    """Returns the error for a file that is not a chain, or might not be one."""
     return ConversionError(
-        f"Expected a chain of layers (got {got}). Give the network as a PyTorch module: arch=..."
+        f"Expected a chain of layers (got {got}). Pass the network as a PyTorch module: arch=..."
     )
 
 
 def default_class(name: str) -> str | None:
-    """The class that a name of Keras's own says, None for a name of the author's."""
+    """Returns the class of a layer with a default name; None for a custom name."""
     return _BY_NAME.get(re.sub(r"_\d+$", "", name.rpartition("/")[2]))
 
 
 def class_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> str:
-    """The class of a layer that may be a link of a chain."""
+    """Returns the class of a layer that may be a link of a chain."""
     named = default_class(layer.name)
     if not any(tensors[key].is_floating_point() for key in layer.keys):
         if named in _UNCLEAR.split() or not (named or _HARMLESS.search(layer.name.lower())):
-            raise refuse_chain(f"layer '{layer.name}', which may join others or move neurons")
+            raise refuse_chain(f"layer '{layer.name}', which may combine others or move neurons")
         if named is None and "input" in layer.name.lower():
             return "InputLayer"
         return named or ("Flatten" if "flat" in layer.name.lower() else "Identity")
@@ -89,7 +89,7 @@ def class_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _kernel_class(key: str, bias: str | None, tensors: Mapping[str, Tensor]) -> str:
-    """The class of a layer with a name of its author's and a kernel."""
+    """Returns the class of a layer with a custom name and a kernel."""
     kernel = tensors[key]
     spatial = kernel.dim() - 2
     if spatial <= 0:
@@ -108,7 +108,7 @@ def _kernel_class(key: str, bias: str | None, tensors: Mapping[str, Tensor]) -> 
 
 
 def ends_of(layer: KerasLayer, tensors: Mapping[str, Tensor]) -> Ends | None:
-    """The neurons that the weights of a layer join, None if they belong to single neurons."""
+    """Returns the neurons that a layer's weights connect; None if they belong to single neurons."""
     roles = keys_by_role(layer)
     key = roles.get("kernel", roles.get("depthwise_kernel", roles.get("embeddings")))
     if key is None or tensors[key].dim() < 2:
@@ -129,7 +129,7 @@ def is_spatial(layer: KerasLayer) -> bool:
 
 
 def are_flattened(before: tuple[KerasLayer, Ends], after: tuple[KerasLayer, Ends]) -> bool:
-    """Whether positions lie between two layers; what cannot follow at all is refused."""
+    """Whether positions are flattened between two layers; raises if the second cannot follow."""
     (other, (_, outputs)), (layer, (inputs, _)) = before, after
     if inputs == outputs:
         return False
@@ -148,7 +148,7 @@ Chain = list[tuple[KerasLayer, Ends]]
 
 
 def in_order(layers: Sequence[KerasLayer], tensors: Mapping[str, Tensor]) -> list[KerasLayer]:
-    """The one order that the layers with weights can have."""
+    """Returns the only possible order of the layers with weights."""
     counted = sorted((n for n in layers if n.keys), key=lambda layer: natural(layer.name))
     links: dict[str, Chain] = {}
     vectors: dict[str, list[KerasLayer]] = {}
@@ -191,7 +191,7 @@ def _only_chain(classes: Sequence[Chain]) -> Chain:
 
 
 def _chains(classes: Sequence[Chain]) -> Iterator[Chain]:
-    """All chains in which the layers of every class keep their order."""
+    """Yields all chains in which the layers of every class keep their order."""
     total = sum(map(len, classes))
     stack: list[tuple[Chain, tuple[int, ...]]] = [([], (0,) * len(classes))]
     for _ in range(_MOST_STEPS):
@@ -217,7 +217,7 @@ def _follows(before: tuple[KerasLayer, Ends], after: tuple[KerasLayer, Ends]) ->
 
 
 def _check_untied(chain: Chain) -> None:
-    """Refuses a functional model whose layers may be added: its file does not list additions."""
+    """Refuses a functional model whose layers may be added, because its file omits additions."""
     sizes: dict[int, str] = {chain[0][1].inputs: "the input"}
     for layer, ends in chain:
         if ends.outputs in sizes:
@@ -231,7 +231,7 @@ def _check_untied(chain: Chain) -> None:
 def _only_places(
     layers: Sequence[KerasLayer], chain: Chain, tensors: Mapping[str, Tensor]
 ) -> tuple[int, ...]:
-    """The places of the layers of one class, which keep their order; 0 is the input."""
+    """Returns the places of the layers of one class, in order; 0 is the input."""
     found: list[tuple[int, ...]] = [()]
     for layer in layers:
         size = next(tensors[key].shape[-1] for key in layer.keys if tensors[key].dim())
@@ -251,7 +251,7 @@ def _fits(size: int, chain: Chain, at: int) -> bool:
 
 
 def read_chain(file: KerasFile, flatten: FlattenOrder | None) -> KerasModel:
-    """The layers of a file as a Sequential model."""
+    """Reads the layers of a file as a Sequential model."""
     found = list(_leaves(file))
     for layer in found:
         layer.class_name = class_of(layer, file.tensors)
@@ -272,7 +272,7 @@ def read_chain(file: KerasFile, flatten: FlattenOrder | None) -> KerasModel:
                     layers.append(KerasLayer("flatten", "Flatten"))
             chain.append((layer, ends))
         has_images = any(is_spatial(before) for before in layers) and not is_flat
-        # Entries are flattened as they lie.
+        # Entries are flattened in their stored order.
         if layer.class_name != "Flatten":
             order = flatten or "channels_last"
             is_first = order == "channels_first" and has_images
@@ -285,7 +285,7 @@ def read_chain(file: KerasFile, flatten: FlattenOrder | None) -> KerasModel:
 
 
 def _leaves(file: KerasFile) -> Iterator[KerasLayer]:
-    """The layers; a model inside lists only those of its layers with weights."""
+    """Yields the layers; a nested model lists only its layers with weights."""
     for group, keys in file.layers.items():
         inside = by_layer(keys)
         if len(inside) < 2:
@@ -307,5 +307,5 @@ def _unknown_order(layer: KerasLayer, ends: Ends, before: Ends) -> ConversionErr
     return ConversionError(
         f"Expected flatten='channels_first' or flatten='channels_last' (got none). The "
         f"{ends.inputs} inputs of '{layer.name}' are {before.outputs} channels times "
-        f"{ends.inputs // before.outputs} positions, in either order; Keras's own is channels_last"
+        f"{ends.inputs // before.outputs} positions, in either order. Keras uses channels_last"
     )

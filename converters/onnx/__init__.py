@@ -1,4 +1,4 @@
-"""ONNX models: their nodes, one after another, in the words of `wiring`."""
+"""Follows ONNX models node by node with the methods of `wiring`."""
 
 from nfn_graph.converters.onnx.model import from_onnx
 

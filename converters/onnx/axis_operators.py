@@ -1,4 +1,4 @@
-"""The operations of ONNX that move, join, split or reduce axes, in the words of `wiring`."""
+"""ONNX operations that move, join, split or reduce axes, followed with `wiring`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _resize(node: Node) -> Value:
     before, after = node.shape(0), node.shapes.get(node.outputs[0])
     if before is None or len(before) < 3 or (after is None and not _keeps_channels(node)):
         raise ConversionError(
-            "Expected a resize whose sizes are known (got one that depends on an input). Give an "
+            "Expected a resize whose sizes are known (got one that depends on an input). Pass an "
             "example_input"
         )
     if after is not None and before[1:2] != after[1:2]:
@@ -26,7 +26,7 @@ def _resize(node: Node) -> Value:
 
 
 def _keeps_channels(node: Node) -> bool:
-    """Whether a resize has stored scales that leave the first two axes as they are."""
+    """Whether a resize has stored scales that leave the first two axes unchanged."""
     found = [node.tensors[name] for name in node.names[1:] if name in node.tensors]
     return any(t.is_floating_point() and t.dim() and t[:2].tolist() == [1, 1] for t in found)
 
@@ -65,8 +65,8 @@ def _reshape(node: Node) -> Value:
         sizes = list(inferred)
     if sizes is None:
         raise ConversionError(
-            "Expected a reshape to a shape that can be told (got one that depends on values). Give "
-            "an example_input"
+            "Expected a reshape to a shape that can be determined (got one that depends on "
+            "values). Pass an example_input"
         )
     if 0 in sizes and not node.integer("allowzero", 0):
         old = node.shape(0) or ()
@@ -74,12 +74,12 @@ def _reshape(node: Node) -> Value:
             old = (*old, *[None] * (len(sizes) - len(old)))
         sizes = [old[i] if n == 0 else n for i, n in enumerate(sizes)]
     if isinstance(node.x, Signal) and len(sizes) == 2 and sizes[0] in (None, -1):
-        # The batch stays apart: the rest is flattened, whatever sizes are known of it.
+        # The batch stays separate. The rest is flattened, whichever of its sizes are known.
         rest = None if sizes[1] == -1 else sizes[1]
         if node.x.rank > 2 and None in node.x.shape[(node.x.neuron_axis or 0) + 1 :]:
-            # If it did not, rows of the result might be neurons.
+            # Otherwise, rows of the result might be neurons.
             raise ConversionError(
-                "Expected a reshape of known sizes (got open ones behind the neurons). Give an "
+                "Expected a reshape of known sizes (got unknown ones after the neurons). Pass an "
                 "example_input"
             )
         return node.wiring.annotate(node.wiring.flatten(node.x, 1), (None, rest))
@@ -161,7 +161,7 @@ def _gather(node: Node) -> Value:
 
 
 def _expand(node: Node) -> Value:
-    """Entries repeated along axes of size 1, as every entrywise operation does by itself."""
+    """Handles entries repeated along axes of size 1, as in entrywise operations."""
     shape = node.shapes.get(node.outputs[0]) or node.computed(1)
     if isinstance(node.x, Weight) and shape is not None:
         return node.x.broadcast(max(node.x.rank, len(shape)))
@@ -171,7 +171,7 @@ def _expand(node: Node) -> Value:
 
 
 def _tile(node: Node) -> Value:
-    """All entries of an axis in their order, and then again."""
+    """Handles repetitions of all entries of an axis in their order."""
     y = node.x
     for axis, times in enumerate(node.integers("repeats", 1) or []):
         if times != 1:
@@ -190,7 +190,7 @@ def _largest(node: Node) -> list[Value]:
 
 
 def _one_hot(node: Node) -> Value:
-    """Places as rows of zeros with a one; the two numbers are those of the network."""
+    """Handles one-hot rows of positions; the two values are taps of the network."""
     if isinstance(node.value(2), Weight):
         node.wiring.use(node.weight(2), [None])
     return node.wiring.opaque([node.x])

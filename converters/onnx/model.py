@@ -1,4 +1,4 @@
-"""Graphs of ONNX models: their nodes, one after another, in the words of `wiring`."""
+"""Builds graphs of ONNX models by following their nodes with the methods of `wiring`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from nfn_graph.converters.wiring import Value, Wiring
 from nfn_graph.data import Layout
 from nfn_graph.messages import one_line
 
-#: Operations that read stored numbers only for sizes, or not at all once a network is trained.
+#: Operations that read stored numbers only as sizes, or not at all once a network is trained.
 _SIZED = frozenset({"Resize", "Upsample", "Dropout", "CastLike", "Shape", "Size", "Range"})
 
 
 def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
-    """The graph of an ONNX model.
+    """Builds the graph of an ONNX model.
 
-    Initialisers and constants keep their names and axes, whichever way round a node uses
-    them. Single numbers that nodes hold as constants, and whole numbers, are carried along.
-    What the graph cannot hold raises `ConversionError` with the node and the reason.
+    Initialisers and constants keep their names and axes, in whichever orientation a node uses them.
+    Single numbers in constant nodes, and integers, are carried along. A node that has no graph
+    raises a `ConversionError` with its name and the reason.
 
     Args:
         path: The file.
-        example_input: An input, or a tuple of inputs, whose shapes take the place of those in
-            the file, which may leave them open.
+        example_input: An input, or a tuple of inputs, whose shapes replace those in the file, which
+            may be open.
     """
     path = Path(path)
     model, tensors = files.read(path)
@@ -44,7 +44,7 @@ def from_onnx(path: str | Path, *, example_input: Any = None) -> WeightGraph:
     try:
         layout = _follow(path, model, tensors)
     except ConversionError as error:
-        # Names are the file's own, and may hold line breaks.
+        # Names come from the file and may contain line breaks.
         reason = find_cause(path, model) or str(error)
         raise ConversionError(one_line(reason)) from error
     return build_graph(layout, tensors)
@@ -124,7 +124,7 @@ def _set_input_shapes(model: Any, tensors: Mapping[str, Tensor], example_input: 
 
 
 def _stored(wiring: Wiring, name: str, tensor: Tensor, is_parameter: bool) -> Value:
-    """A weight; whole numbers, and single numbers that a node holds itself, are constants."""
+    """Returns a weight; integers, and single numbers in constant nodes, are constants."""
     if tensor.is_floating_point() and (tensor.dim() or is_parameter):
         return wiring.parameter(name)
     if tensor.numel() == 1:
@@ -135,7 +135,7 @@ def _stored(wiring: Wiring, name: str, tensor: Tensor, is_parameter: bool) -> Va
 def _add_constant(
     wiring: Wiring, proto: Any, values: dict[str, Value], sizes: dict[str, Sizes]
 ) -> None:
-    """Constants in other forms than a tensor: numbers and lists of numbers."""
+    """Adds constants that are not tensors: numbers and lists of numbers."""
     for name in proto.output:
         if name in values:
             continue
@@ -145,7 +145,7 @@ def _add_constant(
                 sizes[name] = Sizes((int(attribute.i),), False)
             if attribute.name == "value_ints":
                 sizes[name] = Sizes(tuple(map(int, attribute.ints)))
-            # Neurons that meet different numbers keep their order.
+            # Neurons combined with different numbers keep their order.
             listed = len(attribute.floats) or len(attribute.ints)
             if listed > 1:
                 values[name] = wiring.constant((listed,))
@@ -173,7 +173,7 @@ def _run(node: Node, proto: Any, values: dict[str, Value]) -> None:
             continue
         _check_new(name, values)
         shape = node.shapes.get(name)
-        # One number stays one number: filling a shape with it adds no neurons.
+        # A single number stays one: filling a shape with it adds no neurons.
         known = shape is None or is_number(result)
         values[name] = result if known else node.wiring.annotate(result, shape or ())
 
@@ -184,14 +184,14 @@ def _check_new(name: str, values: Mapping[str, Value]) -> None:
 
 
 def _infer_shapes(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of all values that ONNX can tell, None for sizes left open."""
+    """Returns the shapes of all values that ONNX can infer, with None for open sizes."""
     try:
         inferred = require("onnx.shape_inference", "to read .onnx files").infer_shapes(
             model, data_prop=True
         )
     except ConversionError:
         raise
-    except Exception:  # a model without shapes can still be followed
+    except Exception:  # A model without shapes can still be followed.
         inferred = model
     shapes: dict[str, tuple[int | None, ...]] = {}
     graph = inferred.graph

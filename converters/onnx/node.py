@@ -1,4 +1,4 @@
-"""One node of an ONNX model: its inputs, attributes and shapes, or why it is refused."""
+"""A node of an ONNX model: its inputs, attributes and shapes, or the reason to refuse it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from nfn_graph.converters.errors import ConversionError, require
 from nfn_graph.converters.wiring import Opaque, Value, Weight, Wiring
 
-_ATTENTION = "attention is followed in the operations that it consists of; export it so"
+_ATTENTION = "attention must be exported as the operations that it consists of"
 _CONTROL = "control flow that depends on values has no fixed wiring"
-_QUANTISED = "quantised weights are whole numbers; export the network in floating point"
+_QUANTISED = "quantised weights are integers; export the network in floating point"
 _REASONS = {
     **dict.fromkeys(("Loop", "Scan", "If"), _CONTROL),
     **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _ATTENTION),
@@ -21,31 +21,31 @@ _REASONS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"), _QUANTISED),
     "LRN": "it mixes neighbouring channels, so their order matters",
 }
-#: What no part of a network can be followed past, wherever it stands.
+#: Operations that make a conversion impossible, wherever they are in a network.
 _CAUSES = frozenset({"Loop", "Scan", "Attention", "MultiHeadAttention"})
 
 
 def place_of(path: Path, position: int, proto: Any) -> str:
-    """A node of a file by its name and kind."""
+    """Names a node of a file and its kind."""
     return f"node '{proto.name or position}' ({proto.op_type}) of '{path}'"
 
 
 def why_refused(proto: Any) -> str:
-    """Why a node of an unknown kind has no graph."""
+    """Explains why a node of an unknown kind has no graph."""
     reason = _REASONS.get(proto.op_type)
     if reason is not None:
         return f"Expected an operation that keeps neurons apart (got {proto.op_type}: {reason})"
     kind = f"{proto.domain or 'ONNX'} operation {proto.op_type}"
     return (
         f"Expected an operation whose symmetry is known (got {kind}). Convert the parts of the "
-        f"network before and after it on their own"
+        f"network before and after it separately"
     )
 
 
 def find_cause(path: Path, model: Any) -> str | None:
-    """The node for which a model that could not be followed has no graph in any case.
+    """Returns the node that makes a conversion impossible in any case, if there is one.
 
-    What prepares it may be refused before it is reached.
+    Operations that prepare its inputs may be refused before it is reached.
     """
     for position, proto in enumerate(model.graph.node):
         if proto.op_type in _CAUSES:
@@ -57,7 +57,7 @@ Shapes = Mapping[str, tuple[int | None, ...]]
 
 
 class Node:
-    """One node of an ONNX graph, with the values that it takes."""
+    """A node of an ONNX graph, with the values that it reads."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class Node:
         return index < len(self.names) and bool(self.names[index])
 
     def value(self, index: int) -> Value:
-        """An input that must be given."""
+        """Returns an input that must be given."""
         if not self.has(index):
             raise ConversionError(f"Expected at least {index + 1} inputs (got {len(self.names)})")
         return self.inputs[index]
 
     def weight(self, index: int) -> Weight:
-        """An input that must be a floating-point tensor of the file."""
+        """Returns an input that must be a floating-point tensor of the file."""
         value = self.value(index)
         if not isinstance(value, Weight):
             raise ConversionError(
@@ -103,7 +103,7 @@ class Node:
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An attribute that is an integer; one without a default must be given."""
+        """Returns an integer attribute, which must be given if it has no default."""
         if name in self._attributes:
             return int(self._attributes[name].i)
         if default is None:
@@ -111,7 +111,7 @@ class Node:
         return default
 
     def integers(self, name: str, index: int | None = None) -> list[int] | None:
-        """Integers from an attribute, or from an input that the file stores; None if absent."""
+        """Returns integers from an attribute or from a stored input; None if absent."""
         if name in self._attributes:
             return [int(i) for i in self._attributes[name].ints]
         if index is None or not self.has(index):
@@ -123,26 +123,26 @@ class Node:
         if found is None or None in found:
             raise ConversionError(
                 f"Expected '{name}' to be stored in the file, or computed from known sizes (got "
-                f"'{self.names[index]}', which depends on an input). Give an example_input"
+                f"'{self.names[index]}', which depends on an input). Pass an example_input"
             )
         return [i for i in found if i is not None]
 
     def computed(self, index: int) -> list[int | None] | None:
-        """Whole numbers of an input that the model computes, None where they are not known."""
+        """Returns integers of an input that the model computes, with None for unknown ones."""
         found = self.sizes.get(self.names[index]) if self.has(index) else None
         return None if found is None else [None if n is None else int(n) for n in found.values]
 
     def decimal(self, name: str, default: float) -> float:
-        """An attribute that is a floating-point number."""
+        """Returns a floating-point attribute."""
         return float(self._attributes[name].f) if name in self._attributes else default
 
     def text(self, name: str, default: str) -> str:
-        """An attribute that is text."""
+        """Returns a text attribute."""
         found = self._attributes.get(name)
         return default if found is None else found.s.decode("utf-8", "replace")
 
     def number(self, name: str, default: float) -> int | float:
-        """An attribute that is a tensor with one number."""
+        """Returns the number in an attribute that is a tensor with one entry."""
         if name not in self._attributes:
             return default
         to_array = require("onnx.numpy_helper", "to read .onnx files").to_array
@@ -154,12 +154,12 @@ class Node:
         return name in self._attributes
 
     def shape(self, index: int) -> tuple[int | None, ...] | None:
-        """The shape of an input, None if it is not known."""
+        """Returns the shape of an input; None if unknown."""
         value = self.value(index)
         return self.shapes.get(self.names[index], value.shape)
 
     def rank(self, index: int = 0) -> int:
-        """The number of axes of an input."""
+        """Returns the number of axes of an input."""
         shape = self.shape(index)
         if shape is None:
             raise ConversionError("Expected an input of known rank (got a model without shapes)")
@@ -167,7 +167,7 @@ class Node:
 
 
 def is_number(value: Value) -> bool:
-    """Whether a value is one constant number, whatever shape it fills."""
+    """Whether a value is a single constant number, whatever shape it fills."""
     return isinstance(value, Opaque) and value.shape == () and not value.is_input
 
 
@@ -175,5 +175,5 @@ Operator = Callable[[Node], "Value | list[Value]"]
 
 
 def by_name(groups: list[tuple[Operator, str]]) -> dict[str, Operator]:
-    """Operators by the names of the ONNX operations that they follow."""
+    """Returns operators by the names of the ONNX operations that they handle."""
     return {name: operator for operator, names in groups for name in names.split()}

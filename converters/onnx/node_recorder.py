@@ -1,4 +1,4 @@
-"""The nodes of an ONNX model on tape, so that the graph can be run."""
+"""Records the nodes of an ONNX model, so that the graph can be run."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _NUMBERS = {"LeakyRelu": ("leaky_relu", 0.01), "Elu": ("elu", 1.0), "Celu": ("ce
 
 
 class OnnxRecorder:
-    """Writes the nodes of a model on the tape of its wiring."""
+    """Records the nodes of a model on the tape of its wiring."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._tape = wiring.tape
         self._refs: dict[str, Any] = {}
 
     def input(self, name: str) -> None:
-        """An input of the model."""
+        """Records an input of the model."""
         self._refs[name] = self._tape.input()
 
     def record(self, node: Node, kind: str, results: list[Any]) -> None:
-        """Writes a node down."""
+        """Records a node."""
         ref = recording(self._tape, lambda: self._record(node, kind))
         if node.outputs:
             self._refs[node.outputs[0]] = ref
             self._tape.note(ref, results[0] if results else None)
 
     def output(self, name: str) -> None:
-        """An output of the model."""
+        """Records an output of the model."""
         self._tape.output(self._refs.get(name))
 
     def _record(self, node: Node, kind: str) -> Any:
@@ -75,16 +75,16 @@ class OnnxRecorder:
             return self._refs[name]
         if tensor is not None and tensor.numel() == 1:
             return tensor.item()
-        raise Unrecordable(f"it computes with '{name}', which is no weight")
+        raise Unrecordable(f"it computes with '{name}', which is not a weight")
 
     def _optional(self, node: Node, index: int) -> Any:
         return self._operand(node, index) if node.has(index) else None
 
     def conv(self, node: Node) -> Ref:
-        """A convolution."""
+        """Records a convolution."""
         spatial = node.rank() - 2
         if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-            raise Unrecordable("its convolutions choose their padding by the size of the input")
+            raise Unrecordable("the padding of its convolutions depends on the size of the input")
         strides, dilations = (
             tuple(node.integers(name) or [1] * spatial) for name in ("strides", "dilations")
         )
@@ -97,7 +97,7 @@ class OnnxRecorder:
         return self._tape.call(f"conv{spatial}d", x, weight, bias, *rest)
 
     def gemm(self, node: Node) -> Ref:
-        """A linear layer."""
+        """Records a linear layer."""
         if (node.decimal("alpha", 1.0), node.decimal("beta", 1.0)) != (1.0, 1.0):
             raise Unrecordable("its Gemm scales its operands")
         weight = self._operand(node, 1)
@@ -106,7 +106,7 @@ class OnnxRecorder:
         return self._tape.call("add", y, self._operand(node, 2)) if node.has(2) else y
 
     def batch_norm(self, node: Node) -> Ref:
-        """A batch norm in eval mode."""
+        """Records a batch norm in eval mode."""
         if node.integer("training_mode", 0):
             raise Unrecordable("its batch norms are in training mode")
         scale, bias, mean, variance = (self._operand(node, i) for i in range(1, 5))
@@ -115,14 +115,14 @@ class OnnxRecorder:
         return self._tape.call("batch_norm", x, mean, variance, scale, bias, False, 0.0, eps)
 
     def pool(self, kind: str, node: Node) -> Ref:
-        """A pooling of windows."""
+        """Records a pooling operation."""
         spatial = node.rank() - 2
         kernel = tuple(node.integers("kernel_shape") or ())
         padding, _ = _pads(node, spatial)
         is_plain = node.text("auto_pad", "NOTSET") in ("NOTSET", "VALID")
         dilations = tuple(node.integers("dilations") or [1] * spatial)
         if padding is None or not is_plain or node.integer("ceil_mode", 0):
-            raise Unrecordable("its pooling pads its two sides differently")
+            raise Unrecordable("its pooling has different padding on its two sides")
         strides = tuple(node.integers("strides") or [1] * spatial)
         x = self._operand(node, 0)
         if kind == "max":
@@ -134,13 +134,13 @@ class OnnxRecorder:
         return self._tape.call(f"avg_pool{spatial}d", x, *rest)
 
     def flatten(self, node: Node) -> Ref:
-        """All axes but the first as one."""
+        """Records a flatten of all axes but the first."""
         if node.integer("axis", 1) != 1:
             raise Unrecordable("it flattens its batch")
         return self._call("flatten", node, 1, 1)
 
     def reshape(self, node: Node) -> Ref:
-        """A reshape that leaves the batch alone."""
+        """Records a reshape that keeps the batch axis."""
         stored = node.tensors.get(node.names[1]) if node.has(1) else None
         batch = (node.shape(0) or (None,))[0]
         if stored is None or stored.is_floating_point() or node.integer("allowzero", 0):
@@ -151,23 +151,23 @@ class OnnxRecorder:
         x = self._operand(node, 0)
         if first == 0:
             return self._tape.call("reshape", x, (self._tape.call("size", x, 0), *rest))
-        # One literal batch is any batch, if the entries of each input are told.
+        # A literal batch size stands for any batch size if the other sizes are known.
         if -1 in rest or first not in (-1, batch):
-            raise Unrecordable("its reshapes are of one size of batch")
+            raise Unrecordable("its reshapes only fit one batch size")
         return self._tape.call("reshape", x, (-1, *rest))
 
     def transpose(self, node: Node) -> Ref:
-        """Axes in another order."""
+        """Records a permutation of axes."""
         order = node.integers("perm") or list(range(node.rank()))[::-1]
         return self._call("permute", node, 1, tuple(order))
 
     def concat(self, node: Node) -> Ref:
-        """A concatenation."""
+        """Records a concatenation."""
         operands = tuple(self._operand(node, i) for i in range(len(node.names)))
         return self._tape.call("cat", operands, node.integer("axis"))
 
     def softmax(self, name: str, node: Node) -> Ref:
-        """A softmax along the last axis, where all versions of ONNX agree."""
+        """Records a softmax along the last axis, for which all versions of ONNX agree."""
         axis = node.integer("axis", -1)
         if axis % node.rank() != node.rank() - 1:
             raise Unrecordable("its softmax runs along an axis that is not the last one")
@@ -175,7 +175,7 @@ class OnnxRecorder:
 
 
 def _pads(node: Node, spatial: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """The padding if it is the same at both ends, and all of it as torch writes it."""
+    """Returns the padding if both ends are equal, and all of it in torch's format."""
     pads = node.integers("pads") or [0] * (2 * spatial)
     begin, end = tuple(pads[:spatial]), tuple(pads[spatial:])
     both = zip(reversed(begin), reversed(end), strict=True)

@@ -1,4 +1,4 @@
-"""The operations of ONNX, each in the words of `wiring`."""
+"""ONNX operations, each followed with the methods of `wiring`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight
 from nfn_graph.converters.wiring.assembly import Use
 from nfn_graph.converters.wiring.recurrence import recur, stack_states
 
-#: The inputs that hold the first state of the output and of the cell, and the peepholes.
+#: The inputs that hold the initial state of the output and of the cell, and the peepholes.
 _FIRST_STATES, _PEEPHOLES = (5, 6), 7
 _BATCH_FIRST = "layout"
 
 
 def recurrent(node: Node) -> list[Value]:
-    """All outputs, the last one, and the last cell of an LSTM.
+    """Returns all outputs, the last one, and the last cell of an LSTM.
 
     Tensors hold both directions along their first axis. The order of gates and the activation
-    functions say nothing of neurons.
+    functions do not affect the symmetry.
     """
     wiring, weight, recurrent = node.wiring, node.weight(1), node.weight(2)
     directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
@@ -49,7 +49,7 @@ def recurrent(node: Node) -> list[Value]:
     time = 1 if batch_first else 0
     for states, axis in ((outputs, None), (outputs, time), (cells, time)):
         value = stack_states(states, axis)
-        # The directions come before the batch, or, if that is first, before the neurons.
+        # The directions come before the batch, or before the neurons if the batch is first.
         place = value.rank - 2 if batch_first else 1 if axis is None else 0
         found.append(wiring.move(value, [0], [place]))
     return found
@@ -60,7 +60,7 @@ def _is_weight(node: Node, index: int) -> bool:
 
 
 def _direction(node: Node, weight: Weight, index: int) -> Weight:
-    """The part of a tensor for one direction."""
+    """Returns the part of a tensor for one direction."""
     if weight.shape[0] == 1:
         return weight.view(range(1, weight.rank))
     return node.wiring.entry(weight, index)
@@ -73,14 +73,14 @@ def _first_state(node: Node, index: int, direction: int) -> Value | None:
     if isinstance(state, Opaque) and state.is_uniform:
         return None
     if node.integer(_BATCH_FIRST, 0):
-        raise ConversionError("Expected first states without layout=1 (got some with it)")
+        raise ConversionError("Expected initial states without layout=1 (got some with it)")
     if isinstance(state, Weight):
         return _direction(node, state, direction)
     return node.wiring.select(state, 0, direction)
 
 
 def _bias(node: Node, index: int) -> Weight | None:
-    return node.weight(index) if node.has(index) and not is_number(node.value(index)) else None
+    return node.weight(index) if _is_weight(node, index) else None
 
 
 def _conv(node: Node) -> Value:
@@ -132,7 +132,7 @@ def _group_norm(node: Node) -> Value:
 
 
 def _statistics(node: Node) -> Value:
-    """Softmax and the like: along one axis, or in older models along all from one on."""
+    """Handles softmax and similar functions, which older models apply to several axes at once."""
     if not isinstance(node.x, Signal):
         return node.wiring.pointwise(node.x)
     axis = node.integer("axis", -1)
@@ -154,7 +154,7 @@ def _filled(node: Node) -> Value:
 
 
 def _shape(node: Node) -> Value:
-    """Sizes of positions, of which no symmetry is lost."""
+    """Handles sizes of positions, which do not affect the symmetry."""
     return node.wiring.constant(None)
 
 

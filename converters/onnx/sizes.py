@@ -1,7 +1,7 @@
-"""Sizes that an ONNX model computes: shapes, parts of them, and numbers made of these.
+"""Sizes that an ONNX model computes: shapes, parts of them, and numbers derived from them.
 
-They say how positions are laid out, and no weight is among them. Sizes that depend on an input
-whose shape is open, such as that of a batch, are None.
+They describe the layout of positions and contain no weights. Sizes that depend on an input of
+unknown shape, such as a batch size, are None.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from nfn_graph.converters.onnx.node import Node
 
 Number = int | float | None
 
-_MOST = 64  # More entries than any shape has.
+_MOST = 64  # No shape has more entries.
 
 
 class Sizes(NamedTuple):
-    """One number, or a row of them.
+    """One number, or a row of numbers.
 
     Attributes:
         values: The numbers.
         is_row: Whether the tensor that holds them has an axis.
-        is_measured: Whether they come from the shape of a value, and not from the file alone.
+        is_measured: Whether they come from the shape of a value, and not only from the file.
     """
 
     values: tuple[Number, ...]
@@ -44,14 +44,14 @@ class Sizes(NamedTuple):
 
 
 def stored_sizes(tensor: Tensor) -> Sizes | None:
-    """The numbers of a small tensor of whole numbers, which may say a size, an axis or an index."""
+    """Returns the numbers of a small integer tensor, which may be sizes, axes or indices."""
     if tensor.is_floating_point():
         return None
     return _numbers(tensor)
 
 
 def computed_sizes(node: Node, kind: str, known: Mapping[str, Sizes]) -> Sizes | None:
-    """The result of a node that computes sizes, None if it computes anything else."""
+    """Returns the result of a node that computes sizes; None for other nodes."""
     if kind == "Shape":
         shape = node.shape(0)
         part = slice(node.integer("start", 0), node.integer("end", _MOST))
@@ -65,7 +65,7 @@ def computed_sizes(node: Node, kind: str, known: Mapping[str, Sizes]) -> Sizes |
     for name in node.names:
         found = known.get(name)
         if found is None and name in node.tensors and is_measured:
-            # A stored number that sizes are multiplied with, such as the scale of an upsampling.
+            # A stored number by which sizes are multiplied, such as the scale of an upsampling.
             found = _numbers(node.tensors[name])
         if found is None:
             return None
@@ -73,7 +73,7 @@ def computed_sizes(node: Node, kind: str, known: Mapping[str, Sizes]) -> Sizes |
     try:
         found = None if rule is None or not operands else rule(node, operands)
     except (ArithmeticError, ValueError, TypeError, LookupError):
-        return None  # Numbers with which there is nothing to compute, such as a step of 0.
+        return None  # Numbers that cannot be computed with, such as a step of 0.
     return None if found is None else found._replace(is_measured=is_measured)
 
 
@@ -89,7 +89,7 @@ def _product(numbers: Sequence[Number]) -> Number:
 
 
 def _each(function: Callable[..., Number]) -> Callable[[Node, Sequence[Sizes]], Sizes | None]:
-    """An entrywise operation, with one number beside a row."""
+    """Handles an entrywise operation, also of a number and a row."""
 
     def rule(node: Node, operands: Sequence[Sizes]) -> Sizes | None:
         count = max(len(x.values) for x in operands)
@@ -108,7 +108,7 @@ def _each(function: Callable[..., Number]) -> Callable[[Node, Sequence[Sizes]], 
 
 
 def _divided(a: Any, b: Any) -> Number:
-    """As ONNX divides: whole numbers towards zero."""
+    """Divides as ONNX does: integers are rounded towards zero."""
     if b == 0:
         return None
     return math.trunc(a / b) if isinstance(a, int) and isinstance(b, int) else a / b

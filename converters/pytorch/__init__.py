@@ -1,4 +1,4 @@
-"""The torch front-end: modules and their computations in the words of `wiring`."""
+"""The torch front-end: follows modules and their computations with the methods of `wiring`."""
 
 from nfn_graph.converters.pytorch.shapes import as_inputs, map_tensors
 from nfn_graph.converters.pytorch.tensors import unwrapped_module

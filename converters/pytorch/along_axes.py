@@ -1,4 +1,4 @@
-"""Torch operations along axes: reductions, what moves entries, and what resizes positions."""
+"""Torch operations along axes: reductions, and operations that move entries or resize positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nfn_graph.converters.wiring.values import Split
 
 
 class Extremum(NamedTuple):
-    """Entries along an axis and their places, as torch returns them."""
+    """Entries along an axis and their positions, as torch returns them."""
 
     values: Value
     indices: Value
@@ -40,14 +40,14 @@ def reduction(
     keepdims: bool = False,
     **_: Any,
 ) -> Value:
-    """A symmetric function along axes; a norm takes its order before them."""
+    """Handles a symmetric function along axes; a norm takes its order before them."""
     rest = list(args[1:] if name.endswith("norm") else args)
     dims = axis if dim is None else dim
     if dims is None and rest and not isinstance(rest[0], bool):
         dims = rest.pop(0)
     flags = [flag for flag in rest if isinstance(flag, bool)]
     if name in ("var", "std"):
-        # The first flag says whether the estimate is unbiased.
+        # The first flag is whether the estimate is unbiased.
         flags = flags[1:]
     axes = None if dims is None else ints(dims)
     return w.reduce(input, axes or None, keepdim or keepdims or any(flags))
@@ -55,13 +55,13 @@ def reduction(
 
 @handles("var_mean", "std_mean")
 def spread_and_mean(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> tuple[Value, Value]:
-    """Two symmetric functions along the same axes."""
+    """Handles two symmetric functions along the same axes."""
     return reduction(w, "var", input, *args, **kwargs), reduction(w, "var", input, *args, **kwargs)
 
 
 @handles("cosine_similarity")
 def cosine_similarity(w: Wiring, x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> Value:
-    """A sum along an axis over pairs of entries."""
+    """Handles a sum along an axis over pairs of entries."""
     return w.reduce(w.combine(x1, x2), [dim])
 
 
@@ -77,7 +77,7 @@ def extremum(
     keepdims: bool = False,
     **_: Any,
 ) -> Any:
-    """The largest entries along an axis and where they are, or of two values."""
+    """Handles the largest entries along an axis and their positions, or those of two values."""
     dim = other if other is not None else axis if dim is None else dim
     if isinstance(dim, Signal | Opaque | Weight):
         return w.combine(input, dim)
@@ -89,13 +89,13 @@ def extremum(
 
 @handles("mode")
 def mode(w: Wiring, input: Value, dim: int = -1, keepdim: bool = False) -> Any:
-    """The commonest entries along an axis."""
+    """Handles the most frequent entries along an axis."""
     return extremum(w, input, dim, keepdim)
 
 
 @handles("kthvalue")
 def kthvalue(w: Wiring, input: Value, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """The k-th smallest entries along an axis."""
+    """Handles the k-th smallest entries along an axis."""
     return extremum(w, input, dim, keepdim)
 
 
@@ -103,7 +103,7 @@ def kthvalue(w: Wiring, input: Value, k: int, dim: int = -1, keepdim: bool = Fal
 def aminmax(
     w: Wiring, input: Value, *, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """The smallest and the largest entries."""
+    """Handles the smallest and the largest entries."""
     axes = None if dim is None else [dim]
     return w.reduce(input, axes, keepdim), w.reduce(input, axes, keepdim)
 
@@ -112,73 +112,73 @@ def aminmax(
 def argmax(
     w: Wiring, input: Value, dim: int | None = None, keepdim: bool = False, **_: Any
 ) -> Value:
-    """Where the largest entries are."""
+    """Handles the positions of the largest entries."""
     return w.places(input, None if dim is None else [dim], keepdim)
 
 
 @handles("topk")
 def topk(w: Wiring, input: Value, k: int, dim: int = -1, *_: Any, **__: Any) -> Any:
-    """The largest entries along an axis in their order, and where they are."""
+    """Handles the largest entries along an axis in sorted order, and their positions."""
     return Extremum(*w.largest(input, dim, k))
 
 
 @handles("sort")
 def sort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> Any:
-    """All entries along an axis in their order, and where they were."""
+    """Handles all entries along an axis in sorted order, and their previous positions."""
     size = input.shape[position_of(dim, input.rank)] if isinstance(input, Signal) else None
     return Extremum(*w.largest(input, dim, size))
 
 
 @handles("argsort")
 def argsort(w: Wiring, input: Value, dim: int = -1, *_: Any, **__: Any) -> Value:
-    """Where the entries along an axis are in their order."""
+    """Handles the positions of the entries along an axis in sorted order."""
     places: Value = sort(w, input, dim)[1]
     return places
 
 
 @handles("flip")
 def flip(w: Wiring, input: Value, *dims: Any, **kwargs: Any) -> Value:
-    """Entries along axes in reverse."""
+    """Handles reversed entries along axes."""
     return w.mixes(input, flat([*dims, *kwargs.values()]))
 
 
 @handles("fliplr")
 def fliplr(w: Wiring, input: Value) -> Value:
-    """Entries along axis 1 in reverse."""
+    """Handles reversed entries along axis 1."""
     return w.mixes(input, [1])
 
 
 @handles("roll")
 def roll(w: Wiring, input: Value, shifts: Any, dims: Any = ()) -> Value:
-    """Entries moved along axes, or through the whole tensor if none are given."""
+    """Handles entries moved along axes, or through the whole tensor if none are given."""
     return w.mixes(input, ints(dims) if dims not in (None, (), []) else None)
 
 
 @handles("cumsum", "cumprod", "logcumsumexp")
 def cumulate(w: Wiring, input: Value, dim: Any = None, *, axis: Any = None, **_: Any) -> Value:
-    """Sums of all entries up to each."""
+    """Handles cumulative sums and products."""
     return w.mixes(input, [axis if dim is None else dim])
 
 
 @handles("softmax", "log_softmax", "softmin", "_softmax", "_log_softmax")
 def softmax(w: Wiring, input: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
-    """Entries along an axis that are normalised together."""
+    """Handles the joint normalisation of entries along an axis."""
     if not isinstance(dim, int):
-        # Without an axis, torch takes the first or the second one.
+        # Without an axis, torch uses the first or the second one.
         dim = 0 if isinstance(input, Signal) and input.rank in (0, 1, 3) else 1
     return w.statistics(input, [dim])
 
 
 @handles("normalize")
 def normalize(w: Wiring, input: Value, p: float = 2.0, dim: Any = 1, *_: Any, **__: Any) -> Value:
-    """Entries along an axis, divided by their norm."""
+    """Handles entries along an axis divided by their norm."""
     return w.statistics(input, ints(dim))
 
 
 def _pool(spatial: int, with_indices: bool = False) -> Handler:
     def handler(w: Wiring, input: Value, *args: Any, **kwargs: Any) -> Any:
         pooled = w.pool(input, spatial)
-        # Every neuron has places of its own.
+        # Every neuron has its own positions.
         return (pooled, pooled) if kwargs.get("return_indices") or with_indices else pooled
 
     return handler
@@ -209,7 +209,7 @@ for _kind in ("nearest", "linear", "bilinear", "trilinear", "bicubic"):
 
 @handles("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")
 def interpolate(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
-    """Resizes all axes after the channels."""
+    """Handles resizing all axes after the channels."""
     return w.pool(input, input.rank - 2) if isinstance(input, Signal) else w.opaque([input])
 
 
@@ -217,7 +217,7 @@ def interpolate(w: Wiring, input: Value, *_: Any, **__: Any) -> Value:
 def pad(
     w: Wiring, input: Value, pad: Sequence[int], mode: str = "constant", *_: Any, **__: Any
 ) -> Value:
-    """Padding of positions; padded channels are neurons of their own, all alike."""
+    """Handles padding of positions; padded channels are new neurons, all alike."""
     if not isinstance(input, Signal):
         return w.opaque([input])
     padded = [i for i, n in enumerate(pad) if n]
@@ -244,13 +244,13 @@ def pad(
 
 @handles("constant_pad_nd", "zero_pad2d")
 def constant_pad(w: Wiring, input: Value, padding: Sequence[int], *_: Any, **__: Any) -> Value:
-    """Padding with one number."""
+    """Handles padding with one number."""
     return pad(w, input, padding)
 
 
 @handles("pixel_shuffle")
 def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
-    """`upscale_factor ** 2` entries of the channel axis become positions of one neuron."""
+    """Turns `upscale_factor ** 2` entries of the channel axis into positions of one neuron."""
     if not isinstance(input, Signal) or input.shape[-3] is None:
         return w.refuse("Expected channels to shuffle (got an unknown shape)")
     positions = upscale_factor**2
@@ -264,7 +264,7 @@ def pixel_shuffle(w: Wiring, input: Value, upscale_factor: int) -> Value:
 
 @handles("pixel_unshuffle")
 def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
-    """`downscale_factor ** 2` positions of one neuron become entries of the channel axis."""
+    """Turns `downscale_factor ** 2` positions of one neuron into entries of the channel axis."""
     if not isinstance(input, Signal):
         return w.refuse("Expected channels to unshuffle (got an unknown shape)")
     channels = product(w.neurons(input, -3), downscale_factor**2)
@@ -276,7 +276,7 @@ def pixel_unshuffle(w: Wiring, input: Value, downscale_factor: int) -> Value:
 
 @handles("im2col")
 def unfold(w: Wiring, input: Signal, kernel_size: Any, *_: Any, **__: Any) -> Value:
-    """Patches: the entries of a patch are positions of each channel."""
+    """Handles patches, whose entries are positions of each channel."""
     sizes = [kernel_size] * 2 if isinstance(kernel_size, int) else list(kernel_size)
     w.mixes(input, [-2, -1])
     channels = product(w.neurons(input, -3), sizes[0] * sizes[1])

@@ -1,6 +1,6 @@
-"""The attention modules of torch.nn, written in plain operations, which can be followed one by one.
+"""The attention modules of torch.nn in plain operations, which can be followed one by one.
 
-torch's own code takes fast paths that depend on values, and so cannot be traced.
+torch's own code takes fast paths that depend on values, so it cannot be traced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Any, Any]:
-    """What `nn.MultiheadAttention` computes from batches of sequences."""
+    """Computes the result of `nn.MultiheadAttention` on batches of sequences."""
     if m.bias_k is not None or m.bias_v is not None or m.add_zero_attn:
         raise ConversionError(
             "Expected MultiheadAttention without further keys and values (got add_bias_kv or "
@@ -42,7 +42,7 @@ def attend(
     if attn_mask is not None:
         mask = _as_number(attn_mask)
         if not isinstance(mask, fx.Proxy) and mask.dim() == 3:
-            # One for every entry of the batch and every head.
+            # One mask for every entry of the batch and every head.
             mask = mask.unflatten(0, (-1, heads))
         scores = scores + mask
     if key_padding_mask is not None:
@@ -58,7 +58,7 @@ def attend(
 
 
 def _as_number(mask: Any) -> Any:
-    """A mask that is added to scores, whether it is one of truth values or of numbers."""
+    """Converts a mask of booleans or numbers to one that is added to scores."""
     args = (mask, "mask", None, "", torch.float32)
     if isinstance(mask, fx.Proxy):
         return mask.tracer.create_proxy("call_function", F._canonical_mask, args, {})
@@ -66,7 +66,7 @@ def _as_number(mask: Any) -> Any:
 
 
 def _projected(m: nn.MultiheadAttention, query: Any, key: Any, value: Any) -> list[Any]:
-    """Queries, keys and values."""
+    """Computes queries, keys and values."""
     weights: Any = (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight)
     if m.in_proj_weight is not None:
         weights = _thirds(m.in_proj_weight)
@@ -79,7 +79,7 @@ def _thirds(stored: Any) -> list[Any]:
     return [parts[i] for i in range(3)]
 
 
-# Hints that a mask is causal change nothing; they are named `*is_causal`.
+# Hints that a mask is causal, named `*is_causal`, change nothing.
 
 
 def encode_layer(
@@ -90,7 +90,7 @@ def encode_layer(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """What `nn.TransformerEncoderLayer` computes."""
+    """Computes the result of `nn.TransformerEncoderLayer`."""
 
     def attention(x: Any) -> Any:
         return attend(m.self_attn, x, x, x, src_key_padding_mask, False, src_mask)[0]
@@ -110,7 +110,7 @@ def decode_layer(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """What `nn.TransformerDecoderLayer` computes."""
+    """Computes the result of `nn.TransformerDecoderLayer`."""
 
     def attention(x: Any) -> Any:
         return attend(m.self_attn, x, x, x, tgt_key_padding_mask, False, tgt_mask)[0]
@@ -125,14 +125,14 @@ def decode_layer(
 
 
 def encode(m: nn.TransformerEncoder, src: Any, mask: Any = None, *masks: Any, **named: Any) -> Any:
-    """What `nn.TransformerEncoder` computes."""
+    """Computes the result of `nn.TransformerEncoder`."""
     for layer in m.layers:
         src = layer(src, mask, *masks, **named)
     return src if m.norm is None else m.norm(src)
 
 
 def decode(m: nn.TransformerDecoder, tgt: Any, memory: Any, *masks: Any, **named: Any) -> Any:
-    """What `nn.TransformerDecoder` computes."""
+    """Computes the result of `nn.TransformerDecoder`."""
     for layer in m.layers:
         tgt = layer(tgt, memory, *masks, **named)
     return tgt if m.norm is None else m.norm(tgt)
@@ -151,7 +151,7 @@ def transform(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """What `nn.Transformer` computes."""
+    """Computes the result of `nn.Transformer`."""
     memory = m.encoder(src, src_mask, src_key_padding_mask)
     masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
     return m.decoder(tgt, memory, *masks)

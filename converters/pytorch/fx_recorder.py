@@ -1,4 +1,4 @@
-"""A traced computation on tape, so that the graph can be run: functions, methods and modules."""
+"""Records a traced computation (functions, methods, modules), so that the graph can be run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OTHER_NAMES = {
     "view": "reshape",
 }  # fmt: skip
 _IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv"})
-# What may share memory with its first operand.
+# Operations whose result may share memory with their first operand.
 _VIEW_NAMES = """
     view reshape flatten unflatten permute transpose swapaxes swapdims movedim moveaxis squeeze
     unsqueeze chunk split narrow select unbind getitem expand broadcast_to t T mT contiguous detach
@@ -40,7 +40,7 @@ _VIEWS = frozenset(_VIEW_NAMES.split())
 
 
 class FxRecorder:
-    """Writes the nodes of a traced module on the tape of its wiring."""
+    """Records the nodes of a traced module on the tape of its wiring."""
 
     def __init__(self, stored: StoredTensors, modules: Mapping[str, nn.Module]) -> None:
         self._stored = stored
@@ -49,7 +49,7 @@ class FxRecorder:
         self._refs: dict[fx.Node, Any] = {}
 
     def record(self, node: fx.Node, tensor: Tensor | None, value: Any) -> None:
-        """Writes a node down."""
+        """Records a node."""
         ref = recording(self._tape, lambda: self._record(node, tensor))
         if isinstance(value, Signal | Opaque | Weight) and self._is_in_place(node):
             recording(self._tape, lambda: self._replace(node, ref))
@@ -60,7 +60,7 @@ class FxRecorder:
                 self._tape.note(part, known)
 
     def output(self, result: Any) -> None:
-        """Writes down what the network returns."""
+        """Records what the network returns."""
         for ref in _tensors_in(fx.map_arg(result, self._refs.get)):
             self._tape.output(ref)
 
@@ -75,7 +75,7 @@ class FxRecorder:
             return self._module(self._modules[str(node.target)], [*args, *kwargs.values()])
         name = operator_name(node.target)
         if not is_known(node.target):
-            raise Unrecordable(f"it calls '{name}', which is no function of torch")
+            raise Unrecordable(f"it calls '{name}', which is not a function of torch")
         name = name.strip("_") if name.startswith("__") else name.rstrip("_")
         return self._function(name, list(args), dict(kwargs))
 
@@ -89,7 +89,7 @@ class FxRecorder:
         return name in _IN_PLACE or has_mark or bool(node.kwargs.get("inplace"))
 
     def _replace(self, node: fx.Node, ref: Any) -> None:
-        """Notes that an operation in place changes its first operand, too."""
+        """Records that an in-place operation also changes its first operand."""
         first = node.all_input_nodes[0]
         if first.op == "get_attr":
             raise Unrecordable(f"{node.name} changes '{first.target}' in place")
@@ -118,7 +118,7 @@ class FxRecorder:
             args = args[::-1]
         name = _OTHER_NAMES.get(name, name)
         if not any(isinstance(leaf, Ref) for leaf in leaves([args, kwargs])):
-            raise Unrecordable(f"'{name}' makes a tensor out of numbers")
+            raise Unrecordable(f"'{name}' creates a tensor from numbers")
         if name == "getitem" and isinstance(args[0], tuple):
             return args[0][args[1]]
         if name == "split" and kwargs.get("split_size_or_sections") is None and len(args) < 2:
@@ -133,34 +133,34 @@ class FxRecorder:
         if is_recurrent and normed_tensors(module):
             return self.unknown(kind)
         if getattr(module, "dim", 0) is None:
-            raise Unrecordable(f"its {kind} has no axis of its own")
+            raise Unrecordable(f"its {kind} has no fixed axis")
         if getattr(module, "divisor_override", None) is not None:
-            raise Unrecordable(f"{kind} has a divisor of its own")
+            raise Unrecordable(f"{kind} overrides its divisor")
         try:
             return say_module(self, module, *args)
         except Unrecordable as error:
             raise error if kind in str(error) else Unrecordable(f"{error} ({kind})") from None
 
     def fetch(self, tensor: Tensor | None) -> Any:
-        """A tensor of the checkpoint, or a constant."""
+        """Records a tensor of the checkpoint, or a constant."""
         if tensor is None:
             return None
         key = self._stored.keys.get(id(tensor))
         return self._tape.constant(tensor) if key is None else self._tape.parameter(key)
 
     def call(self, name: str, *args: Any, results: int = 1, **kwargs: Any) -> Any:
-        """The result of a function; several as a tuple."""
+        """Records a function; several results are returned as a tuple."""
         ref = self._tape.call(name, *args, **kwargs)
         if results == 1:
             return ref
         return tuple(self._tape.call("getitem", ref, i) for i in range(results))
 
     def padded(self, x: Any, padding: Sequence[int], mode: str) -> Any:
-        """A value with more positions around it."""
+        """Records padding of a value."""
         return self._tape.call("pad", x, padding, mode)
 
     def unknown(self, kind: str) -> Any:
-        """Says that a module has no words."""
+        """Raises because a module cannot be recorded."""
         raise Unrecordable(f"it uses {kind}, which cannot be run from a graph")
 
 
@@ -171,7 +171,7 @@ def _may_share_memory(node: fx.Node) -> bool:
 
 
 def _is_last(node: fx.Node) -> bool:
-    """Whether nothing else uses what a view was made of."""
+    """Whether nothing else uses the tensor of which a node is a view."""
     base = node.all_input_nodes[0]
     if len(base.users) > 1 or base.op in ("placeholder", "get_attr"):
         return False
@@ -179,7 +179,7 @@ def _is_last(node: fx.Node) -> bool:
 
 
 def _tensors_in(result: Any) -> list[Any]:
-    """The references among what a network returns; what is nothing at all is left out."""
+    """Returns the references in what a network returns, without None."""
     if isinstance(result, dict):
         result = list(result.values())
     if isinstance(result, list | tuple):

@@ -1,6 +1,6 @@
 """What the handlers of torch's operations share: names, their table, arguments, unknown sizes.
 
-Operations are called by the names that all dialects of torch share.
+Operations have the names that are common to all dialects of torch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _REDUCTIONS = """
     var std logsumexp any all nanmean nansum count_nonzero
 """
 
-#: Functions of single entries: any number of operands, all tied. Dropout does nothing in
+#: Entrywise functions of any number of operands, all of which are tied. Dropout does nothing in
 #: eval mode; copies keep entries.
 ENTRYWISE = frozenset(_ENTRYWISE.split())
 
-#: Casts: whatever else they are given says only a type or a device.
+#: Casts. Their other arguments are only types and devices.
 CASTS = frozenset({"to", "_to_copy", "type", "type_as"})
 
-#: Symmetric functions along axes that drop them.
+#: Symmetric functions that drop the axes along which they run.
 REDUCTIONS = frozenset(_REDUCTIONS.split())
 
-#: Linear maps whose second argument is a weight, never anything else.
+#: Linear maps whose second argument is always a weight.
 WITH_WEIGHT = frozenset(
     {
         "linear",
@@ -52,7 +52,7 @@ WITH_WEIGHT = frozenset(
     }
 )
 
-#: Operations that have no graph, and why.
+#: Operations that have no graph, with the reason.
 REFUSED = {
     "bilinear": "a bilinear map has neurons on three axes of its weight",
     "local_response_norm": "it mixes neighbouring channels, so their order matters",
@@ -68,15 +68,15 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Registers the decorated handler, which says what an operation does to neurons.
+    """Registers the decorated function as the handler of an operation.
 
-    The handler takes the :class:`~nfn_graph.converters.wiring.Wiring`, then the arguments of the
-    operation, and says the operation in the wiring's words.
+    The handler takes the :class:`~nfn_graph.converters.wiring.Wiring` and then the arguments of the
+    operation. It calls methods of the wiring that describe the effect of the operation on neurons.
 
     Args:
-        names: The names of the operation: short for torch's own, such as `"relu"`; whole for those
-            of others, `"namespace::name"` for `torch.ops.namespace.name` and `"package.function"`
-            for functions that torch.fx does not look into.
+        names: The names of the operation: short names for torch's own operations, such as `"relu"`;
+            full names for others, `"namespace::name"` for `torch.ops.namespace.name` and
+            `"package.function"` for functions that torch.fx does not trace into.
 
     Example:
         >>> import torch
@@ -106,7 +106,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 
 def values_in(args: Any) -> list[Value]:
-    """The tensors among arguments, lists of tensors included."""
+    """Returns the tensors among arguments, including those in lists."""
     if isinstance(args, Signal | Opaque | Weight):
         return [args]
     if isinstance(args, dict):
@@ -124,17 +124,17 @@ def is_record(kind: type) -> bool:
 
 
 def ints(dims: Any) -> list[int]:
-    """One axis, or several, as a list."""
+    """Returns one axis, or several, as a list."""
     return [dims] if isinstance(dims, int) else list(dims)
 
 
 def flat(dims: Sequence[Any]) -> list[Any]:
-    """Arguments that may be given one by one or as one list."""
+    """Returns arguments that may be given one by one or as one list."""
     return list(dims[0]) if len(dims) == 1 and isinstance(dims[0], list | tuple) else list(dims)
 
 
 def sizes_in(shape: Sequence[Any]) -> list[int | None]:
-    """The sizes of a reshape, None where they are not known."""
+    """Returns the sizes of a reshape, with None for unknown ones."""
     return [None if isinstance(n, Unknown) else n for n in flat(shape)]
 
 
@@ -163,7 +163,7 @@ def _shape(input: Value) -> Any:
 
 
 class UnknownShape:
-    """A shape with an unknown number of axes, of which the last may be known."""
+    """A shape with an unknown number of axes, of which the last ones may be known."""
 
     def __init__(self, last: Sequence[int | None] = ()) -> None:
         self.last = last

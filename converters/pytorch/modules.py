@@ -1,7 +1,7 @@
 """The modules of torch.nn as the functions that they apply.
 
-A module is said once, and heard twice: by the wiring, which follows its neurons, and by the tape,
-which records what it computes.
+Every module is described once and used twice: by the wiring, which follows its neurons, and by the
+tape, which records what it computes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.Unfold: ("im2col", ("kernel_size", "dilation", "padding", "stride")),
     nn.LocalResponseNorm: ("local_response_norm", ("size", "alpha", "beta", "k")),
 }
-#: Pools of one to three axes, by the start of their names.
+#: Pooling over one to three axes, by the first part of the name.
 _POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "MaxPool": ("max_pool", ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
     "AvgPool": ("avg_pool", ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")),
@@ -74,27 +74,27 @@ _KNOWN_RANKS = (nn.BatchNorm2d, nn.BatchNorm3d, *_INSTANCE_NORMS)
 
 
 class Listener(Protocol):
-    """Who hears the functions that a module applies."""
+    """Receives the functions that a module applies."""
 
     def fetch(self, tensor: Tensor | None) -> Any:
-        """A tensor of the module."""
+        """Returns a tensor of the module."""
         ...
 
     def call(self, name: str, *args: Any, results: int = 1, **kwargs: Any) -> Any:
-        """The result of a function; several as a tuple."""
+        """Applies a function; several results are returned as a tuple."""
         ...
 
     def padded(self, x: Any, padding: Sequence[int], mode: str) -> Any:
-        """A value with more positions around it, for a convolution that says what they become."""
+        """Pads a value for a convolution, which determines the numbers of positions."""
         ...
 
     def unknown(self, kind: str) -> Any:
-        """A module of which nothing is known."""
+        """Handles an unknown module."""
         ...
 
 
 def say_module(to: Listener, module: nn.Module, x: Any, *more: Any) -> Any:
-    """Says what a module computes, in functions and operators of torch."""
+    """Describes what a module computes, in functions and operators of torch."""
     m: Any = module
     kind = type(module).__name__
     stem, spatial = (kind[:-2], kind[-2:]) if kind[-2:] in ("1d", "2d", "3d") else (kind, "")
@@ -162,7 +162,7 @@ def _convolution(to: Listener, m: Any, fetch: Fetch, x: Any) -> Any:
 def _recurrent(
     to: Listener, module: nn.RNNBase | nn.RNNCellBase, fetch: Fetch, x: Any, state: Any = None
 ) -> Any:
-    """A recurrent network or cell, which takes its input and, perhaps, its first state."""
+    """Describes a recurrent network or cell, with its input and an optional initial state."""
     m: Any = module
     name = recurrent_name(module)
     if isinstance(module, nn.RNNCellBase):
@@ -177,7 +177,7 @@ def _recurrent(
 
 
 class _Follower:
-    """Hears modules for a wiring."""
+    """Applies the functions of modules to a wiring."""
 
     def __init__(self, wiring: Wiring, fetch: Fetch) -> None:
         self._wiring, self.fetch = wiring, fetch
@@ -191,17 +191,17 @@ class _Follower:
     def unknown(self, kind: str) -> Any:
         self._wiring.refuse(
             f"Expected a module whose effect on neurons is known (got {kind}). Convert the parts "
-            f"of the network before and after it on their own"
+            f"of the network before and after it separately"
         )
 
 
 def apply_module(
     w: Wiring, module: nn.Module, fetch: Fetch, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """The result of a module of torch.nn; `fetch` gives its tensors as weights."""
-    # Whatever comes after the input, such as an output size, says only sizes of positions.
+    """Returns the result of a module of torch.nn; `fetch` returns its tensors as weights."""
+    # Arguments after the input, such as an output size, only affect sizes of positions.
     first, *more = [*args, *kwargs.values()] or [None]
     if isinstance(module, _KNOWN_RANKS) and isinstance(first, Opaque):
-        # The kind of norm says how many axes an input has of which nothing else is known.
+        # The kind of norm determines the number of axes of an input of unknown shape.
         first = w.ranked(first, int(type(module).__name__[-2]) + 2)
     return say_module(_Follower(w, fetch), module, first, *more)

@@ -1,8 +1,8 @@
-"""The operations of torch in the words of :class:`~nfn_graph.converters.wiring.Wiring`.
+"""Follows the operations of torch with :class:`~nfn_graph.converters.wiring.Wiring`.
 
 One table serves functions (`torch.relu`, `F.relu`), methods (`x.relu()`) and the operators of
-torch.export (`aten.relu`), by their common name. Every handler takes the wiring, then the
-arguments of the operation as torch documents them.
+torch.export (`aten.relu`), by their common name. Every handler takes the wiring, then the arguments
+of the operation as torch documents them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["apply", "products", "reshapes", "weights"]
 
 
 def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of the operation `name`; refuses what would mix neurons unseen."""
+    """Applies the operation `name`, and refuses operations that might mix neurons."""
     if "::" not in name:
         name = name.strip("_") if name.startswith("__") else name.rstrip("_")
     values = values_in([*args, *kwargs.values()])
@@ -47,8 +47,8 @@ def apply(w: Wiring, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     except Exception as error:
         if any(isinstance(leaf, Unknown | UnknownShape) for leaf in leaves([args, kwargs])):
             raise ConversionError(
-                f"Expected sizes that are known as arguments of '{name}' (got some that depend on "
-                f"the input). Give an example_input"
+                f"Expected known sizes as arguments of '{name}' (got some that depend on the "
+                f"input). Pass an example_input"
             ) from error
         raise RuntimeError(
             f"This looks like a bug in nfn-graph: '{name}' led to {type(error).__name__}: {error}. "
@@ -83,7 +83,7 @@ def _apply(
     if name not in HANDLERS:
         w.refuse(
             f"Expected an operation whose effect on neurons is known (got '{name}'). Convert "
-            f"the parts of the network before and after it on their own"
+            f"the parts of the network before and after it separately"
         )
     return _call(HANDLERS[name], name, [w, *args], kwargs)
 
@@ -93,13 +93,13 @@ def _call(handler: Handler, name: str, args: Sequence[Any], kwargs: dict[str, An
         inspect.signature(handler).bind(*args, **kwargs)
     except TypeError as error:
         raise ConversionError(
-            f"Expected the arguments of '{name}' that are known (got others: {error})"
+            f"Expected only known arguments of '{name}' (got others: {error})"
         ) from error
     return handler(*args, **kwargs)
 
 
 def _check_weight(w: Wiring, args: Sequence[Any]) -> None:
-    """Refuses a tensor of the checkpoint that is no weight in the place of one."""
+    """Refuses a tensor of the checkpoint that is used as a weight but cannot be one."""
     weight = args[1] if len(args) > 1 else None
     if isinstance(weight, Opaque) and weight.key is not None:
         Use.of(weight.key, w.tensors[weight.key])

@@ -1,4 +1,4 @@
-"""Products that are written as equations, `torch.einsum`, and those of attention."""
+"""Products written as equations (`torch.einsum`), and those of attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring
 
 @handles("einsum")
 def einsum(w: Wiring, equation: str, *operands: Any) -> Value:
-    """A linear map by a stored tensor, a scale by one, or a product of two activations."""
+    """Handles a linear map or a scaling by a stored tensor, or a product of two activations."""
     values = flat(operands)
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     names = inputs.split(",")
@@ -41,12 +41,12 @@ def attention(
     enable_gqa: bool = False,
     **_: Any,
 ) -> Value:
-    """Queries and keys that share their dimensions, and a weighted sum of values."""
+    """Handles queries and keys that share their dimensions, and a weighted sum of values."""
     if enable_gqa and isinstance(query, Signal) and isinstance(key, Signal):
         heads, shared = query.shape[-3], key.shape[-3]
         if heads is None or shared is None or heads % shared:
             w.refuse("Expected query heads that share keys evenly (got other numbers of heads)")
-        # One head for all is broadcast.
+        # A single head for all is broadcast.
         if shared not in (1, heads):
             key, value = w.repeat(key, -3, heads // shared), w.repeat(value, -3, heads // shared)
     scores = w.matmul(query, w.move(key, [-2, -1], [-1, -2]))
@@ -57,7 +57,7 @@ def attention(
 
 @handles("_canonical_mask")
 def mask(w: Wiring, mask: Value, *_: Any, **__: Any) -> Value:
-    """Masks of whole numbers as those that are added."""
+    """Converts a boolean mask to one that is added, which does not affect neurons."""
     return mask
 
 
@@ -96,7 +96,7 @@ def _is_plain(names: str) -> bool:
 
 
 def _axis(names: str, name: str) -> int:
-    """An axis counted from the end, unless the axes that have no name come after it."""
+    """Counts an axis from the end, unless axes without names come after it."""
     front, dots, back = names.partition("...")
     if not dots or name in back:
         return names.index(name) - len(names)

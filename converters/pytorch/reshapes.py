@@ -1,4 +1,4 @@
-"""Torch operations on axes: reshapes, joins and cuts."""
+"""Torch operations on axes: reshapes, concatenations and slices."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nfn_graph.converters.wiring import Opaque, Signal, Value, Weight, Wiring, p
 
 @handles("flatten")
 def flatten(w: Wiring, input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
-    """Several axes as one."""
+    """Merges several axes."""
     return w.flatten(input, start_dim, end_dim)
 
 
 @handles("view", "reshape", "_unsafe_view", "_reshape_alias")
 def reshape(w: Wiring, input: Value, *shape: Any, **kwargs: Any) -> Value:
-    """Any reshape."""
+    """Handles any reshape."""
     return w.reshape(input, sizes_in([*shape, *kwargs.values()]))
 
 
 @handles("unflatten")
 def unflatten(w: Wiring, input: Value, dim: int, sizes: Any) -> Value:
-    """One axis as several."""
+    """Splits one axis into several."""
     if not isinstance(input, Signal):
         return w.opaque([input])
     return w.unflatten(input, dim, sizes_in([sizes]))
@@ -31,49 +31,49 @@ def unflatten(w: Wiring, input: Value, dim: int, sizes: Any) -> Value:
 
 @handles("permute")
 def permute(w: Wiring, input: Value, *dims: Any, **kwargs: Any) -> Value:
-    """Axes in another order."""
+    """Permutes axes."""
     return w.permute(input, flat([*dims, *kwargs.values()]))
 
 
 @handles("transpose", "swapaxes", "swapdims")
 def transpose(w: Wiring, input: Value, dim0: int, dim1: int) -> Value:
-    """Two axes exchanged."""
+    """Exchanges two axes."""
     return w.move(input, [dim0, dim1], [dim1, dim0])
 
 
 @handles("t", "T", "numpy_T")
 def t(w: Wiring, input: Value) -> Value:
-    """All axes reversed."""
+    """Reverses all axes."""
     return w.permute(input, range(input.rank)[::-1]) if not isinstance(input, Opaque) else input
 
 
 @handles("mT", "adjoint")
 def matrix_transpose(w: Wiring, input: Value) -> Value:
-    """The last two axes exchanged."""
+    """Exchanges the last two axes."""
     return transpose(w, input, -2, -1)
 
 
 @handles("movedim", "moveaxis")
 def movedim(w: Wiring, input: Value, source: Any, destination: Any) -> Value:
-    """Axes moved to other places."""
+    """Moves axes to other places."""
     return w.move(input, ints(source), ints(destination))
 
 
 @handles("unsqueeze")
 def unsqueeze(w: Wiring, input: Value, dim: int) -> Value:
-    """A new axis."""
+    """Adds an axis."""
     return w.unsqueeze(input, dim)
 
 
 @handles("squeeze")
 def squeeze(w: Wiring, input: Value, dim: Any = None) -> Value:
-    """Axes of size 1 dropped."""
+    """Drops axes of size 1."""
     return w.squeeze(input, *([] if dim is None else ints(dim)))
 
 
 @handles("expand", "broadcast_to")
 def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
-    """Axes of size 1 repeated."""
+    """Repeats axes of size 1."""
     shape = sizes_in(sizes)
     if isinstance(input, Weight):
         return input.broadcast(len(shape))
@@ -84,15 +84,15 @@ def expand(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
 
 @handles("repeat_interleave")
 def repeat_interleave(w: Wiring, input: Value, repeats: Any, dim: Any = None, **_: Any) -> Value:
-    """Every entry of an axis several times."""
+    """Repeats every entry of an axis."""
     if not isinstance(repeats, int) or not isinstance(dim, int):
-        w.refuse("Expected a number of repeats along an axis (got others)")
+        w.refuse("Expected a number of repeats and an axis (got other arguments)")
     return w.repeat(input, dim, repeats)
 
 
 @handles("channel_shuffle")
 def channel_shuffle(w: Wiring, input: Value, groups: int) -> Value:
-    """The channels of all groups in turn."""
+    """Interleaves the channels of all groups."""
     if not isinstance(input, Signal) or input.shape[1] is None:
         w.refuse("Expected channels to shuffle (got an unknown shape)")
     x = w.unflatten(input, 1, [groups, input.shape[1] // groups])
@@ -101,7 +101,7 @@ def channel_shuffle(w: Wiring, input: Value, groups: int) -> Value:
 
 @handles("repeat", "tile")
 def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
-    """All entries of an axis in their order, and then again."""
+    """Repeats all entries of an axis in their order."""
     if not isinstance(input, Signal):
         return w.refuse("Expected an activation (got a tensor of the checkpoint)")
     times = sizes_in(sizes)
@@ -118,13 +118,13 @@ def repeat(w: Wiring, input: Value, *sizes: Any, **_: Any) -> Value:
 
 @handles("cat", "concat", "concatenate")
 def cat(w: Wiring, tensors: Sequence[Value], dim: int = 0, **kwargs: int) -> Value:
-    """Concatenation."""
+    """Concatenates values."""
     return w.concat(list(tensors), kwargs.get("axis", dim))
 
 
 @handles("stack")
 def stack(w: Wiring, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Concatenation along a new axis."""
+    """Concatenates values along a new axis."""
     ranks = [v.rank for v in tensors if isinstance(v, Signal)]
     if not ranks:
         w.refuse("Expected activations to stack (got tensors of the checkpoint)")
@@ -138,21 +138,21 @@ def _known_size(w: Wiring, x: Signal, dim: int, verb: str) -> int:
     if size is None:
         w.refuse(
             f"Expected an axis of known size to {verb} (got axis {dim}, whose size is not known). "
-            f"Give an example_input"
+            f"Pass an example_input"
         )
     return size
 
 
 @handles("chunk")
 def chunk(w: Wiring, input: Signal, chunks: int, dim: int = 0) -> tuple[Value, ...]:
-    """Equal parts along an axis."""
+    """Splits an axis into equal parts."""
     size = _known_size(w, input, dim, "chunk")
     return split(w, input, -(-size // chunks), dim)
 
 
 @handles("split", "split_with_sizes", "unsafe_split")
 def split(w: Wiring, input: Signal, split_size_or_sections: Any, dim: int = 0) -> tuple[Value, ...]:
-    """Parts along an axis."""
+    """Splits an axis into parts."""
     sizes = split_size_or_sections
     if isinstance(sizes, int):
         total = _known_size(w, input, dim, "split")
@@ -165,7 +165,7 @@ def split(w: Wiring, input: Signal, split_size_or_sections: Any, dim: int = 0) -
 
 @handles("unbind")
 def unbind(w: Wiring, input: Signal, dim: int = 0) -> tuple[Value, ...]:
-    """The entries of an axis one by one."""
+    """Returns the entries of an axis one by one."""
     size = _known_size(w, input, dim, "unbind")
     return tuple(w.select(input, dim, i) for i in range(size))
 
@@ -179,25 +179,25 @@ def slice_(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    """Part of an axis."""
+    """Takes a part of an axis."""
     return w.slice(input, dim, start or 0, end, step)
 
 
 @handles("narrow")
 def narrow(w: Wiring, input: Value, dim: int, start: int, length: int) -> Value:
-    """Part of an axis."""
+    """Takes a part of an axis."""
     return w.slice(input, dim, start, start + length)
 
 
 @handles("select")
 def select(w: Wiring, input: Value, dim: int, index: int) -> Value:
-    """One entry of an axis."""
+    """Selects one entry of an axis."""
     return w.select(input, dim, index)
 
 
 @handles("getitem")
 def getitem(w: Wiring, input: Any, index: Any) -> Any:
-    """Python's brackets: on a tuple of results, or slices, integers, None and `...`."""
+    """Handles Python's brackets, on a tuple or with slices, integers, None and `...`."""
     if isinstance(input, list | tuple):
         return input[index]
     if isinstance(input, Opaque):
@@ -228,6 +228,6 @@ def getitem(w: Wiring, input: Any, index: Any) -> Any:
 
 @handles("glu")
 def glu(w: Wiring, input: Signal, dim: int = -1) -> Value:
-    """One half gates the other."""
+    """Multiplies one half by the gates of the other."""
     first, second = chunk(w, input, 2, dim)
     return w.combine(first, second)

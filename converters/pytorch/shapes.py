@@ -1,4 +1,4 @@
-"""The shapes of all results in a traced module, for an example input."""
+"""Computes the shapes of all results in a traced module, for an example input."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Shapes = Mapping[fx.Node, Any]
 
 
 def as_inputs(example_input: Any) -> tuple[Any, ...]:
-    """An example input as the arguments of a network."""
+    """Returns an example input as a tuple of arguments."""
     return example_input if isinstance(example_input, tuple) else (example_input,)
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """The same lists, tuples and dictionaries with something else for each tensor."""
+    """Applies a function to each tensor in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, list | tuple):
@@ -32,12 +32,12 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def to_meta(value: Any) -> Any:
-    """Inputs without values."""
+    """Moves inputs to the meta device."""
     return map_tensors(lambda tensor: tensor.to("meta"), value)
 
 
 class _ShapeInterpreter(fx.Interpreter):
-    """Runs a graph and notes the shape of every result; on the meta device if it can."""
+    """Runs a graph and records the shape of every result, on the meta device if possible."""
 
     def __init__(self, module: fx.GraphModule, on_meta: bool) -> None:
         super().__init__(module)
@@ -55,7 +55,7 @@ class _ShapeInterpreter(fx.Interpreter):
 
 
 def shape_of(result: Any) -> Any:
-    """The shape of a tensor, a list of shapes for several, a size as it is."""
+    """Returns the shape of a tensor, a list of shapes for several, and sizes unchanged."""
     if isinstance(result, Tensor):
         return tuple(result.shape)
     if isinstance(result, list | tuple) and not isinstance(result, torch.Size):
@@ -64,14 +64,14 @@ def shape_of(result: Any) -> Any:
 
 
 def shapes_in(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
-    """The shape of every node's result."""
+    """Returns the shape of every node's result."""
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     interpreter = _ShapeInterpreter(module, on_meta=True)
     try:
         with torch.no_grad(), stateless._reparametrize_module(module, meta):
             interpreter.run(*to_meta(example))
-    except Exception as error:  # Whatever the network's own code raises.
+    except Exception as error:  # The network's own code may raise anything.
         if not any(tensor.is_meta for tensor in tensors.values()):
             return _real_shapes(module, example)
         raise _wrong_example(example, error) from error
@@ -79,7 +79,7 @@ def shapes_in(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
 
 
 def _real_shapes(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
-    """For networks with tensors that cannot be moved to the meta device."""
+    """Computes shapes for networks with tensors that cannot be moved to the meta device."""
     interpreter = _ShapeInterpreter(module, on_meta=False)
     try:
         with torch.no_grad():
@@ -91,5 +91,5 @@ def _real_shapes(module: fx.GraphModule, example: tuple[Any, ...]) -> Shapes:
 
 def _wrong_example(example: tuple[Any, ...], error: Exception) -> ConversionError:
     return ConversionError(
-        f"Expected an example_input that the network takes (got {shape_of(example)}: {error})"
+        f"Expected an example_input that the network accepts (got {shape_of(example)}: {error})"
     )

@@ -1,7 +1,7 @@
-"""Where the functions of a traced computation come from.
+"""Identifies where the functions of a traced computation come from.
 
-Torch's own are known by their short names, and those of others only by their whole names, under
-which users have registered them.
+torch's own functions are known by their short names, and other functions only by their full names,
+under which users have registered them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from nfn_graph.converters.pytorch.handling import HANDLERS
 _PACKAGES = frozenset({"torch", "operator", "_operator", "math", "builtins"})
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
 
-#: Operators of aten that take or return something else than torch's functions.
+#: Operators of aten whose arguments or results differ from those of torch's functions.
 _OTHERWISE = {"batch_norm", "instance_norm", "embedding"} | {
     f"adaptive_max_pool{n}d" for n in (1, 2, 3)
 }
 
 
 class ForeignFunctionError(ConversionError):
-    """A computation calls a function of somebody else, whose name says nothing."""
+    """Raised if a computation calls a function of another package, whose effect is not known."""
 
 
 def is_torch(target: Any) -> bool:
-    """Whether a function returns tensors of torch, rather than numbers of Python."""
+    """Whether a function returns tensors, rather than Python numbers."""
     return isinstance(target, str | OpOverload | OpOverloadPacket) or _origin(target) == "torch"
 
 
 def is_known(target: Any) -> bool:
-    """Whether a function is torch's or Python's own, or its effect was registered."""
+    """Whether a function belongs to torch or Python, or its effect was registered."""
     if full_name(target) in HANDLERS:
         return True
     if isinstance(target, OpOverload | OpOverloadPacket):
@@ -41,7 +41,7 @@ def is_known(target: Any) -> bool:
 
 
 def check_known(target: Any) -> None:
-    """Refuses a function of somebody else, whatever its name."""
+    """Refuses functions of other packages, whatever their names."""
     if not is_known(target):
         raise ForeignFunctionError(
             f"Expected functions of torch (got {full_name(target)}, whose effect on neurons is "
@@ -50,19 +50,19 @@ def check_known(target: Any) -> None:
 
 
 def full_name(target: Any) -> str:
-    """A function's name with that of its module or namespace."""
+    """Returns a function's name with that of its module or namespace."""
     if isinstance(target, OpOverload | OpOverloadPacket):
         return _qualified(target)
     return f"{getattr(target, '__module__', '?')}.{function_name(target)}"
 
 
 def function_name(target: Any) -> str:
-    """The name of a method or function."""
+    """Returns the name of a method or function."""
     return str(target if isinstance(target, str) else getattr(target, "__name__", target))
 
 
 def operator_name(target: Any) -> str:
-    """The name under which a function, a method or an operator of aten is handled."""
+    """Returns the name under which a function, a method or an operator of aten is handled."""
     if full_name(target) in HANDLERS:
         return full_name(target)
     if not isinstance(target, OpOverload | OpOverloadPacket):
@@ -76,5 +76,5 @@ def _qualified(target: OpOverload | OpOverloadPacket) -> str:
 
 
 def _origin(target: Any) -> str:
-    """The package that a function belongs to."""
+    """Returns the package that a function belongs to."""
     return str(getattr(target, "__module__", None) or "").split(".")[0]

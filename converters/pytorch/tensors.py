@@ -1,4 +1,4 @@
-"""The tensors of a module as the values of its computation, and modules that wrap another one."""
+"""The tensors of a module as values of its computation, and modules that wrap another one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ _AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 
 
 def check_module(module: Any, what: str) -> None:
-    """Raises unless the user gave a module."""
+    """Raises unless a value is a module."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"Expected a torch.nn.Module as {what} (got {type(module).__name__})")
 
 
 def unwrapped_module(module: nn.Module) -> nn.Module:
-    """The network inside `torch.compile`, data parallelism or an average; else the module.
+    """Returns the network inside `torch.compile`, data parallelism or an average, or the module.
 
-    What it computes is what the wrapper computes; the wrapper's state dict has the same tensors
-    under longer keys.
+    It computes the same as the wrapper, whose state dict has the same tensors under longer keys.
     """
     *_, inner = _layers(module)
     return inner
 
 
 def unwrap_parts(module: nn.Module) -> None:
-    """Puts networks in the place of their wrappers, anywhere inside a module."""
+    """Replaces wrappers anywhere inside a module by the networks that they wrap."""
     for part in list(module.modules()):
         for name, child in part._modules.items():
             if child is not None:
@@ -45,7 +44,7 @@ def unwrap_parts(module: nn.Module) -> None:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and what it wraps, from the outside in."""
+    """Yields a module and what it wraps, from the outside in."""
     yield module
     inside = _inside(module)
     while inside is not None:
@@ -62,19 +61,20 @@ def _inside(module: nn.Module) -> nn.Module | None:
     if _is_compiled(module):
         return module._modules["_orig_mod"]
     for kind in _AROUND:
-        # A class derived from it may compute something else.
+        # A subclass may compute something else.
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return module._modules["module"]
     return None
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # By its name, since the import of torch._dynamo takes seconds.
+    # Compared by name, because importing torch._dynamo takes seconds.
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("torch._dynamo.eval_frame", "OptimizedModule")
 
 
-#: What makes tensors of equal numbers, and what reads them without ever writing into them.
+#: Functions that create tensors of equal numbers, and functions that never write to their
+#: arguments.
 _FILLS = frozenset({"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"})
 _READERS = frozenset(
     {"add", "sub", "mul", "truediv", "linear", "matmul", "cat", "stack", "where"}
@@ -84,12 +84,12 @@ _READERS = frozenset(
 class StoredTensors:
     """The state dict of a module, by the identity of its tensors.
 
-    One tensor under several keys is one weight; two tensors in one memory are refused, since
-    whatever is loaded into one of them changes the other.
+    A tensor under several keys is one weight. Two tensors in the same memory are refused, because
+    loading values into one of them changes the other.
 
     Args:
         state_dict: The tensors themselves, `module.state_dict(keep_vars=True)`.
-        constants: Those of them that are no weights, but carried along as they are.
+        constants: Tensors among them that are not weights and are carried along unchanged.
     """
 
     def __init__(self, state_dict: Mapping[str, Any], constants: Sequence[Tensor] = ()) -> None:
@@ -109,15 +109,14 @@ class StoredTensors:
             if first != key:
                 tied.setdefault(first, []).append(key)
         spans = _spans({key: self.tensors[key] for key in self.keys.values()})
-        # What is carried along never changes, nor does a part of it.
+        # Carried tensors never change, so other tensors may be parts of them.
         self._spans = {key: span for key, span in spans.items() if self._moves(self.tensors[key])}
         self.wiring = Wiring(self.tensors, tied)
 
     def fetch(self, tensor: Tensor | None) -> Value | None:
-        """A tensor of the module as a weight, or as a constant if the state dict has it not.
-
-        Buffers of whole numbers, such as masks and indices, are constants too: they are carried
-        along as they are.
+        """Returns a tensor of the module as a weight, or as a constant if it is not stored.
+        Integer buffers, such as masks and indices, are constants too and are carried along
+        unchanged.
         """
         if tensor is None:
             return None
@@ -130,8 +129,8 @@ class StoredTensors:
         for other, (start, stop) in self._spans.items():
             if span is not None and span[0] < stop and start < span[1]:
                 raise ConversionError(
-                    f"Expected tensors of the state dict or of their own (got one in the memory "
-                    f"of '{other}', which changes with it). Use '{other}' itself, or a clone"
+                    f"Expected tensors of the state dict or with their own memory (got one in the "
+                    f"memory of '{other}', which changes with it). Use '{other}' itself, or a clone"
                 )
         return self.wiring.constant(tuple(tensor.shape))
 
@@ -140,12 +139,12 @@ class StoredTensors:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is one of features, or refused as such; masks and counts are carried."""
+    """Whether a tensor belongs to the features or must be refused; masks and counts are carried."""
     return tensor.is_floating_point() or tensor.is_complex() or isinstance(tensor, nn.Parameter)
 
 
 def is_uniform(node: fx.Node, tensor: Tensor | None = None) -> bool:
-    """Whether a node makes a tensor of equal numbers, and nothing writes into it afterwards."""
+    """Whether a node creates a tensor of equal numbers to which nothing is written afterwards."""
     if tensor is None:
         is_filled = operator_name(node.target) in _FILLS
     else:
@@ -169,13 +168,13 @@ def _stays(node: fx.Node) -> bool:
 
 
 def _spans(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """The memory of every tensor, each its own."""
+    """Returns the memory of every tensor, and raises if two overlap."""
     found = {key: span for key, tensor in tensors.items() if (span := _span(tensor))}
     last, end = "", 0
     for key, (start, stop) in sorted(found.items(), key=lambda item: item[1]):
         if start < end:
             raise ConversionError(
-                f"Expected parameters with memory of their own (got '{last}' and '{key}', which "
+                f"Expected parameters with their own memory (got '{last}' and '{key}', which "
                 f"share memory without being one parameter). Use one parameter twice, or clone "
                 f"one of them"
             )
@@ -184,7 +183,7 @@ def _spans(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
 
 
 def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """The addresses from the first entry to the last, None where there is no memory."""
+    """Returns the addresses from the first entry to the last; None without memory."""
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -194,11 +193,10 @@ def _span(tensor: Tensor) -> tuple[int, int] | None:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Leaves a module's attributes as they are, whatever is run inside, in eval mode.
+    """Runs a block in eval mode and restores all attributes of a module afterwards.
 
-    A network that keeps what it computed, in an attribute or in a list or dictionary, would
-    otherwise be left with symbols instead of tensors, and one that counts its calls with
-    another count.
+    A network that stores its results in an attribute, a list or a dictionary would otherwise be
+    left with symbols instead of tensors, and one that counts its calls with a wrong count.
     """
     saved = [(vars(part), dict(vars(part))) for part in module.modules()]
     held = {
@@ -209,7 +207,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     }
     stored = module.state_dict(keep_vars=True).values()
     symbols = {id(t) for t in stored if isinstance(t, Tensor) and is_weight(t)}
-    # All others are computed with, and so may be changed.
+    # All other buffers are used with their values and may be changed.
     others = [b for b in module.buffers() if id(b) not in symbols and not b.is_inference()]
     counts = [(buffer, buffer._version, buffer.clone()) for buffer in others]
     module.eval()
@@ -235,7 +233,7 @@ def _refill(container: Any, before: Any) -> None:
 
 
 def check_as_written(module: nn.Module) -> None:
-    """Refuses a module that does more than its class says, which a trace would not see."""
+    """Refuses a module that does more than its class, because a trace would not see it."""
     before = [
         hook for hook in module._forward_pre_hooks.values() if not isinstance(hook, WeightNorm)
     ]
@@ -246,13 +244,13 @@ def check_as_written(module: nn.Module) -> None:
         )
     if "forward" in vars(module):
         raise ConversionError(
-            f"Expected {type(module).__name__} as it is written (got one with another forward "
-            f"put in its place). Write a module with this forward instead"
+            f"Expected {type(module).__name__} with the forward of its class (got one whose "
+            f"forward was replaced). Write a module with this forward instead"
         )
 
 
 def normed_tensors(module: nn.Module) -> dict[int, tuple[Tensor, Tensor, int]]:
-    """The direction, length and axis of each weight of `nn.utils.weight_norm`, by its id."""
+    """Returns the direction, length and axis of each weight of `nn.utils.weight_norm`, by id."""
     return {
         id(vars(module)[hook.name]): (
             getattr(module, f"{hook.name}_v"),

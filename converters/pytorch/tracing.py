@@ -1,4 +1,4 @@
-"""Following the computation of a torch module: torch.fx, or torch.export where that fails."""
+"""Follows the computation of a torch module with torch.fx, or with torch.export if that fails."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from nfn_graph.data import Layout
 
 
 def follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> None:
-    """The computation of a module that torch.fx has traced."""
+    """Follows the computation of a module that torch.fx has traced."""
     wiring = stored.wiring
     known: dict[fx.Node, Any] = {}
     modules = dict(module.named_modules())
@@ -90,13 +90,13 @@ def follow_fx(stored: StoredTensors, module: fx.GraphModule, shapes: Shapes) -> 
 def _note(
     wiring: Wiring, known: dict[fx.Node, Any], node: fx.Node, result: Any, shape: Any
 ) -> None:
-    """Keeps a result; that of an operation in place is its first operand from here on."""
+    """Keeps a result; that of an in-place operation replaces its first operand from here on."""
     known[node] = result = _annotated(wiring, result, shape)
     name = operator_name(node.target)
     if name.endswith("_") and not name.endswith("__") and node.all_input_nodes:
         first = node.all_input_nodes[0]
         if first.op == "get_attr" and len(node.all_input_nodes) > 1:
-            # torch.fx reads it anew at every use, and so would miss what was put into it.
+            # torch.fx reads the tensor again at every use and would miss the change.
             wiring.refuse(
                 f"Expected tensors of the module to stay as they are (got {name} in place on "
                 f"'{first.target}'). Clone it first"
@@ -124,9 +124,9 @@ def _call(stored: StoredTensors, node: fx.Node, args: Sequence[Any], kwargs: dic
         return wiring.constant(None, is_uniform=is_uniform(node))
     try:
         result = target(*args, **kwargs)
-    except Exception as error:  # Whatever Python does with numbers that are not known.
+    except Exception as error:  # Python code may raise anything for unknown numbers.
         raise ConversionError(
-            f"Expected a computation of sizes that can be followed (got {name}: {error}). Give "
+            f"Expected a computation of sizes that can be followed (got {name}: {error}). Pass "
             f"an example_input"
         ) from error
     return map_tensors(stored.fetch, result)
@@ -139,30 +139,30 @@ def _leaves(args: Any) -> list[Any]:
 
 
 def _has_packed(error: BaseException) -> bool:
-    """Whether code that failed had a packed sequence at hand."""
+    """Whether code that failed had a packed sequence among its variables."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(isinstance(x, PackedSequence) for f in frames for x in f.f_locals.values())
 
 
 def follow_export(stored: StoredTensors, module: nn.Module, example: tuple[Any, ...]) -> None:
-    """The computation of a module as torch.export sees it: operators of aten, real shapes."""
+    """Follows the computation of a module with torch.export: operators of aten, real shapes."""
     try:
         with warnings.catch_warnings():
-            # The attributes of the module are put back afterwards.
+            # The attributes of the module are restored afterwards.
             warnings.filterwarnings("ignore", message="(?s).*assigned during export")
             program = torch.export.export(module, example, strict=False)
     except Exception as error:
         if _has_packed(error):
             raise ConversionError(
-                "Expected whole sequences (got a packed one, whose entries lie in another order). "
-                "Give the padded sequence"
+                "Expected whole sequences (got a packed one, whose entries are in another order). "
+                "Pass the padded sequence"
             ) from error
         raise ConversionError(
             f"Expected a computation without data-dependent control flow and unknown operators "
             f"(got {type(module).__name__}, which torch.export cannot follow: {error})"
         ) from error
     wiring = stored.wiring
-    wiring.tape.lose("its code looks at shapes, so that torch.fx cannot follow it")
+    wiring.tape.lose("its code looks at shapes, so torch.fx cannot follow it")
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     known: dict[fx.Node, Any] = {}
@@ -229,9 +229,9 @@ Example = tuple[Any, ...] | None
 
 
 def trace(module: nn.Module, example_input: Any = None) -> Layout:
-    """The layout of a module's state dict, in eval mode."""
+    """Returns the layout of a module's state dict, in eval mode."""
     example = None if example_input is None else as_inputs(example_input)
-    # Keys are those of the module, whatever it is wrapped in.
+    # Keys are those of the module, including its wrappers.
     tensors = module.state_dict(keep_vars=True)
     if StoredTensors(tensors).on_meta:
         example = to_meta(example)
@@ -254,11 +254,11 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
         graph_module, _ = _symbolic_trace(network, example)
     except ConversionError:
         raise
-    except Exception as error:  # Whatever the module's own code does with a symbolic input.
+    except Exception as error:  # The module's own code may raise anything on a symbolic input.
         if example is None:
             raise ConversionError(
                 f"Expected a computation that does not depend on its input's shape or values "
-                f"(got {type(network).__name__}, which torch.fx cannot follow: {error}). Give "
+                f"(got {type(network).__name__}, which torch.fx cannot follow: {error}). Pass "
                 f"an example_input"
             ) from error
         follow_export(stored, network, example)
@@ -268,8 +268,8 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
         follow_fx(stored, graph_module, shapes)
     except ForeignFunctionError as error:
         if example is None:
-            raise ConversionError(f"{error}. Give an example_input to look into it") from error
-        # torch.fx keeps it whole; what it does shows in the operators of an exported network.
+            raise ConversionError(f"{error}. Pass an example_input to trace into it") from error
+        # torch.fx keeps the function whole, but torch.export shows its operators.
         stored = StoredTensors(tensors)
         follow_export(stored, network, example)
     return stored
@@ -278,9 +278,10 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
 def _with_constants(
     tensors: Mapping[str, Any], network: nn.Module, example: Example
 ) -> StoredTensors | None:
-    """The same with the buffers that the code reads as constants, which fix what they meet.
+    """Follows the network again with the buffers that its code reads as constants.
 
-    None if it reads none, or if the computation cannot be followed so either.
+    The constants fix the neurons that they are combined with. Returns None if the code reads no
+    buffers, or if the computation cannot be followed in this way either.
     """
     try:
         graph_module, constants = _symbolic_trace(network, example, False)
@@ -288,13 +289,13 @@ def _with_constants(
             return None
         stored = StoredTensors(tensors, constants)
         follow_fx(stored, graph_module, {} if example is None else shapes_in(graph_module, example))
-    except Exception:  # The first attempt has the reason.
+    except Exception:  # The first attempt has the reason to report.
         return None
     return stored
 
 
 class _Proxy(fx.Proxy):
-    """A symbol whose `+=` is one operation in place, as it is of a tensor."""
+    """A symbol whose `+=` is one in-place operation, as for a tensor."""
 
     def _in_place(self, function: Any, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
@@ -313,11 +314,11 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Looks into everything but the modules that torch.nn itself defines.
+    """Traces into everything except the modules that torch.nn itself defines.
 
-    Parameters are symbols, and so are whole numbers with several axes, which are masks or would
-    be weights. The code may look at the values of other whole numbers, counts and indices, and
-    of tensors outside of the state dict.
+    Parameters are symbols, and so are integer tensors with several axes, which are masks or would
+    be weights. The code may read the values of other integer tensors (counts and indices) and of
+    tensors that are not in the state dict.
     """
 
     proxy_buffer_attributes = True
@@ -328,15 +329,15 @@ class _Tracer(fx.Tracer):
         stored = module.state_dict(keep_vars=True).values()
         self._stored = {id(t): t for t in stored if isinstance(t, Tensor)}
         self._with_buffers = with_buffers
-        #: The floating-point buffers that were read as values.
+        #: The floating-point buffers whose values were read.
         self.constants: list[Tensor] = []
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """A symbol for the result of a node."""
+        """Returns a symbol for the result of a node."""
         return _Proxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """A symbol, or the value itself."""
+        """Returns a symbol, or the value itself."""
         if not isinstance(attr_val, Tensor) or self._is_symbol(attr_val):
             return super().getattr(attr, attr_val, parameter_proxy_cache)
         if is_weight(attr_val) and id(attr_val) in self._stored:
@@ -346,7 +347,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A module of attention in plain operations; any other as it is."""
+        """Replaces a module of attention by plain operations, and calls other modules."""
         plain = PLAIN.get(type(m))
         if plain is None:
             return super().call_module(m, forward, args, kwargs)
@@ -369,7 +370,7 @@ class _Tracer(fx.Tracer):
 def _symbolic_trace(
     module: nn.Module, example: Example, with_buffers: bool = True
 ) -> tuple[fx.GraphModule, list[Tensor]]:
-    """The module as a graph, and the stored tensors whose values were read."""
+    """Returns the module as a graph, and the stored tensors whose values were read."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     given = len(example) if example is not None else 0
     defaults = {

@@ -20,26 +20,26 @@ def _weight(w: Wiring, x: Any) -> Weight:
     if not isinstance(x, Weight):
         w.refuse(
             "Expected a weight of the state dict (got a computed tensor). Remove "
-            "parametrisations first, or give a module whose weights are stored"
+            "parametrisations first, or pass a module whose weights are stored"
         )
     return x
 
 
 @handles("linear")
 def linear(w: Wiring, input: Value, weight: Any, bias: Any = None) -> Value:
-    """`input @ weight.T + bias`."""
+    """Handles `input @ weight.T + bias`."""
     return w.linear(input, _weight(w, weight), bias)
 
 
 @handles("matmul", "mm", "bmm", "rmatmul")
 def matmul(w: Wiring, input: Value, other: Value) -> Value:
-    """A product with a stored matrix, or along positions."""
+    """Handles a product with a stored matrix, or along positions."""
     return w.matmul(input, other)
 
 
 @handles("addmm", "baddbmm")
 def addmm(w: Wiring, input: Value, mat1: Value, mat2: Value, **_: Any) -> Value:
-    """`input + mat1 @ mat2`."""
+    """Handles `input + mat1 @ mat2`."""
     return w.combine(w.matmul(mat1, mat2), input)
 
 
@@ -53,7 +53,7 @@ def _conv(transposed: bool) -> Handler:
         groups: int = 1,
         **_: Any,
     ) -> Value:
-        # After the stride, the padding, and the dilation or the padding of the output.
+        # Groups come after the stride, the padding, and the dilation or output padding.
         groups = sizes[3] if len(sizes) > 3 else groups
         return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=transposed)
 
@@ -67,26 +67,26 @@ for _n in (1, 2, 3):
 
 @handles("convolution")
 def convolution(w: Wiring, input: Value, weight: Any, bias: Any, *sizes: Any) -> Value:
-    """The general operator of aten, which gives all its arguments in their order."""
+    """Handles the general operator of aten, which passes all arguments by position."""
     _stride, _padding, _dilation, transposed, _output_padding, groups = sizes
     return w.conv(input, _weight(w, weight), bias, groups=groups, transposed=transposed)
 
 
 @handles("embedding")
 def embedding(w: Wiring, input: Value, weight: Any, *_: Any, **__: Any) -> Value:
-    """A linear map of one-hot inputs: one input neuron per row."""
+    """Handles a linear map of one-hot inputs, with one input neuron per row."""
     weight = _weight(w, weight)
     if not isinstance(input, Opaque):
         w.refuse("Expected indices that come from the input (got computed ones)")
     shape = (None, None) if input.shape is None else input.shape
     rows = w.opaque([input], (*shape, weight.shape[0]))
-    # Indices come with any number of axes: one per batch, or one per token of it.
+    # Indices may have any number of axes: one per batch, or one per token of it.
     return replace(w.linear(rows, weight, target=1, source=0), guessed=input.shape is None)
 
 
 @handles("aten.embedding")
 def aten_embedding(w: Wiring, weight: Any, indices: Value, *_: Any, **__: Any) -> Value:
-    """The same with aten's order of arguments."""
+    """Handles an embedding with aten's order of arguments."""
     return embedding(w, indices, weight)
 
 
@@ -101,7 +101,7 @@ def batch_norm(
     *_: Any,
     **__: Any,
 ) -> Value:
-    """Parameters and statistics along axis 1, of all inputs or of each on its own."""
+    """Handles parameters and statistics along axis 1, for all inputs or for each one."""
     found = [p for p in (weight, bias, running_mean, running_var) if p is not None]
     return w.channel_norm(input, found)
 
@@ -117,7 +117,7 @@ def aten_batch_norm(
     *_: Any,
     **__: Any,
 ) -> Value:
-    """The same with aten's order of arguments."""
+    """Handles a batch norm with aten's order of arguments."""
     return batch_norm(w, input, running_mean, running_var, weight, bias)
 
 
@@ -131,7 +131,7 @@ def layer_norm(
     *_: Any,
     **__: Any,
 ) -> Value:
-    """Statistics over the last axes, parameters of their shape."""
+    """Handles statistics over the last axes, with parameters of their shape."""
     found = [p for p in (weight, bias) if p is not None]
     return w.layer_norm(input, found, len(ints(normalized_shape)))
 
@@ -140,7 +140,7 @@ def layer_norm(
 def rms_norm(
     w: Wiring, input: Value, normalized_shape: Any, weight: Any = None, *_: Any, **__: Any
 ) -> Value:
-    """The same without a shift."""
+    """Handles a layer norm without a shift."""
     return layer_norm(w, input, normalized_shape, weight)
 
 
@@ -154,20 +154,20 @@ def group_norm(
     *_: Any,
     **__: Any,
 ) -> Value:
-    """Statistics over groups of channels."""
+    """Handles statistics over groups of channels."""
     return w.group_norm(input, num_groups, [p for p in (weight, bias) if p is not None])
 
 
 @handles("prelu")
 def prelu(w: Wiring, input: Value, weight: Any) -> Value:
-    """One slope, or one per channel."""
+    """Handles one slope, or one per channel."""
     weight = _weight(w, weight)
     return w.combine(input, weight) if weight.shape == (1,) else w.channelwise(input, [weight], 1)
 
 
 @handles("_weight_norm")
 def weight_norm(w: Wiring, v: Any, g: Any, dim: int = 0) -> Value:
-    """Both tensors of a weight norm lie along the same neurons."""
+    """Handles a weight norm, whose two tensors are indexed by the same neurons."""
     return w.combine(_weight(w, v), _weight(w, g))
 
 
@@ -175,7 +175,7 @@ KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def recurrent_name(module: nn.RNNBase | nn.RNNCellBase) -> str:
-    """The operator that a recurrent network or cell of torch.nn applies."""
+    """Returns the operator that a recurrent network or cell of torch.nn applies."""
     if isinstance(module, nn.RNNBase):
         return module.mode.lower()
     kind = type(module).__name__.removesuffix("Cell").lower()
@@ -183,7 +183,7 @@ def recurrent_name(module: nn.RNNBase | nn.RNNCellBase) -> str:
 
 
 def recurrent_weights(module: nn.RNNBase) -> list[Any]:
-    """The tensors of a recurrent network, layer after layer, in the order of aten's operators."""
+    """Returns the tensors of a recurrent network in the order of aten's operators."""
     return [getattr(module, name) for names in module._all_weights for name in names]
 
 
@@ -201,7 +201,7 @@ def _network(is_lstm: bool) -> Handler:
         batch_first: bool = False,
     ) -> tuple[Value, ...]:
         if not isinstance(params, list | tuple):
-            w.refuse("Expected a whole sequence (got a packed one). Give the padded sequence")
+            w.refuse("Expected a whole sequence (got a packed one). Pass the padded sequence")
         if isinstance(input, Opaque):
             input = w.ranked(input, 3)
         steps = num_layers * (2 if bidirectional else 1)
@@ -224,7 +224,7 @@ def _network(is_lstm: bool) -> Handler:
                 cells.append(cell)
             outputs += found
             x = w.concat(found, -1) if bidirectional else found[0]
-        # A single sequence has no axis for a batch.
+        # A single sequence has no batch axis.
         time = 0 if outputs[0].rank == 2 or not batch_first else 1
         states = [stack_states(outputs, time)]
         return (x, *states, stack_states(cells, time)) if is_lstm else (x, *states)
@@ -246,7 +246,7 @@ def _cell(is_lstm: bool) -> Handler:
 
 
 def _starts(w: Wiring, states: Sequence[Any] | None, count: int) -> list[list[Any]]:
-    """The first states of every layer and direction, one list for outputs and one for cells."""
+    """Returns the initial states of every layer and direction, for outputs and for cells."""
     if states is None:
         return []
     return [[_start(w, state, i) for i in range(count)] for state in states]

@@ -1,13 +1,13 @@
 """The store keeps many networks in few files, for `nfn-graph convert` and the zoo builders.
 
-    store.json                      the version of the format, and what is in the store
-    architectures/NAME.json         a layout, once for all networks that have it
+    store.json                      the version of the format, and a description of the contents
+    architectures/NAME.json         a layout, which all networks of an architecture share
     weights/SHARD.safetensors       `NAME/float32` is `[networks, entries]`: one row per network
-    metadata/SHARD.parquet          a row of the table per network
-    shards/SHARD.json               sizes and checksums of both, written last
+    metadata/SHARD.parquet          the table, with one row per network
+    shards/SHARD.json               sizes and checksums of both files, written last
 
-A shard counts when its record in `shards/` is there, which is written last and in one step. So
-a process that is killed leaves whole shards only.
+A shard is valid once its record in `shards/` exists, which is written last and atomically. So a
+process that is killed leaves only complete shards.
 """
 
 from nfn_graph.converters.store.dataset import WeightDataset

@@ -1,4 +1,4 @@
-"""What all networks of one architecture share: their layout, and the order of their entries."""
+"""What all networks of an architecture share: their layout, and the order of their entries."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ FOLDER = "architectures"
 
 
 class Entries(NamedTuple):
-    """One tensor of every network of an architecture.
+    """A tensor that every network of an architecture has.
 
     Attributes:
         place: Its name in `GraphParts.tensors`.
-        dtype: Its type; the entries of one type are one record.
+        dtype: Its type. The entries of one type form one record.
         shape: Its shape.
-        begin: Its first entry in the record.
-        end: The entry after its last one.
+        begin: The position of its first entry in the record.
+        end: The position after its last entry.
     """
 
     place: str
@@ -57,9 +57,9 @@ class Network(NamedTuple):
     """A network, ready to be written.
 
     Attributes:
-        architecture: What it shares with others.
+        architecture: The part that it shares with other networks.
         tensors: Its tensors, in the order of `architecture.entries`.
-        notes: What is its own and no tensor, as JSON; None if there is nothing.
+        notes: Its other values as JSON; None if there are none.
     """
 
     architecture: Architecture
@@ -68,11 +68,11 @@ class Network(NamedTuple):
 
 
 class Architecture:
-    """The layout of many networks, and where their tensors lie in a record.
+    """The layout of many networks, and the positions of their tensors in a record.
 
     Args:
         text: The JSON document that describes it. Its checksum is the architecture's name, so
-            that a damaged one is noticed.
+            damage is detected.
         path: The file that it was read from, if any.
     """
 
@@ -89,13 +89,13 @@ class Architecture:
             end = begin + math.prod(shape)
             self.record_sizes[dtype] = end
             self.entries.append(Entries(place, dtype, tuple(shape), begin, end))
-        # Carried tensors are of each network; empty ones stand for them.
+        # Every network has its own carried tensors. Here, empty tensors take their places.
         places = {entry.place: torch.empty(0) for entry in self.entries}
         self.layout = layout_from_json(document["layout"], places)
 
     @cached_property
     def has_own_layouts(self) -> bool:
-        """Whether the layouts of single networks hold something that is theirs alone."""
+        """Whether the layouts of single networks hold values of their own."""
         layout: Layout | None = self.layout
         while layout is not None:
             if layout.carried:
@@ -105,7 +105,7 @@ class Architecture:
 
     @cached_property
     def features(self) -> dict[Key, Entries]:
-        """The features of every type."""
+        """The entries of the features of every type."""
         found: dict[Key, Entries] = {}
         for entry in self.entries:
             kind, *store, attribute = entry.place.split("/")
@@ -115,7 +115,7 @@ class Architecture:
 
     @cached_property
     def plain(self) -> tuple[torch.dtype, int] | None:
-        """The type and the channels of all features; None if they differ, or there is more."""
+        """The dtype and channels of all features; None if they differ or there is other data."""
         stored = [e for e in self.entries if e.place.startswith("store/")]
         kinds = {(e.dtype, e.shape[2]) for e in self.features.values()}
         if len(stored) > len(self.features) or len(kinds) != 1 or self.layout.within is not None:
@@ -123,12 +123,12 @@ class Architecture:
         return kinds.pop()
 
     def span(self, key: Key) -> tuple[int, int]:
-        """The first entry of a type's features in the record, and their number."""
+        """Returns the position and the number of a type's feature entries in the record."""
         entry = self.features.get(key)
         return (0, 0) if entry is None else (entry.begin, entry.end - entry.begin)
 
     def check(self) -> None:
-        """Raises `ValueError` unless the layout and the tensors say the same."""
+        """Raises `ValueError` unless the layout and the tensors are consistent."""
         tensors = {
             e.place: torch.empty(e.shape, dtype=e.dtype, device="meta") for e in self.entries
         }
@@ -138,26 +138,26 @@ class Architecture:
             to_state_dict(graph)
 
     def tensors(self, records: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
-        """The tensors in the records of one network."""
+        """Returns the tensors in the records of one network."""
         return {e.place: records[e.dtype][e.begin : e.end].view(e.shape) for e in self.entries}
 
     def own_layout(self, tensors: Mapping[str, Tensor], notes: Sequence[Any]) -> Layout:
-        """The layout of one network, with what it carries."""
+        """Returns the layout of one network, with its carried values."""
         if not self.has_own_layouts and not any(notes):
             return self.layout
         return _carrying(self.layout, tensors, notes, "carried")
 
     def graph(self, records: Mapping[torch.dtype, Tensor], notes: str | None) -> WeightGraph:
-        """The graph of one network, in the memory of its records."""
+        """Builds the graph of one network, which shares memory with its records."""
         tensors = self.tensors(records)
         if not notes:
             return put_together(self.own_layout(tensors, []), tensors, {})
         try:
             carried, other = json.loads(notes)
             graph = put_together(self.own_layout(tensors, carried), tensors, other)
-            # Notes may say anything, also of what are tensors.
+            # Notes may contain anything, including values in place of tensors.
             check_graph(graph)
-        except Exception as error:  # whatever damaged notes lead to
+        except Exception as error:  # Damaged notes may cause any error.
             raise ConversionError(
                 f"Expected the notes that were written for a network (got {notes[:80]!r}: "
                 f"{one_line(error)}). The table of the store is damaged."
@@ -165,14 +165,14 @@ class Architecture:
         return graph
 
     def __reduce__(self) -> Any:
-        # Batches are sent between processes: the file's name instead of its content.
+        # Batches are sent between processes with the name of the file instead of its content.
         if self.path is None:
             return Architecture, (self.text,)
         return read_architecture, (self.path,)
 
 
 def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
-    """A graph as it is written."""
+    """Converts a graph to the form in which it is written."""
     parts = take_apart(graph)
     carried = _take_values(parts.layout)
     tensors = [
@@ -181,11 +181,11 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
     for place, tensor in parts.tensors.items():
         if tensor.dtype not in safetensors.DTYPES or tensor.layout != torch.strided:
             raise ConversionError(
-                f"Expected '{place}' of a type that safetensors files have (got a tensor of "
+                f"Expected '{place}' of a type that safetensors files support (got a tensor of "
                 f"{tensor.dtype}, {tensor.layout})"
             )
     layout: Layout = graph.layout
-    # All that the document depends on; a transform's former layout is not compared, but written.
+    # All that the document depends on. Layouts before a transform are written, but not compared.
     signature = (
         *(layout, layout.computation, layout.keys, str(layout.channels), tuple(layout.carried)),
         tuple(layout.aside.items()),
@@ -201,19 +201,19 @@ def describe(graph: WeightGraph, known: dict[Any, Architecture]) -> Network:
 
 
 def architecture_file(folder: Path, name: str) -> Path:
-    """Where a store keeps an architecture, whose name is its checksum."""
+    """Returns the path of an architecture in a store; its name is its checksum."""
     return folder / FOLDER / f"{name}.json"
 
 
 @functools.lru_cache(maxsize=1024)
 def read_architecture(path: Path) -> Architecture:
-    """The architecture in a file, whose name is its checksum."""
+    """Reads an architecture from a file whose name is its checksum."""
     try:
         found = Architecture(check_regular(path).read_text("utf-8"), path)
         found.check()
     except FileNotFoundError as error:
         raise damaged_architecture(path, "none") from error
-    except Exception as error:  # whatever a damaged document leads to
+    except Exception as error:  # A damaged document may cause any error.
         raise damaged_architecture(path, f"{type(error).__name__}: {error}") from error
     if found.name != path.stem:
         raise damaged_architecture(path, f"one with the checksum {found.name}")
@@ -221,17 +221,17 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def damaged_architecture(path: Path, got: str) -> StoreDamageError:
-    """The error for an architecture that is not as it was written."""
+    """Returns the error for an architecture that is missing or has changed."""
     return damage_error(
         path,
         got,
-        "convert again with --overwrite; of a zoo, delete the records in 'shards' that name it, "
-        "and build again",
+        "convert again with --overwrite; for a zoo, delete the records in 'shards' that name it, "
+        "and build it again",
     )
 
 
 def _take_values(layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Replaces carried values by None; returns them, of this layout and those before it."""
+    """Replaces carried values by None, and returns those of this layout and of previous ones."""
     own = dict(layout["carried"])
     layout["carried"] = dict.fromkeys(own)
     before = layout["before"]

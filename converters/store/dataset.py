@@ -1,4 +1,4 @@
-"""The networks of a store as a PyG dataset: `WeightDataset`, and batches of equal shapes."""
+"""`WeightDataset`, the networks of a store as a PyG dataset, and batches of equal shapes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from nfn_graph.messages import UserError
 
 
 class BucketedSampler(Sampler[list[int]]):
-    """A batch sampler: every batch holds networks of one architecture only.
+    """A batch sampler whose batches each hold networks of a single architecture.
 
-    Every epoch the networks of each architecture are shuffled and cut into batches, and the
-    batches are shuffled. The seed and the epoch decide the order, and nothing else.
+    In every epoch, the networks of each architecture are shuffled and divided into batches, and
+    then the batches are shuffled. The order depends only on the seed and the epoch.
 
     Args:
-        architectures: A number for the architecture of every network.
-        batch_size: Networks per batch; the last batch of an architecture may be smaller.
-        shuffle: Whether to shuffle; otherwise architectures and networks come in their order.
-        seed: Seed of the order.
+        architectures: The number of the architecture of every network.
+        batch_size: The number of networks per batch; the last batch of an architecture may be
+            smaller.
+        shuffle: Whether to shuffle; otherwise architectures and networks keep their order.
+        seed: The seed of the order.
         drop_last: Whether to leave out batches that are not full.
     """
 
@@ -58,11 +59,11 @@ class BucketedSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> BucketedSampler:
-        """This object: Lightning sets the epoch of the sampler of a batch sampler."""
+        """The sampler itself. Lightning sets the epoch of the `sampler` of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of an epoch; every pass counts up."""
+        """Sets the epoch, which determines the order. Every pass increases it by one."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -90,16 +91,16 @@ Self = TypeVar("Self", bound="WeightDataset")
 
 
 class WeightDataset(Dataset):
-    """The networks of a store: graphs by position, subsets by metadata, batches at once.
+    """The networks of a store: graphs by position, subsets by metadata, whole batches.
 
-    `dataset[i]` is a graph with memory of its own; slices, lists and masks give a subset, as with
+    `dataset[i]` is a graph with its own memory. Slices, lists and masks return a subset, as with
     any PyG dataset. `nfn_graph.DataLoader` reads the networks of a batch together and creates
     single graphs only if there is a transform. Worker processes map the files themselves.
 
     Args:
         store: The folder of a store, or an open store.
-        attributes: Columns of the table that become attributes of the graphs, as tensors of one
-            number, by the name of the attribute.
+        attributes: Columns of the table that become attributes of the graphs (tensors of one
+            number), by the name of the attribute.
         transform: A function that is applied to every graph.
 
     Example:
@@ -135,26 +136,26 @@ class WeightDataset(Dataset):
 
     @property
     def folder(self) -> Path:
-        """The store's folder."""
+        """The folder of the store."""
         return self.store.folder
 
     @property
     def description(self) -> dict[str, Any]:
-        """What `store.json` says."""
+        """The contents of `store.json`."""
         return self.store.description
 
     def indices(self) -> Any:
-        """The positions of the networks in the store's table."""
+        """Returns the positions of the networks in the store's table."""
         return range(len(self.store)) if self._indices is None else self._indices
 
     def _positions(self, indices: Any = slice(None)) -> Numbers:
-        """The positions of some of the networks."""
+        """Returns the positions of some of the networks."""
         if self._indices is None:
             return np.arange(len(self.store))[indices]
         return self._indices[indices]
 
     def len(self) -> int:
-        """The number of networks in the store."""
+        """Returns the number of networks in the store."""
         return len(self.store)
 
     def __len__(self) -> int:
@@ -162,7 +163,7 @@ class WeightDataset(Dataset):
 
     @property
     def table(self) -> Any:
-        """The metadata of the networks, a `pyarrow.Table`."""
+        """The metadata of the networks as a `pyarrow.Table`."""
         table = self.store.table
         return table if self._indices is None else table.take(arrow().array(self._indices))
 
@@ -172,7 +173,7 @@ class WeightDataset(Dataset):
         return rows_of(self.folder, self.table)
 
     def column(self, name: str) -> Any:
-        """One column of the table, a `pyarrow.ChunkedArray`."""
+        """Returns one column of the table as a `pyarrow.ChunkedArray`."""
         column = _column(self.store.table, name)
         return column if self._indices is None else column.take(arrow().array(self._indices))
 
@@ -183,12 +184,12 @@ class WeightDataset(Dataset):
 
     @property
     def architectures(self) -> Numbers:
-        """A number for the architecture of every network: the same for the same shapes."""
+        """The number of the architecture of every network, equal for equal shapes."""
         return self.store.places.architecture[self._positions()]
 
     @property
     def sizes(self) -> list[int]:
-        """The number of weights of every network, for `EdgeBatchSampler`; none is read."""
+        """The number of weights of every network, for `EdgeBatchSampler`. No weights are read."""
         store = self.store
         sizes = [
             store.architecture(i).layout.num_entries for i in range(len(store.architecture_names))
@@ -198,12 +199,12 @@ class WeightDataset(Dataset):
     def where(self: Self, *conditions: str, **values: Any) -> Self:
         """Selects the networks that meet all conditions.
 
-        Values have the type of their column: `"train_fraction=1.0"` finds the number 1.
+        Values are converted to the type of their column: `"train_fraction=1.0"` finds the number 1.
 
         Args:
-            conditions: Texts, as the command line takes them: `"width=8"`, or `"width=8,16"` for
-                one of several values.
-            values: The value that a column has, or a list of values of which it has one.
+            conditions: Conditions as on the command line: `"width=8"`, or `"width=8,16"` for one of
+                several values.
+            values: The value of a column, or a list of allowed values, by the name of the column.
         """
         found = None
         for name, wanted in [*map(_parsed, conditions), *values.items()]:
@@ -237,12 +238,12 @@ class WeightDataset(Dataset):
         return subset
 
     def examples(self) -> list[WeightGraph]:
-        """One network of every architecture."""
+        """Returns one network of every architecture."""
         _, first = np.unique(self.architectures, return_index=True)
         return [self[int(i)] for i in np.sort(first)]
 
     def with_attributes(self: Self, **values: Tensor) -> Self:
-        """The same networks with further attributes: tensors with a row for each of them."""
+        """Returns the same networks with further attributes: tensors with one row per network."""
         found = copy.copy(self)
         found.attributes = dict(self.attributes)
         at = torch.from_numpy(self._positions())
@@ -257,13 +258,13 @@ class WeightDataset(Dataset):
         return found
 
     def with_transform(self: Self, transform: Callable[[WeightGraph], Any] | None) -> Self:
-        """The same networks, each passed through a function when it is read."""
+        """Returns the same networks with a function that is applied to every graph."""
         found = copy.copy(self)
         found.transform = transform
         return found
 
     def state_dict(self, index: int, channel: str | None = None) -> dict[str, Tensor]:
-        """The checkpoint of one network; of several channels, the weights or the named one."""
+        """Returns the checkpoint of one network, with the weights or the values of a channel."""
         return to_state_dict(self.store.graph(self.indices()[index]), channel)
 
     def __getitem__(self, idx: Any) -> Any:
@@ -273,14 +274,14 @@ class WeightDataset(Dataset):
         return (self[i] for i in range(len(self)))
 
     def get(self, idx: int) -> WeightGraph:
-        """The graph at a position of the store's table."""
+        """Returns the graph at a position of the store's table."""
         graph = self.store.graph(int(idx))
         for name, values in self.attributes.items():
             graph[name] = values[idx : idx + 1].clone()
         return graph
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """Several networks, read together; what a `DataLoader` calls for a batch."""
+        """Returns several networks, read together. A `DataLoader` calls this for every batch."""
         if self.transform is not None:
             return [self[i] for i in indices]
         chosen = self._positions(np.asarray(indices, dtype=np.int64))
@@ -291,7 +292,7 @@ class WeightDataset(Dataset):
     def bucketed(
         self, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
     ) -> BucketedSampler:
-        """A batch sampler that keeps networks of the same shapes together."""
+        """Returns a batch sampler that groups networks of the same shapes."""
         return BucketedSampler(self.architectures, batch_size, shuffle, seed, drop_last)
 
     def __repr__(self) -> str:
@@ -312,7 +313,7 @@ def _parsed(condition: str) -> tuple[str, list[str]]:
 
 
 def _is_in(column: Any, name: str, value: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Where a column has a value, or one of several."""
+    """Returns a mask of where a column has a value, or one of several."""
     several = isinstance(value, list | tuple | set | frozenset)
     wanted = list(value) if several else [value]
     try:
@@ -328,7 +329,7 @@ def _is_in(column: Any, name: str, value: Any) -> np.ndarray[Any, np.dtype[np.bo
 
 
 def choose(dataset: Self, conditions: Sequence[str]) -> Self:
-    """The networks that meet the conditions of an option `--where`, at least one."""
+    """Returns the networks that meet the conditions of `--where`, and raises if there are none."""
     chosen = dataset.where(*conditions)
     if not len(chosen):
         found = f"with {' '.join(conditions)} " if conditions else ""
@@ -337,7 +338,7 @@ def choose(dataset: Self, conditions: Sequence[str]) -> Self:
 
 
 def _numbers(table: Any, name: str, column: str) -> Tensor:
-    """A column as a tensor; numbers with a fraction in torch's own precision."""
+    """Converts a column to a tensor; floats get torch's default dtype."""
     values = _column(table, column)
     types = arrow().types
     is_number = types.is_boolean(values.type) or types.is_integer(values.type)

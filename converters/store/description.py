@@ -1,6 +1,6 @@
-"""The folder of a store: `store.json`, which says its format, and the locks of its writers.
+"""The folder of a store: `store.json`, which records its format, and the locks of its writers.
 
-A lock ends with the process that holds it.
+A lock is released when the process that holds it ends.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from nfn_graph.messages import UserError
 
 try:
     import fcntl
-except ImportError:  # not on this system
+except ImportError:  # Not available on this system.
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def only_writer(path: Path, what: str) -> Iterator[bool]:
-    """Refuses to go on while another process holds the lock of a file.
+    """Raises an error if another process holds the lock of a file.
 
     Args:
-        path: The file, which is made and stays.
+        path: The lock file, which is created and kept.
         what: What is written, for the error.
 
     Yields:
-        Whether locks work here: if not, another process may be writing too.
+        Whether locks are supported here. If not, another process may be writing too.
     """
     with _locked(path, shared=False, wait=False) as found:
         if found is None:
@@ -46,21 +46,21 @@ def only_writer(path: Path, what: str) -> Iterator[bool]:
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[None]:
-    """While files of a shard are written, which count only when all of them are there."""
+    """Holds a shared lock while the files of a shard are written."""
     with _locked(folder / "publish.lock", shared=True):
         yield
 
 
 @contextmanager
 def none_publishing(folder: Path) -> Iterator[None]:
-    """When no process is in the middle of a shard: also none whose parent was killed just now."""
+    """Holds a lock while no process writes a shard, not even one whose parent was just killed."""
     with _locked(folder / "publish.lock", shared=False):
         yield
 
 
 @contextmanager
 def _locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[bool | None]:
-    """Yields whether locks work here; None if another process holds it and we do not wait."""
+    """Yields whether locks are supported; None if another process holds it and `wait` is false."""
     if fcntl is None:
         yield False
         return
@@ -74,30 +74,30 @@ def _locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[bool | N
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
                 raise
-            works = False  # a file system without locks
+            works = False  # The file system does not support locks.
         yield works
 
 
 FILE = "store.json"
 VERSION = 2
 _FORMAT = "nfn-graph store"
-# What zoos had before version 2.
+# The file of zoos before version 2.
 _OLD = "zoo.json"
 _FOLDERS = (FOLDER, WEIGHTS, METADATA, SHARDS)
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder says that it is a store."""
+    """Whether a folder has the description file of a store."""
     return (folder / FILE).is_file()
 
 
 def create(folder: Path, description: Mapping[str, Any]) -> None:
-    """Makes an empty store in a new or empty folder."""
+    """Creates an empty store in a new or empty folder."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"Expected a folder to write to (got '{folder}', a file)")
     if (folder / _OLD).is_file():
         read_description(folder)
-    # A writer may have been killed between the folders and the description.
+    # A writer may have been killed after creating the folders and before the description.
     others = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     strange = [n for n in others if n not in _FOLDERS and not n.startswith(f".{Path(FILE).stem}.")]
     if strange or any(any((folder / part).glob("*")) for part in _FOLDERS):
@@ -114,7 +114,7 @@ def create(folder: Path, description: Mapping[str, Any]) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What `store.json` says, if this version of the package can read the store."""
+    """Reads `store.json`, and raises if this version of the package cannot read the store."""
     path = folder / FILE
     if not path.is_file() and (folder / _OLD).is_file():
         raise UserError(
@@ -143,10 +143,10 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def _unsealed(found: dict[str, Any]) -> dict[str, Any]:
-    """What a description says without its checksum, with which it agrees."""
+    """Returns a description without its checksum, and raises if the checksum is wrong."""
     seal = found.pop(SEAL)
     if seal != seal_of(found):
-        raise UserError(f"the checksum {seal} of something else")
+        raise UserError(f"the checksum {seal}, which does not match the content")
     if not isinstance(found.get("key", ""), str):
-        raise TypeError(f"the key {found['key']}, which is no name of a column")
+        raise TypeError(f"the key {found['key']}, which is not the name of a column")
     return found

@@ -1,4 +1,4 @@
-"""Networks of a store as files again: checkpoints, or graph files."""
+"""Writes networks of a store to files: checkpoints, or graph files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def export_networks(
     overwrite: bool = False,
     on_done: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Writes every network into a file of its own, and their table beside them.
+    """Writes every network to its own file, and their table beside them.
 
     Args:
         dataset: The networks.
-        out: The folder; below it, files lie as the converted ones did, or are numbered.
+        out: The output folder. Files have the same paths below it as the converted ones, or
+            numbers.
         format_: The format of the checkpoints; `graph` for files with the layout and all channels.
-        channel: Which channel to write, of networks that have several.
-        overwrite: Whether to replace files.
-        on_done: Called after every network.
+        channel: The channel to write, for networks that have several.
+        overwrite: Whether to replace existing files.
+        on_done: A function that is called after every network.
 
     Returns:
-        The table, whose column `file` names the files.
+        The path of the table, in which the column `file` names the files.
     """
     names = _names(dataset, format_)
     table = out / "metadata.parquet"
@@ -60,7 +61,7 @@ def export_networks(
 
 
 def _names(dataset: WeightDataset, format_: ExportFormat) -> list[str]:
-    """The files below the folder: a suffix is added unless a file has it."""
+    """Returns the files below the folder; a suffix is added to names that do not have it."""
     suffix = ".safetensors" if format_ == "graph" else f".{format_}"
     found: Sequence[Any]
     if "file" in dataset.table.column_names:

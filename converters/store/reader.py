@@ -1,4 +1,4 @@
-"""Reading a store: its table at once, its weights mapped into memory when they are asked for.
+"""Reads a store: its table at once, and its weights from files that are mapped when needed.
 
 Networks that are read together become a batch without a graph for each of them.
 """
@@ -44,7 +44,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Places(NamedTuple):
-    """Where the networks of a table lie: numbers of shards and architectures, and rows."""
+    """The places of the networks of a table: numbers of shards and architectures, and rows."""
 
     shard: Numbers
     architecture: Numbers
@@ -52,7 +52,7 @@ class Places(NamedTuple):
 
 
 class Store:
-    """The networks that are published in a store when it is opened.
+    """The networks of a store that are published when it is opened.
 
     Opening a store reads the table of all networks and compares its checksum and the sizes of all
     files. `find_damage` compares everything else. Open files are never pickled, because every
@@ -96,27 +96,27 @@ class Store:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of the table and the weights, from those of the shards."""
+        """A checksum of the table and the weights, computed from those of the shards."""
         checksums = {shard.name: shard.checksums for shard in self.shards}
         return seal_of(checksums)[:32]
 
     @cached_property
     def _notes(self) -> list[str | None]:
-        """What networks hold that is no tensor."""
+        """The values of networks that are not tensors, as JSON."""
         found: list[str | None] = self.table.column("notes").to_pylist()
         return found
 
     @cached_property
     def has_notes(self) -> bool:
-        """Whether any network holds something that is no tensor."""
+        """Whether any network has values that are not tensors."""
         return int(self.table.column("notes").null_count) < len(self)
 
     def notes(self, position: int) -> str | None:
-        """The contents of a network apart from tensors, as JSON."""
+        """Returns the values of a network that are not tensors, as JSON."""
         return self._notes[position] if self.has_notes else None
 
     def architecture(self, number: int) -> Architecture:
-        """An architecture by its number in `places`."""
+        """Returns an architecture by its number in `places`."""
         found = self._architectures.get(number)
         if found is None:
             name = self.architecture_names[number]
@@ -125,9 +125,9 @@ class Store:
         return found
 
     def records(self, positions: Sequence[int] | Numbers) -> dict[torch.dtype, list[Tensor]]:
-        """The entries of networks by type, in the memory that their files are mapped to.
+        """Returns the entries of networks by type, in the mapped memory of their files.
 
-        Networks without entries of a type are left out of its list.
+        Networks without entries of a type are missing from its list.
         """
         chosen = np.asarray(positions, dtype=np.int64)
         columns = (column[chosen].tolist() for column in self.places)
@@ -141,17 +141,17 @@ class Store:
         return found
 
     def graph(self, position: int) -> WeightGraph:
-        """Reads one network, as a copy."""
+        """Reads one network into new memory."""
         records = self.records([position])
         architecture = self.architecture(int(self.places.architecture[position]))
         own = {dtype: record.clone() for dtype, (record,) in records.items()}
         return architecture.graph(own, self.notes(position))
 
     def _map(self, number: int) -> list[dict[torch.dtype, Tensor]]:
-        """The records of a shard, by number of the architecture."""
+        """Maps the records of a shard, by number of the architecture."""
         shard = self.shards[number]
         path = file_of(self.folder, WEIGHTS, shard.name)
-        # Few files, so that even the small ones may be mapped.
+        # There are few files, so even small ones may be mapped.
         try:
             tensors = safetensors.read_file(path, map_from=0).tensors
         except FileNotFoundError as error:
@@ -183,18 +183,19 @@ class Store:
 
 
 def rows_of(folder: Path, table: Any) -> list[dict[str, Any]]:
-    """The rows of a table as dicts."""
+    """Returns the rows of a table as dicts."""
     try:
         found: list[dict[str, Any]] = table.to_pylist()
     except (ValueError, OverflowError) as error:
         raise ConversionError(
-            f"Expected a table of values that Python has in '{folder}' (got: {one_line(error)})"
+            f"Expected values that Python supports in the table of '{folder}' (got: "
+            f"{one_line(error)})"
         ) from error
     return found
 
 
 def _concatenated(folder: Path, tables: Sequence[Any]) -> Any:
-    """One table of all shards; a column that a shard lacks is empty there."""
+    """Concatenates the tables of all shards; a column that a shard lacks is null there."""
     try:
         return arrow().concat_tables(tables, promote_options="permissive")
     except arrow().ArrowException as error:
@@ -205,7 +206,7 @@ def _concatenated(folder: Path, tables: Sequence[Any]) -> Any:
 
 
 def _newest(folder: Path, table: Any, key: str) -> Any:
-    """One row for each key, in the order of keys: that of the shard with the last name."""
+    """Returns one row per key, sorted by key: the row of the shard with the last name."""
     column = table.column(key) if key in table.column_names else None
     if column is None or column.type != arrow().string() or column.null_count:
         got = "none" if column is None else f"{column.type} with {column.null_count} gaps"
@@ -239,13 +240,13 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StoredGraphs(GraphList):
-    """Networks in memory of their own, one after another.
+    """Networks in their own memory, one after another.
 
     Args:
         architectures: The architecture of every network.
         entries: The entries of all networks by type, network after network.
-        notes: What single networks hold that is no tensor, as JSON; none if empty.
-        attributes: Further attributes, one row per network.
+        notes: The values of single networks that are not tensors, as JSON; may be empty.
+        attributes: Further attributes, with one row per network.
     """
 
     def __init__(
@@ -287,7 +288,7 @@ class StoredGraphs(GraphList):
         return graph
 
     def collate(self) -> Batch:
-        """The batch of all networks, as `Batch.from_data_list` makes it."""
+        """Creates the batch of all networks, equal to that of `Batch.from_data_list`."""
         features = self._features()
         if features is None or any(self.notes):
             return Batch.from_data_list(list(self))
@@ -297,7 +298,7 @@ class StoredGraphs(GraphList):
         return Batch.from_stores(layouts, features, self.attributes)
 
     def _features(self) -> dict[Key, Tensor] | None:
-        """The features of all networks by type; None where only single graphs can tell them."""
+        """Returns the features of all networks by type; None if only single graphs have them."""
         kinds = list({id(a): a for a in self.architectures}.values())
         plain = {kind.plain for kind in kinds}
         if len(plain) > 1 or None in plain:
@@ -305,7 +306,7 @@ class StoredGraphs(GraphList):
         ((dtype, channels),) = (found for found in plain if found is not None)
         flat = self.entries[dtype]
         if len(kinds) > 1:
-            # Says what keeps the networks apart, such as kernels of different sizes.
+            # Raises an error that names the difference, such as kernels of different sizes.
             NetworkSpec.union(kind.layout.spec for kind in kinds)
             return self._mixed(flat, dtype, channels, kinds)
         rows = flat.view(len(self), -1)
@@ -317,25 +318,25 @@ class StoredGraphs(GraphList):
     def _mixed(
         self, flat: Tensor, dtype: torch.dtype, channels: int, kinds: Sequence[Architecture]
     ) -> dict[Key, Tensor]:
-        """The features of networks of several architectures: one permutation, type after type."""
+        """Gathers the features of networks of several architectures, type after type."""
         taps = {key: e.shape[1] for kind in kinds for key, e in kind.features.items()}
         spans = np.array([[kind.span(key) for key in taps] for kind in kinds])
         number = {id(kind): i for i, kind in enumerate(kinds)}
         which = [number[id(architecture)] for architecture in self.architectures]
         records = np.array([kind.record_sizes[dtype] for kind in kinds])[which]
         first = records.cumsum() - records
-        # Type by type and network by network: where its entries lie, and how many they are.
+        # The positions and numbers of entries, type by type and network by network.
         begin = (spans[which, :, 0] + first[:, None]).T.ravel()
         count = spans[which, :, 1].T.ravel()
         index = np.repeat(begin - (count.cumsum() - count), count)
         index += np.arange(len(index))
-        # As whole numbers, which all types can be copied as.
+        # Viewed as integers, which can be gathered for all types.
         whole = flat.view(_INTEGERS[dtype.itemsize])
         moved = whole.index_select(0, torch.from_numpy(index)).view(dtype)
         sizes = count.reshape(len(taps), -1).sum(1).tolist()
         found: dict[Key, Tensor] = {}
         for (key, of_each), part in zip(taps.items(), moved.split(sizes), strict=True):
-            # Of neurons without a bias there are no entries that could be counted.
+            # Neurons without a bias have no entries that could be counted.
             rows = -1 if len(part) else sum(a.layout.num_rows(key) for a in self.architectures)
             found[key] = part.view(rows, of_each, channels)
         return found

@@ -1,4 +1,4 @@
-"""Shards: what was published, with the checksum of every file."""
+"""Shards: records of what was published, with the checksum of every file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from nfn_graph.messages import UserError, one_line
 
 SHARDS, WEIGHTS, METADATA = "shards", "weights", "metadata"
 _SUFFIXES = {WEIGHTS: "safetensors", METADATA: "parquet", SHARDS: "json"}
-# Columns that lead from a row of the table to its network.
+# The columns that lead from a row of the table to its network.
 PLACE = ("shard", "architecture", "row", "notes")
-# Where a record has its own checksum.
+# The key of a record's own checksum.
 SEAL = "sha256"
 _CHUNK = 2**20
 _ARCHITECTURE = re.compile("[0-9a-f]{24}")
 
 
 class Damage(NamedTuple):
-    """A file that is not as it was written, and what is there instead."""
+    """A file that is not as it was written, and what was found instead."""
 
     path: Path
     got: str
 
 
 class StoreDamageError(ConversionError):
-    """A store with a file that is not as it was written, which `damage` names."""
+    """Raised for a store with a damaged file, which `damage` names."""
 
     damage: Damage
 
@@ -46,11 +46,11 @@ class Shard:
     """A published shard.
 
     Args:
-        name: Its name, which its files have.
-        networks: How many networks it holds.
-        architectures: Their architectures.
-        sizes: Bytes of its files, by folder.
-        checksums: SHA-256 of its files, by folder.
+        name: Its name, which is also the name of its files.
+        networks: The number of networks.
+        architectures: The architectures of the networks.
+        sizes: The sizes of its files in bytes, by folder.
+        checksums: The SHA-256 checksums of its files, by folder.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Shard:
 
 
 def file_of(folder: Path, part: str, name: str) -> Path:
-    """A file of a shard: its weights, its metadata or its record of publication."""
+    """Returns the path of a file of a shard: its weights, its metadata or its record."""
     return folder / part / f"{name}.{_SUFFIXES[part]}"
 
 
 def publish(folder: Path, name: str, networks: int, architectures: tuple[str, ...]) -> Shard:
-    """Makes a shard count whose files are written: the last step, which is atomic."""
+    """Publishes a shard whose files are written. This is the last step, and it is atomic."""
     paths = {part: file_of(folder, part, name) for part in (WEIGHTS, METADATA)}
     sizes = {part: path.stat().st_size for part, path in paths.items()}
     checksums = {part: checksum(path) for part, path in paths.items()}
@@ -78,15 +78,16 @@ def publish(folder: Path, name: str, networks: int, architectures: tuple[str, ..
 
 
 def list_shards(folder: Path) -> list[str]:
-    """The names of the published shards, in order."""
+    """Returns the names of the published shards, in order."""
     found = (folder / SHARDS).glob("*.json")
     return sorted(path.stem for path in found if not path.name.startswith("."))
 
 
 def read_shards(folder: Path) -> list[tuple[Shard, Any]]:
-    """All published shards with their tables.
+    """Reads all published shards with their tables.
 
-    One that is deleted meanwhile, since all its networks were converted again, is no damage.
+    A shard that is deleted meanwhile, because all its networks were converted again, is not an
+    error.
     """
     while True:
         names = list_shards(folder)
@@ -99,7 +100,7 @@ def read_shards(folder: Path) -> list[tuple[Shard, Any]]:
 
 
 def read_shard(folder: Path, name: str) -> Shard:
-    """The record of a shard, whose files are there and as long as it says."""
+    """Reads the record of a shard, and checks the existence and sizes of its files."""
     shard = read_record(folder, name)
     for part in (WEIGHTS, METADATA):
         got = _wrong_size(folder, shard, part)
@@ -109,23 +110,23 @@ def read_shard(folder: Path, name: str) -> Shard:
 
 
 def read_record(folder: Path, name: str) -> Shard:
-    """The record of a shard."""
+    """Reads the record of a shard."""
     path = file_of(folder, SHARDS, name)
     try:
         record = json.loads(check_regular(path).read_text("utf-8"))
         seal = record.pop(SEAL)
         if seal != seal_of(record):
-            raise UserError(f"the checksum {seal} of something else")
+            raise UserError(f"the checksum {seal}, which does not match the content")
         _check_record(record)
         return Shard(name, **{**record, "architectures": tuple(record["architectures"])})
     except FileNotFoundError:
         raise
-    except Exception as error:  # whatever a damaged record leads to
+    except Exception as error:  # A damaged record may cause any error.
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def _check_record(record: Mapping[str, Any]) -> None:
-    """Raises unless a record can have been written; a checksum does not say by whom."""
+    """Raises for an impossible record, because a checksum does not prove who wrote it."""
     networks, names = record["networks"], record["architectures"]
     sizes, checksums = record["sizes"], record["checksums"]
     is_right = (
@@ -133,16 +134,16 @@ def _check_record(record: Mapping[str, Any]) -> None:
         and all(map(_ARCHITECTURE.fullmatch, names))
         and {part: type(size) for part, size in sizes.items()} == {WEIGHTS: int, METADATA: int}
         and {part: type(sum_) for part, sum_ in checksums.items()} == {WEIGHTS: str, METADATA: str}
-        # Every network has a tensor, so that a shard has no more of them than bytes.
+        # Every network has a tensor, so a shard cannot have more networks than bytes.
         and type(networks) is int
         and 0 < networks <= sizes[WEIGHTS]
     )
     if not is_right:
-        raise UserError(f"a record that says {str(record)[:200]}")
+        raise UserError(f"the record {str(record)[:200]}")
 
 
 def _wrong_size(folder: Path, shard: Shard, part: str) -> str | None:
-    """What is there instead of a file of the size that was written; None if it is right."""
+    """Describes a file that is missing or has the wrong size; None if it is right."""
     file = file_of(folder, part, shard.name)
     size = file.stat().st_size if file.is_file() else None
     if size == shard.sizes[part]:
@@ -152,11 +153,11 @@ def _wrong_size(folder: Path, shard: Shard, part: str) -> str | None:
 
 
 def read_table(folder: Path, shard: Shard) -> Any:
-    """The rows of a shard, as a `pyarrow.Table`."""
+    """Reads the rows of a shard as a `pyarrow.Table`."""
     path = file_of(folder, METADATA, shard.name)
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != shard.checksums[METADATA]:
-        raise damaged(path, "another content")
+        raise damaged(path, "different content")
     library, buffer = parquet(), arrow().BufferReader(content)
     try:
         rows = library.read_metadata(buffer).num_rows
@@ -165,15 +166,15 @@ def read_table(folder: Path, shard: Shard) -> Any:
         table = library.read_table(buffer)
         table.validate(full=True)
         _check_places(table, shard)
-    except Exception as error:  # whatever a damaged table leads to
+    except Exception as error:  # A damaged table may cause any error.
         raise damaged(path, f"{type(error).__name__}: {error}") from error
     return table
 
 
 def _check_places(table: Any, shard: Shard) -> None:
-    """Raises unless every row leads to a network of its own.
+    """Raises unless every row leads to its own network.
 
-    Networks of one architecture lie one after another, in the order of their rows.
+    Networks of one architecture are stored one after another, in the order of their rows.
     """
     schema = table.schema
     if len(set(schema.names)) < len(schema) or not set(PLACE) <= set(schema.names):
@@ -197,24 +198,24 @@ def _check_places(table: Any, shard: Shard) -> None:
 
 
 def wrong_files(folder: Path, shard: Shard) -> Iterator[tuple[Path, str]]:
-    """The files of a shard that are not as they were written, and what is there instead."""
+    """Yields the files of a shard that are not as they were written, and what was found instead."""
     for part in (WEIGHTS, METADATA):
         path = file_of(folder, part, shard.name)
         got = _wrong_size(folder, shard, part)
         if got is None and checksum(path) != shard.checksums[part]:
-            got = "another content"
+            got = "different content"
         if got is not None:
             yield path, got
 
 
 def remove_shard(folder: Path, name: str) -> None:
-    """Deletes a shard; it stops counting first."""
+    """Deletes a shard, starting with the record that makes it valid."""
     for part in (SHARDS, METADATA, WEIGHTS):
         file_of(folder, part, name).unlink(missing_ok=True)
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 checksum of a file."""
     found = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -223,7 +224,7 @@ def checksum(path: Path) -> str:
 
 
 def damaged(path: Path, got: str) -> StoreDamageError:
-    """The error for a file of a shard that is not as it was published."""
+    """Returns the error for a file of a shard that is not as it was published."""
     return damage_error(
         path,
         got,
@@ -232,7 +233,7 @@ def damaged(path: Path, got: str) -> StoreDamageError:
 
 
 def damage_error(path: Path, got: str, advice: str) -> StoreDamageError:
-    """The error for any file of a store that is not as it was written."""
+    """Returns the error for any file of a store that is not as it was written."""
     damage = Damage(path, one_line(got))
     error = StoreDamageError(
         f"Expected '{path}' as it was written (got {damage.got}). The store is damaged: {advice}."
@@ -242,5 +243,5 @@ def damage_error(path: Path, got: str, advice: str) -> StoreDamageError:
 
 
 def seal_of(record: Mapping[str, Any]) -> str:
-    """A checksum of a record itself."""
+    """Returns the checksum of a record."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

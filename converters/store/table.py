@@ -1,6 +1,6 @@
-"""What the table of a store needs: pyarrow, imported when it is used, and the column of splits.
+"""Helpers for the table of a store: pyarrow, imported when it is used, and the split column.
 
-All tables have one vocabulary of splits: `train`, `validation` and `test`.
+All tables use the same names of splits: `train`, `validation` and `test`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def parquet() -> Any:
 #: The column of a table that names the split of every network.
 COLUMN = "split"
 SPLITS = ("train", "validation", "test")
-#: What is drawn where nobody says otherwise.
+#: The shares that are used by default.
 DEFAULT_SHARES = (0.8, 0.1, 0.1)
 
 
 def random_splits(count: int, shares: Sequence[float], seed: int = 0) -> list[str]:
-    """A split for each of `count` networks; the seed and the count decide it, and nothing else."""
+    """Returns a split for each of `count` networks; it depends only on the seed and the count."""
     check_shares(shares)
-    # Ends are rounded, not sizes, so that the parts always add up.
+    # Ends are rounded instead of sizes, so that the sizes always add up to the count.
     ends = [round(count * sum(shares[: i + 1])) for i in range(len(SPLITS))]
     ends[-1] = count
     order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
@@ -55,7 +55,7 @@ def random_splits(count: int, shares: Sequence[float], seed: int = 0) -> list[st
 
 
 def check_shares(shares: Sequence[float]) -> None:
-    """Raises unless there is a share for every split, none below 0, and together they are 1."""
+    """Raises unless there is a share for every split, none is negative, and they add up to 1."""
     is_right = len(shares) == len(SPLITS) and min(shares) >= 0
     if not is_right or not math.isclose(sum(shares), 1, abs_tol=1e-6):
         got = " ".join(f"{share:g}" for share in shares)

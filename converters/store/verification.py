@@ -1,4 +1,4 @@
-"""Whether a store is as it was written, file by file."""
+"""Checks file by file whether a store is as it was written."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def find_damage(folder: Path) -> Iterator[Damage]:
 
 
 def _changed(folder: Path) -> Iterator[Damage]:
-    """The files that do not have their checksums."""
+    """Yields the files whose checksums do not match."""
     try:
         read_description(folder)
     except ConversionError:
-        yield Damage(folder / FILE, "another content")
-    # Also those that only a damaged record names.
+        yield Damage(folder / FILE, "different content")
+    # Includes architectures that only a damaged record names.
     architectures = {path.stem for path in (folder / FOLDER).glob("[!.]*.json")}
     for name in list_shards(folder):
         try:
             shard = read_record(folder, name)
         except FileNotFoundError:
-            continue  # deleted meanwhile: its networks were converted again
+            continue  # It was deleted meanwhile, because its networks were converted again.
         except ConversionError:
-            yield Damage(file_of(folder, SHARDS, name), "another content")
+            yield Damage(file_of(folder, SHARDS, name), "different content")
             continue
         architectures.update(shard.architectures)
         for path, got in wrong_files(folder, shard):
@@ -73,16 +73,16 @@ def _changed(folder: Path) -> Iterator[Damage]:
 
 
 def wrong_architectures(folder: Path, names: Iterable[str]) -> Iterator[Damage]:
-    """The files of architectures that are missing, or not as they were written."""
+    """Yields the files of architectures that are missing or not as they were written."""
     for path in (architecture_file(folder, name) for name in sorted(names)):
         if not path.is_file():
             yield Damage(path, "none")
         elif not hashlib.sha256(path.read_bytes()).hexdigest().startswith(path.stem):
-            yield Damage(path, "another content")
+            yield Damage(path, "different content")
 
 
 def _forged(folder: Path) -> Iterator[Damage]:
-    """The files that have their checksums, and cannot have been written all the same."""
+    """Yields the files whose checksums match but whose content is impossible."""
     if not list_shards(folder):
         return
     try:
@@ -91,7 +91,7 @@ def _forged(folder: Path) -> Iterator[Damage]:
     except ConversionError as error:
         yield _damage(error, folder)
         return
-    # Networks of one architecture and shard differ in their notes alone.
+    # Networks of one architecture and shard differ only in their notes.
     places = np.stack([store.places.shard, store.places.architecture], 1)
     _, first = np.unique(places, axis=0, return_index=True)
     noted = np.flatnonzero(store.table.column("notes").is_valid().to_numpy())
@@ -108,7 +108,7 @@ def _forged(folder: Path) -> Iterator[Damage]:
 
 
 def _damage(error: ConversionError, path: Path) -> Damage:
-    """What an error says of a file; of `path` if it says of none."""
+    """Returns the damage that an error describes; that of `path` if it names no file."""
     if isinstance(error, StoreDamageError):
         return error.damage
     return Damage(path, one_line(error))

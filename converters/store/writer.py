@@ -1,4 +1,4 @@
-"""Writing a store: one shard after another, each completely or not at all."""
+"""Writes a store, shard by shard, each completely or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StoreWriter:
     """Publishes shards of networks in a folder.
 
     Several processes may write to one store if the names of their shards differ. Shards that a
-    killed process has not published do not count.
+    killed process has not published are ignored.
 
     Args:
         folder: The folder of the store; a new or empty folder becomes a new store.
@@ -72,15 +72,15 @@ class StoreWriter:
         return file_of(self.folder, SHARDS, name).exists()
 
     def describe(self, graph: WeightGraph) -> Network:
-        """A graph as it is written; raises if it holds what cannot be written."""
+        """Converts a graph to the form in which it is written; raises if that is impossible."""
         return describe(graph, self._known)
 
     def publish(self, name: str, networks: Iterable[tuple[Row, WeightGraph | Network]]) -> Shard:
-        """Writes a shard: graphs, each with its row of the table.
+        """Writes a shard of graphs, each with its row of the table.
 
         Args:
-            name: The name of the shard, which has not been published.
-            networks: Rows and graphs; no row has one of the columns in `PLACE`.
+            name: The name of the shard, which must not be published yet.
+            networks: Rows and graphs. Rows must not have the columns in `PLACE`.
         """
         self.clean(name)
         rows: list[Row] = []
@@ -89,7 +89,7 @@ class StoreWriter:
             taken = [column for column in PLACE if column in row]
             if taken:
                 raise UserError(
-                    f"Expected other columns than {', '.join(PLACE)}, which lead to a network (got "
+                    f"Expected columns other than {', '.join(PLACE)}, which lead to a network (got "
                     f"'{taken[0]}' in a row for shard '{name}'). Rename it"
                 )
             network = graph if isinstance(graph, Network) else self.describe(graph)
@@ -103,14 +103,14 @@ class StoreWriter:
         for group in groups.values():
             self._keep(group[0].architecture)
             tensors.update(_stack(group))
-        # In the order that the format has for them, so that the same networks are the same bytes.
+        # Sorted as the format sorts them, so that the same networks result in the same bytes.
         by_rule = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
         ordered = {key: tensors[key] for key in by_rule}
         safetensors.write(file_of(self.folder, WEIGHTS, name), ordered)
-        # Of a list of rows, arrow takes the columns of the first.
+        # Arrow takes the columns of a list of rows from the first row.
         columns = dict.fromkeys(column for row in rows for column in row)
         table = arrow().Table.from_pylist([{**dict.fromkeys(columns), **row} for row in rows])
-        # Without a value in any row, a column has no type of its own.
+        # A column without a value in any row has no type.
         for column, type_ in {**self.types, "notes": arrow().string()}.items():
             at = table.column_names.index(column)
             table = table.set_column(at, column, table.column(column).cast(type_))
@@ -119,10 +119,10 @@ class StoreWriter:
         return publish(self.folder, name, len(rows), tuple(groups))
 
     def clean(self, *names: str) -> None:
-        """Deletes files of shards that a killed process has not published."""
+        """Deletes files of shards that a killed process did not publish."""
         for name in names:
             if self.is_done(name):
-                raise UserError(f"Expected a new shard (got '{name}', published before)")
+                raise UserError(f"Expected a new shard (got '{name}', which is already published)")
             for part in (SHARDS, METADATA, WEIGHTS):
                 path = file_of(self.folder, part, name)
                 for left in (path, *path.parent.glob(f".{name}.*")):
@@ -131,19 +131,19 @@ class StoreWriter:
     def _keep(self, architecture: Architecture) -> None:
         path = architecture_file(self.folder, architecture.name)
         content = architecture.text.encode()
-        # One that was damaged is repaired.
+        # A damaged file is repaired.
         if not path.is_file() or path.read_bytes() != content:
             with replacing(path) as temporary:
                 temporary.write_bytes(content)
 
 
 def record_key(architecture: str, dtype: torch.dtype) -> str:
-    """The name of the records `[networks, entries]` of one type in a weights file."""
+    """Returns the name of the records `[networks, entries]` of one type in a weights file."""
     return f"{architecture}/{str(dtype).removeprefix('torch.')}"
 
 
 def _stack(networks: list[Network]) -> dict[str, Tensor]:
-    """The records of networks of one architecture."""
+    """Stacks the records of networks of one architecture."""
     architecture = networks[0].architecture
     stacks = {}
     for dtype, size in architecture.record_sizes.items():

@@ -1,4 +1,4 @@
-"""From the axes of all tensors to a layout: names of the layers, placements of the tensors."""
+"""Builds a layout from the axes of all tensors: names of layers, placements of tensors."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ SCALARS = "scalars"
 
 @dataclass
 class Use:
-    """What the axes of one stored tensor are: neurons in a role, or taps.
+    """The meaning of the axes of one stored tensor: neurons in a role, or taps.
 
     Args:
         key: The tensor.
         shape: Its shape.
         dtype: Its dtype.
-        roles: What every axis is.
+        roles: The role of every axis; None if it is not known yet.
         neurons: The layers along every axis of neurons.
-        rows: The first and the last of the entries along the first axis, if they are used on
-            their own.
+        rows: The bounds of the entries along the first axis, if only a part of them is meant.
     """
 
     key: str
@@ -56,7 +55,7 @@ class Use:
 
     @classmethod
     def of(cls, key: str, tensor: Tensor, rows: tuple[int, int] | None = None) -> Use:
-        """A tensor of whose axes nothing is known yet."""
+        """Returns a use of a tensor whose axes are not known yet."""
         if not tensor.is_floating_point():
             raise ConversionError(
                 f"Expected floating-point weights (got '{key}' of {tensor.dtype}). Convert "
@@ -66,13 +65,13 @@ class Use:
         return cls(key, tuple(tensor.shape), tensor.dtype, [None] * rank, [None] * rank, rows)
 
     def set_taps(self, axis: int) -> None:
-        """Says that an axis holds taps."""
+        """Marks an axis as taps."""
         if self.roles[axis] not in (None, "tap"):
             self._contradict(axis)
         self.roles[axis] = "tap"
 
     def set_neurons(self, axis: int, role: PlacementAxis, segments: Segments) -> None:
-        """Says that an axis holds neurons; if it is used again, they are the same ones."""
+        """Marks an axis as neurons; if it is used again, its neurons are tied to the first ones."""
         known = self.neurons[axis]
         if self.roles[axis] == "tap":
             self._contradict(axis)
@@ -83,11 +82,11 @@ class Use:
 
     @property
     def row_bounds(self) -> tuple[int, int]:
-        """The first of the entries along the first axis, and the one behind the last."""
+        """The bounds of the entries along the first axis."""
         return self.rows or (0, self.shape[0] if self.shape else 1)
 
     def absorb(self, other: Use) -> None:
-        """Says that rows of the same tensor are used in another place, too."""
+        """Merges the use of some rows of the same tensor in another place."""
         offset = self.row_bounds[0]
         start, stop = (bound - offset for bound in other.row_bounds)
         for axis, (role, segments) in enumerate(zip(other.roles, other.neurons, strict=True)):
@@ -103,7 +102,7 @@ class Use:
                     tie(take(own, start, stop), segments)
 
     def neuron_roles(self) -> list[PlacementAxis]:
-        """Whether each axis is one of target or source neurons; taps count as targets."""
+        """Returns whether each axis holds target or source neurons; taps count as targets."""
         found = [axis for axis, segments in enumerate(self.neurons) if segments is not None]
         roles: list[PlacementAxis] = ["target"] * len(self.shape)
         if len(found) == 2:
@@ -117,7 +116,7 @@ class Use:
 
     @property
     def is_named(self) -> bool:
-        """Whether the computation says which axes are targets and sources."""
+        """Whether the computation determines which axes are targets and sources."""
         return "target" in self.roles or "source" in self.roles
 
     def _contradict(self, axis: int) -> None:
@@ -128,7 +127,7 @@ class Use:
 
 
 class Leaf(NamedTuple):
-    """A part of a tensor's axis, as axes of a placement: those of layers, others of taps."""
+    """A part of a tensor's axis as axes of a placement, each of a layer or of taps."""
 
     layers: tuple[Layer | None, ...]
     cut: tuple[int, int]
@@ -138,7 +137,7 @@ class Leaf(NamedTuple):
 
 
 class TensorPart(NamedTuple):
-    """A part of a tensor, within one layer or pair of layers."""
+    """A part of a tensor that belongs to one layer or pair of layers."""
 
     leaves: tuple[Leaf, ...]
     ends: Ends
@@ -152,7 +151,7 @@ def build_layout(
     mixed: Collection[str],
     tape: Tape,
 ) -> Layout:
-    """The spec, sizes and placements of a network whose tensors' axes are known."""
+    """Builds the spec, sizes and placements of a network whose tensors' axes are known."""
     pieces, nesting = _settled(uses, values, mixed)
     types = _types(nesting, [piece.ends for parts in pieces.values() for piece in parts])
     names = _names(types, nesting)
@@ -160,7 +159,7 @@ def build_layout(
     parallel: Counter[tuple[str, str]] = Counter()
     placements = []
     known: dict[str, dict[tuple[str, str], WeightKey]] = {}
-    # The rows of a tensor come together, whether they are used together or one by one.
+    # The rows of a tensor are placed together, whether they are used together or in parts.
     first = {key: i for i, key in enumerate(dict.fromkeys(use.key for use in uses.values()))}
     in_rows = sorted(uses.items(), key=lambda item: (first[item[1].key], item[1].rows or (0, 0)))
     for key, use in in_rows:
@@ -208,7 +207,7 @@ def build_layout(
 def _settled(
     uses: Mapping[str, Use], values: Sequence[Signal], mixed: Collection[str]
 ) -> tuple[dict[str, list[TensorPart]], Nesting]:
-    """The parts of all tensors, and what is nested in what, once every part has a place."""
+    """Returns the parts of all tensors, and the nesting in which every part has a place."""
     whole: dict[Segment, Layer] = {}
     while True:
         pieces = {key: list(_pieces(use, whole)) for key, use in uses.items()}
@@ -223,7 +222,7 @@ def _settled(
 
 
 def _types(nesting: Nesting, ends: Sequence[Ends]) -> list[Nest]:
-    """The layers, and the pairs of layers, that tensors belong to, parents first."""
+    """Returns the layers, and pairs of layers, that tensors belong to, parents first."""
     wanted = dict.fromkeys(nest for e in ends for nest in nesting.types(e))
     found: dict[Nest, None] = {}
 
@@ -238,9 +237,9 @@ def _types(nesting: Nesting, ends: Sequence[Ends]) -> list[Nest]:
 
 
 def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
-    """`input`, `hidden1`, ..., `output`; further ones are counted.
+    """Names the types `input`, `hidden1`, ..., `output`; repeated names are numbered.
 
-    Layers that others are nested in are groups, such as the heads of attention.
+    Layers in which others are nested are groups, such as attention heads.
     """
     counts: dict[str, int] = {}
     names = {}
@@ -261,7 +260,7 @@ def _names(types: Sequence[Nest], nesting: Nesting) -> dict[Nest, str]:
 
 
 def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[TensorPart]:
-    """The parts of a tensor, each within one layer or pair of layers."""
+    """Yields the parts of a tensor, each within one layer or pair of layers."""
     axes: list[list[Leaf]] = []
     for size, segments in zip(use.shape, use.neurons, strict=True):
         first, last = use.rows if use.rows and not axes else (0, size)
@@ -283,7 +282,7 @@ def _pieces(use: Use, whole: dict[Segment, Layer]) -> Iterator[TensorPart]:
 
 
 def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tuple[Leaf, ...]:
-    """The same parts, where fixed layers on several axes are taps of the others, or of the last."""
+    """Turns fixed layers on several axes into taps of the free layers, or of the last fixed one."""
     found = list(leaves)
     for role in ("target", "source"):
         layers = [
@@ -299,12 +298,12 @@ def _one_of_fixed(leaves: Sequence[Leaf], roles: Sequence[PlacementAxis]) -> tup
 
 
 def _leaves(segments: Segments, first: int, last: int) -> Iterator[Leaf]:
-    """The layers of an axis, or of the entries `first:last` of one."""
+    """Yields the layers of an axis, or of its entries `first:last`."""
     offset = first
     for segment in segments:
         length = segment.size or 1
         if len(segment.factors) == 1:
-            # Whole layers one after another are slices; no view is needed.
+            # Whole layers one after another are slices and need no view.
             layer, inner = _layer(segment.factors[0]), offset - first
             yield Leaf((layer,), (first, last), (last - first,), (inner,), (inner + length,))
         else:
@@ -317,7 +316,7 @@ def _leaves(segments: Segments, first: int, last: int) -> Iterator[Leaf]:
 
 
 def _choices(factor: Factor) -> list[tuple[Layer | None, int, int]]:
-    """The parts of an axis inside of a product, each with its bounds."""
+    """Returns the parts of an axis inside a product, each with its bounds."""
     if not isinstance(factor, tuple):
         return [(_layer(factor), 0, size_of(factor) or 1)]
     found = []
@@ -341,7 +340,7 @@ def _layer(factor: Factor) -> Layer | None:
 def _store(
     ends: Sequence[str], parallel: Counter[tuple[str, str]], own: dict[tuple[str, str], WeightKey]
 ) -> str | WeightKey:
-    """Where a part of a tensor goes; tensors over the same pair of layers get own names."""
+    """Returns the type of a part of a tensor; parallel tensors between two layers are numbered."""
     if not ends:
         return SCALARS
     if len(ends) == 1:

@@ -1,16 +1,16 @@
 r"""Axes that consist of neuron layers, with their positions.
 
-While a computation is followed, an axis of an activation is written as a tuple of
-:class:`Segment`, one after another (a concatenation). A segment is a product of layers and of
-numbers of positions, the last factor running fastest: after `flatten`, the spatial positions of
-a channel are a number behind its layer, or, if the channels were permuted to the end before, one
-in front of it. The dimensions of attention heads are two layers, `heads x dimensions`. A factor
-may be an axis itself, where the entries of a concatenation alternate.
+While a computation is followed, an axis of an activation is a tuple of :class:`Segment`, one after
+another (a concatenation). A segment is a product of layers and of numbers of positions, in which
+the last factor varies fastest: after `flatten`, the spatial positions of a channel are a number
+after its layer, or before it if the channels were permuted to the end. The dimensions of attention
+heads are two layers, `heads x dimensions`. A factor may itself be an axis if the entries of a
+concatenation alternate.
 
-A :class:`Layer` is a node of a union-find: layers whose neurons must be permuted together are
-merged, and a layer is *refined* into several (slices, concatenations) or into a product (the
-reverse of a flatten) where it turns out to consist of them. Nothing is placed until all is known:
-:func:`resolve` gives an axis in terms of the layers that are left.
+A :class:`Layer` is a node of a union-find structure. Layers whose neurons must be permuted together
+are merged, and a layer is *refined* into several (slices, concatenations) or into a product (the
+reverse of a flatten) if it turns out to consist of them. Tensors are placed only after everything
+is known. :func:`resolve` expresses an axis in terms of the layers that are left.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Layer:
 
     Args:
         size: The number of neurons.
-        order: Its place along the computation; parts of a layer come in its place.
+        order: Its position in the computation; parts of a layer take its position.
         is_input: Whether it is read from the network's input.
         is_output: Whether it is an output of the network.
         is_fixed: Whether its neurons keep their order for another reason.
-        is_loose: Whether nothing yet says that these are neurons: the axes of a reshape, or copies
-            of one value. They become positions where they are used as such.
+        is_loose: Whether these may turn out not to be neurons, as for the axes of a reshape or
+            copies of one value. They become positions if they are used as such.
         merged: The layer that it was tied to.
-        refined: What it turned out to consist of.
-        values: All values of the network that hold neurons, in whatever layers.
+        refined: The segments that it turned out to consist of.
+        values: All values of the network that hold neurons of any layer.
     """
 
     size: int
@@ -53,7 +53,7 @@ class Layer:
 
     @property
     def root(self) -> Layer:
-        """The layer that stands for all that are tied to this one."""
+        """The layer that represents all layers tied to this one."""
         layer = self
         while layer.merged is not None:
             layer = layer.merged
@@ -65,7 +65,7 @@ class Layer:
         return self.is_input or self.is_output or self.is_fixed
 
     def part(self, size: int, index: int) -> Layer:
-        """A new layer for a part of this one."""
+        """Returns a new layer for a part of this one."""
         return Layer(
             size,
             (*self.order, index),
@@ -77,7 +77,7 @@ class Layer:
         )
 
 
-# A layer, an axis inside of the product, or a number of positions (None where not yet known).
+# A layer, an axis inside the product, or a number of positions (None if not yet known).
 Factor = Union[Layer, "Segments", int, None]
 
 
@@ -89,7 +89,7 @@ class Segment:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers among its factors, those of axes inside of it included."""
+        """The layers among its factors, including those of axes inside it."""
         return tuple(layer for factor in self.factors for layer in _layers_in(factor))
 
     @property
@@ -100,7 +100,7 @@ class Segment:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is just a layer, without positions."""
+        """Whether it is a single layer without positions."""
         return len(self.factors) == 1 and isinstance(self.factors[0], Layer)
 
 
@@ -111,19 +111,19 @@ Nest = tuple[Layer, ...]
 
 
 def plain(*layers: Layer) -> Segments:
-    """An axis of whole layers, one after another."""
+    """Returns an axis of whole layers, one after another."""
     return tuple(Segment((layer,)) for layer in layers)
 
 
 def size_of(factor: Factor) -> int | None:
-    """The number of entries of a factor, None if not known."""
+    """Returns the number of entries of a factor; None if unknown."""
     if isinstance(factor, Layer):
         return factor.size
     return axis_size(factor) if isinstance(factor, tuple) else factor
 
 
 def axis_size(segments: Segments) -> int | None:
-    """The number of entries, None if not known."""
+    """Returns the number of entries; None if unknown."""
     total = 0
     for segment in segments:
         if segment.size is None:
@@ -133,12 +133,12 @@ def axis_size(segments: Segments) -> int | None:
 
 
 def resolve(segments: Segments) -> Segments:
-    """The same axis in terms of the layers that stand for it now."""
+    """Expresses an axis in terms of the layers that currently represent it."""
     found: list[Segment] = []
     for segment in segments:
         for part in product(*segment.factors):
             if found and _is_number(found[-1]) and _is_number(part):
-                # Positions one after another are positions.
+                # Adjacent positions are merged.
                 found[-1] = Segment((_sum(found[-1].factors[0], part.factors[0]),))
             else:
                 found.append(part)
@@ -146,7 +146,7 @@ def resolve(segments: Segments) -> Segments:
 
 
 def product(*factors: Factor) -> Segments:
-    """The axis that a flatten makes of several: a sum of products without sums in front."""
+    """Returns the axis that a flatten makes of several: a concatenation of products."""
     found: list[Factor] = []
     for place, factor in enumerate(factors):
         parts = _current(factor)
@@ -164,7 +164,7 @@ def product(*factors: Factor) -> Segments:
 
 
 def solve(segments: Segments, total: int) -> Segments:
-    """The same axis with its unknown number of positions found from its size."""
+    """Determines the unknown number of positions of an axis from its size."""
     segments = resolve(segments)
     known = sum(s.size for s in segments if s.size is not None)
     unknown = [i for i, s in enumerate(segments) if s.size is None]
@@ -178,7 +178,7 @@ def solve(segments: Segments, total: int) -> Segments:
     if len(unknown) > 1 or open_.factors.count(None) != 1 or rest <= 0 or rest % factor:
         raise ConversionError(
             f"Expected an axis of {total} entries to be {factor} entries times a number of "
-            f"positions that its size alone settles (got {describe(segments)}). Give an "
+            f"positions that its size determines (got {describe(segments)}). Pass an "
             f"example_input, so that the shapes are known"
         )
     solved = Segment(tuple(rest // factor if f is None else f for f in open_.factors))
@@ -186,7 +186,7 @@ def solve(segments: Segments, total: int) -> Segments:
 
 
 def take(segments: Segments, start: int, stop: int) -> Segments:
-    """The entries `start:stop` of an axis, splitting layers where needed."""
+    """Returns the entries `start:stop` of an axis, and splits layers if necessary."""
     segments = resolve(segments)
     total = axis_size(segments)
     if total is None or not 0 <= start < stop <= total:
@@ -222,24 +222,24 @@ def take(segments: Segments, start: int, stop: int) -> Segments:
 
 
 def split(layer: Layer, sizes: Sequence[int]) -> list[Layer]:
-    """Refines a layer into parts of the given sizes, one after another."""
+    """Refines a layer into consecutive parts of the given sizes."""
     parts = [layer.part(size, i) for i, size in enumerate(sizes)]
     layer.refined = plain(*parts)
     return parts
 
 
 def describe(segments: Segments) -> str:
-    """An axis in words, for messages."""
+    """Describes an axis, for messages."""
     return " then ".join(_describe(segment) for segment in segments)
 
 
 def layers_of(segments: Segments) -> list[Layer]:
-    """The layers that an axis consists of now."""
+    """Returns the layers that an axis currently consists of."""
     return [layer for segment in resolve(segments) for layer in segment.layers]
 
 
 def layer_orders() -> Iterator[tuple[int, ...]]:
-    """Places along the computation, for new layers."""
+    """Yields positions in the computation for new layers."""
     return ((i,) for i in count())
 
 
@@ -256,7 +256,7 @@ def _describe(segment: Segment) -> str:
 
 
 def _current(factor: Factor) -> Segments | int | None:
-    """A factor in normal form: an axis of whole products, or a number of positions."""
+    """Returns a factor in normal form: an axis of resolved products, or a number of positions."""
     if isinstance(factor, Layer):
         root = factor.root
         if root.refined is None:
@@ -272,7 +272,7 @@ def _current(factor: Factor) -> Segments | int | None:
 
 
 def _append(found: list[Factor], factor: Factor) -> None:
-    """Adds a factor; neighbouring positions are one number."""
+    """Adds a factor; adjacent positions are merged into one number."""
     if factor == 1 and isinstance(factor, int):
         return
     is_number = factor is None or isinstance(factor, int)

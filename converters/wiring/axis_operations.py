@@ -1,4 +1,4 @@
-"""Operations without weights: entrywise, joining, cutting and reshaping."""
+"""Operations without weights: entrywise operations, concatenation, slicing and reshaping."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from nfn_graph.data import PlacementAxis
 
 
 class AxisOperations(ValueSource):
-    """Operations on axes: entrywise, joining, cutting, reshaping."""
+    """Operations on axes: entrywise operations, concatenation, slicing, reshaping."""
 
     def combine(self, first: Value, second: Value) -> Value:
-        """Any entrywise operation of two values, with broadcasting: ties their neurons."""
+        """Handles any entrywise operation on two values, with broadcasting: ties their neurons."""
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             scalar = [v for v in (first, second) if v.shape == () and not (v.is_input or v.exposes)]
             if scalar:
@@ -55,18 +55,18 @@ class AxisOperations(ValueSource):
         return broadcast(self, first, second)
 
     def pointwise(self, x: Value) -> Value:
-        """Any function of single entries."""
+        """Handles any function of single entries."""
         return x
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Concatenation along one axis."""
+        """Concatenates values along one axis."""
         if all(isinstance(v, Opaque) for v in values):
             same = len({v.origin for v in values if isinstance(v, Opaque)}) == 1
             return self._moved(values[0]) if same else self.opaque(values)
         first = values[0]
         is_number = isinstance(first, Weight) and max(first.shape, default=1) == 1
         if is_number and all(value == first for value in values):
-            return first  # One number is repeated wherever it is used.
+            return first  # A single number is broadcast wherever it is used.
         like = next((v for v in values if isinstance(v, Signal)), None)
         if like is None:
             self.refuse("Expected activations to concatenate (got tensors of the checkpoint)")
@@ -79,8 +79,8 @@ class AxisOperations(ValueSource):
         whole = [self._beside(v, like, at) for v in values]
         if any(value.rank != like.rank for value in whole):
             self.refuse(
-                f"Expected values with as many axes to concatenate (got "
-                f"{[value.rank for value in whole]}). Give an example_input"
+                f"Expected values with the same number of axes to concatenate (got "
+                f"{[value.rank for value in whole]}). Pass an example_input"
             )
         for value in whole:
             joined.append(value.axes[at])
@@ -97,7 +97,7 @@ class AxisOperations(ValueSource):
         return Signal(with_axis(_act(result).stored, at, NeuronAxis(segments)), guessed)
 
     def slice(self, x: Value, axis: int, start: int, stop: int | None, step: int = 1) -> Value:
-        """The entries `start:stop:step` of an axis; negative bounds count from the end."""
+        """Returns the entries `start:stop:step` of an axis; negative bounds count from the end."""
         if isinstance(x, Weight) and position_of(axis, x.rank) == 0 and step == 1:
             first, last, _ = slice(start, stop).indices(x.shape[0])
             return x if (first, last) == (0, x.shape[0]) else self.rows(x, first, last)
@@ -120,7 +120,7 @@ class AxisOperations(ValueSource):
         if size is None:
             self.refuse(
                 f"Expected an axis of known size to slice (got axis {axis}, whose size is not "
-                f"known). Give an example_input"
+                f"known). Pass an example_input"
             )
         first, last, _ = slice(start, stop, step).indices(size)
         if (first, last, step) == (0, size, 1):
@@ -128,14 +128,14 @@ class AxisOperations(ValueSource):
         if step != 1:
             if step < 0 or size % step or len(range(first, last, step)) != size // step:
                 self.refuse(f"Expected a slice of neighbouring neurons (got step {step})")
-            # One of the positions of each neuron, such as the even entries of rotary ones.
+            # One of the positions of each neuron, such as the even entries of rotary embeddings.
             layer = self.layer(size // step)
             tie(segments, product(layer, step))
             return replace(x, stored=with_axis(x.stored, at, NeuronAxis(plain(layer))))
         return replace(x, stored=with_axis(x.stored, at, NeuronAxis(take(segments, first, last))))
 
     def _cut_taps(self, x: Weight, at: int, size: int) -> Weight:
-        """So many of the positions of a stored tensor, all of which are taps."""
+        """Takes some of the positions of a stored tensor, all of which become taps."""
         for key, own in x.parts:
             place = own[at]
             if place is not None and x.shape[at] != 1:
@@ -143,7 +143,7 @@ class AxisOperations(ValueSource):
         return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]))
 
     def _slice_split(self, x: Signal, at: int, start: int, stop: int | None) -> Value:
-        """A slice of an axis of a reshape, such as the queries of heads that were packed."""
+        """Slices one axis of a reshape, such as the queries of packed heads."""
         found = x.axes[at]
         if not isinstance(found, SplitAxis):
             return x
@@ -163,13 +163,14 @@ class AxisOperations(ValueSource):
         return replace(x, stored=stored)
 
     def repeat(self, x: Value, axis: int, times: int, *, is_tiled: bool = False) -> Value:
-        """Every entry of an axis several times, one after another: keys that heads share.
+        """Repeats every entry of an axis consecutively, as for keys that heads share.
 
         Args:
             x: The value.
             axis: The axis.
-            times: How often each entry comes.
-            is_tiled: Whether all entries come in their order, and then again.
+            times: The number of repetitions.
+            is_tiled: Whether the whole sequence of entries is repeated instead of every single
+                entry.
         """
         if not isinstance(x, Signal):
             return self._unneeded(x)
@@ -182,7 +183,7 @@ class AxisOperations(ValueSource):
         return replace(x, stored=with_axis(x.stored, at, merged))
 
     def expand(self, x: Signal, shape: Sizes) -> Value:
-        """Copies along axes of size 1, up to a shape; 1 and -1 leave an axis as it is."""
+        """Copies along axes of size 1, up to a shape; 1 and -1 leave an axis unchanged."""
         extra = max(0, len(shape) - x.rank)
         old = (*[Positions(1)] * extra, *x.axes)
         shape = (*[1] * (len(old) - len(shape)), *shape)
@@ -202,7 +203,7 @@ class AxisOperations(ValueSource):
         return replace(y, stored=tuple(stored))
 
     def select(self, x: Value, axis: int, index: int) -> Value:
-        """One entry of an axis, which is dropped; entries of a weight are taps."""
+        """Selects one entry of an axis, which is dropped; entries of a weight are taps."""
         if isinstance(x, Opaque):
             return self.opaque([x])
         at = position_of(axis, x.rank)
@@ -220,7 +221,7 @@ class AxisOperations(ValueSource):
         return replace(x, stored=(*x.stored[:at], *x.stored[at + 1 :]))
 
     def flatten(self, x: Value, start: int = 0, stop: int = -1) -> Value:
-        """The axes from `start` to `stop`, both included, as one."""
+        """Merges the axes from `start` to `stop`, both included."""
         if not isinstance(x, Signal):
             return self._unneeded(x)
         first, last = position_of(start, x.rank), position_of(stop, x.rank)
@@ -228,13 +229,13 @@ class AxisOperations(ValueSource):
             segments = self.neurons(x, -1) if start == 1 else ()
             if len(segments) != 1 or not isinstance(segments[0].factors[0], Layer):
                 self.check_certain(x, [start])
-            # There may be axes between the batch and the features.
+            # There may be further axes between the batch and the features.
             return Signal((x.stored[0], NeuronAxis(product(None, segments))))
         merged = merge_axes(x.stored[first : last + 1])
         return replace(x, stored=(*x.stored[:first], merged, *x.stored[last + 1 :]))
 
     def reshape(self, x: Value, sizes: Sizes) -> Value:
-        """Any reshape; -1 for the size that follows, None for one that is not known."""
+        """Handles any reshape; -1 for a size that is inferred, None for an unknown one."""
         if isinstance(x, Weight):
             return x.view(_matching_axes(x.shape, sizes))
         if isinstance(x, Opaque):
@@ -242,7 +243,7 @@ class AxisOperations(ValueSource):
         return Signal(regroup(x.stored, sizes))
 
     def unflatten(self, x: Value, axis: int, sizes: Sizes) -> Value:
-        """One axis as several; -1 stands for the size that follows."""
+        """Splits one axis into several; -1 for a size that is inferred."""
         if not isinstance(x, Signal):
             return self._unneeded(x)
         self.check_certain(x, [axis])
@@ -251,13 +252,13 @@ class AxisOperations(ValueSource):
         return replace(x, stored=(*x.stored[:at], *parts, *x.stored[at + 1 :]))
 
     def permute(self, x: Value, order: Sequence[int]) -> Value:
-        """Axes in another order."""
+        """Permutes the axes."""
         if isinstance(x, Opaque):
             return self._unneeded(x)
         if len(order) != x.rank:
             self.refuse(
                 f"Expected an order of the {x.rank} axes (got {list(order)}). If the network "
-                f"takes inputs with more axes, give an example_input"
+                f"takes inputs with more axes, pass an example_input"
             )
         order = [position_of(i, x.rank) for i in order]
         if isinstance(x, Weight):
@@ -265,7 +266,7 @@ class AxisOperations(ValueSource):
         return Signal(tuple(x.stored[i] for i in order))
 
     def move(self, x: Value, axes: Sequence[int], places: Sequence[int]) -> Value:
-        """Axes moved to other places, the rest in their order: movedim, transpose."""
+        """Moves axes to other places and keeps the order of the rest: movedim, transpose."""
         if isinstance(x, Opaque):
             return self._unneeded(x)
         self.check_certain(x, [*axes, *places])
@@ -273,11 +274,11 @@ class AxisOperations(ValueSource):
         moved = dict(zip((position_of(i, x.rank) for i in places), origin, strict=True))
         rest = iter(i for i in range(x.rank) if i not in origin)
         y = self.permute(x, [moved[i] if i in moved else next(rest) for i in range(x.rank)])
-        # Unlike the order of a permute, places do not say how many axes there are.
+        # Unlike the order of a permute, places do not determine the number of axes.
         return replace(y, guessed=_act(x).guessed) if isinstance(y, Signal) else y
 
     def unsqueeze(self, x: Value, axis: int) -> Value:
-        """A new axis of size 1."""
+        """Adds an axis of size 1."""
         if isinstance(x, Opaque):
             if x.shape is None:
                 return self._unneeded(x)
@@ -291,7 +292,7 @@ class AxisOperations(ValueSource):
         return replace(x, stored=(*x.stored[:at], Positions(1), *x.stored[at:]))
 
     def squeeze(self, x: Value, *axes: int) -> Value:
-        """Drops axes of size 1: those given, where they have that size, or all."""
+        """Drops the given axes if they have size 1, or all axes of size 1."""
         if isinstance(x, Opaque):
             return self._unneeded(x)
         given = [position_of(axis, x.rank) for axis in axes] or range(x.rank)
@@ -301,7 +302,7 @@ class AxisOperations(ValueSource):
         dropped = {i for i in given if x.shape[i] == 1}
         if not axes and None in x.shape[1:]:
             self.refuse(
-                f"Expected known sizes to squeeze all axes (got {shown(x.shape)}). Give an "
+                f"Expected known sizes to squeeze all axes (got {shown(x.shape)}). Pass an "
                 f"example_input"
             )
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
@@ -322,18 +323,18 @@ class AxisOperations(ValueSource):
         )
 
     def _unneeded(self, x: Value) -> Value:
-        """The result of an operation without weights on a value without neurons."""
+        """Returns the result of an operation without weights on a value without neurons."""
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a part of a tensor of the checkpoint)")
         return self._moved(x)
 
     def _moved(self, x: Value, shape: Sizes | None = None) -> Opaque:
-        """A value without neurons whose entries were repeated, or moved to other axes."""
+        """Returns a value without neurons whose entries were repeated, or moved to other axes."""
         is_uniform = isinstance(x, Opaque) and x.is_uniform
         return replace(self.opaque([x], shape), is_uniform=is_uniform)
 
     def _beside(self, x: Value, like: Signal, axis: int) -> Signal:
-        """An operand of a concatenation, as an activation."""
+        """Returns an operand of a concatenation as an activation."""
         if isinstance(x, Signal):
             return x
         if isinstance(x, Weight):
@@ -349,15 +350,15 @@ class AxisOperations(ValueSource):
             size = x.shape[position_of(at, len(x.shape))]
         if size is None:
             self.refuse(
-                "Expected known shapes to concatenate (got an input of unknown size). Give an "
+                "Expected known shapes to concatenate (got an input of unknown size). Pass an "
                 "example_input"
             )
         return self.claim(x, at, size)
 
     def _stored_beside(self, x: Weight, like: Signal, axis: int) -> Signal:
-        """A stored tensor as an operand of a concatenation: neurons that no weight leads to.
-
-        Beside positions, such as a class token before others, it has the neurons of these.
+        """Returns a stored tensor as an operand of a concatenation, with neurons of its own.
+        If it is concatenated along positions, such as a class token before others, it has their
+        neurons.
         """
         along = like.neuron_axis if isinstance(like.axes[axis], Positions) else axis
         if along is None or x.rank > like.rank:
@@ -386,7 +387,7 @@ def _act(x: Value) -> Signal:
 
 
 def _matching_axes(old: Sequence[int], new: Sizes) -> list[int | None]:
-    """How a reshape that only adds or drops axes of size 1 moves the axes of a weight."""
+    """Matches the axes of a weight for a reshape that only adds or drops axes of size 1."""
     axes = [i for i, n in enumerate(old) if n != 1]
     sizes = [n for n in new if n != 1]
     if len(sizes) != len(axes) or any(

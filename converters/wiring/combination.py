@@ -1,4 +1,4 @@
-"""Entrywise operations of two values: which axes they share, and so which neurons."""
+"""Entrywise operations on two values: which axes, and therefore which neurons, they share."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from nfn_graph.data import PlacementAxis
 if TYPE_CHECKING:
     from nfn_graph.converters.wiring.sources import ValueSource
 
-_HINT = "Give an example_input, so that the shapes are known"
+_HINT = "Pass an example_input, so that the shapes are known"
 
 
 def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:
-    """The result of an entrywise operation; neurons on a common axis are tied."""
+    """Returns the result of an entrywise operation; neurons on a common axis are tied."""
     wiring.expose(first)
     wiring.expose(second)
     if isinstance(first, Weight) and isinstance(second, Weight):
@@ -86,10 +86,10 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
         beside = _weight_by_constant(wiring, x.shape, weight)
         if beside is not None:
             return beside
-        what = "a constant" if x.key is None else f"'{x.key}', a mask or other whole numbers,"
+        what = "a constant" if x.key is None else f"'{x.key}', a mask or another integer tensor,"
         raise ConversionError(
-            f"Expected a tensor of the checkpoint without a constant of a shape of its own beside "
-            f"it (got {what} of shape {list(x.shape or ())} beside {list(weight.shape)}). Store a "
+            f"Expected a tensor of the checkpoint to be combined with a constant along other axes "
+            f"(got {what} of shape {list(x.shape or ())} beside {list(weight.shape)}). Store a "
             f"mask as a floating-point buffer, which becomes part of the graph, or multiply it "
             f"into the weight"
         )
@@ -97,10 +97,10 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
     if x.shape is not None and len(x.shape) >= -axis and x.shape[axis] == 1:
         raise ConversionError(
             f"Expected a tensor with one entry along axis {axis} of an input of shape "
-            f"{list(x.shape)} (got {list(weight.shape)}). Differences of the input to several "
-            f"stored points, as in radial basis functions, have no graph of weights"
+            f"{list(x.shape)} (got {list(weight.shape)}). Differences between the input and "
+            f"several stored points, as in radial basis functions, have no graph of weights"
         )
-    # Parameters of a norm have no axis for the batch, statistics of an input have one.
+    # Parameters of a norm have no batch axis, but statistics of an input have one.
     rank = weight.rank + (weight.shape[0] != 1)
     claimed = wiring.claim(wiring.ranked(x, rank), axis, weight.shape[axis])
     guess = Signal(claimed.stored, guessed=x.shape is None)
@@ -110,8 +110,11 @@ def _opaque_and_weight(wiring: ValueSource, x: Opaque, weight: Weight) -> Value:
 def _weight_by_constant(
     wiring: ValueSource, shape: tuple[int | None, ...] | None, weight: Weight
 ) -> Signal | None:
-    """A stored vector beside a constant along other axes, such as the slopes of heads (ALiBi)
-    times distances: the entries of the vector are neurons, the others are positions."""
+    """Combines a stored vector with a constant along other axes, as ALiBi does.
+
+    The entries of the vector, such as the slopes of heads, are neurons. The entries of the
+    constant, such as distances, are positions.
+    """
     if shape is None:
         return None
     rank = max(len(shape), weight.rank)
@@ -164,8 +167,8 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         if known is not None:
             return _both_activations(wiring, x, known)
         raise ConversionError(
-            f"Expected known shapes where an activation meets an input (got an input of unknown "
-            f"shape). {_HINT}"
+            f"Expected known shapes for an activation combined with an input (got an input of "
+            f"unknown shape). {_HINT}"
         )
     if len(other.shape) > x.rank:
         extra = (Positions(n) for n in other.shape[: len(other.shape) - x.rank])
@@ -207,7 +210,7 @@ def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Sig
 
 
 def _nest_apart(first: Signal, second: Signal) -> None:
-    """Settles reshapes of both values unless all of their axes meet, each its own counterpart."""
+    """Settles reshapes of both values unless all of their axes match one another."""
     for a, b in zip(first.axes, second.axes, strict=True):
         if not (isinstance(a, SplitAxis) and isinstance(b, SplitAxis)):
             continue
@@ -227,7 +230,7 @@ def _nest_apart(first: Signal, second: Signal) -> None:
 def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     a, b = settled(a), settled(b)
     if isinstance(a, SplitAxis) and isinstance(b, SplitAxis):
-        # What was reshaped alike may stay open.
+        # Axes that were reshaped in the same way may stay open.
         if a.split is not b.split:
             tie(a.split.segments, b.split.segments)
         return a
@@ -268,7 +271,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
 
 
 def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:
-    """Settles which axis of a reshape holds the neurons, where the other operand says it."""
+    """Settles which axis of a reshape holds the neurons, if the other operand determines it."""
     for axis, is_wanted in zip(x.axes, wanted, strict=True):
         if isinstance(axis, SplitAxis) and is_wanted and axis.size != 1 and axis.split.axes is None:
             axis.split.nest()

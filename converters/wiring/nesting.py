@@ -1,11 +1,11 @@
-"""Which neurons are nested in which: groups and their channels, heads and their dimensions.
+"""Determines which neurons are nested: channels in groups, dimensions in heads.
 
-Permuting a parent moves its children along, and the children of each parent are permuted on their
-own. That is a symmetry of a network if every value and every tensor that has the children has the
-parent, too: then whatever is done to them is done inside of one parent. So nothing needs to be
-said about it while a network is followed. The sum over the dimensions of a head leaves the heads,
-but one over heads, or a scale that all heads share, leaves dimensions without heads, and the
-dimensions are no children then.
+Permuting a parent moves its children along, and the children of each parent are permuted
+independently. That is a symmetry of a network if every value and every tensor that is indexed by
+the children is also indexed by the parent, because every operation on them then stays inside one
+parent. So nothing about nesting needs to be recorded while a network is followed. A sum over the
+dimensions of a head leaves the heads. A sum over heads, however, or a scale that all heads share,
+leaves dimensions without heads, and then the dimensions are not children.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Ends(NamedTuple):
 
     Attributes:
         layers: The layers in the order of the axes.
-        roles: For each, whether it is one of target or source neurons.
-        is_named: Whether the computation says which are which.
+        roles: The role of each layer: target or source neurons.
+        is_named: Whether the computation determines the roles.
     """
 
     layers: Nest
@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
     @property
     def source(self) -> Nest:
-        """The layers of source neurons; none for a tensor that belongs to neurons."""
+        """The layers of source neurons; empty for a tensor that belongs to neurons."""
         return tuple(n for n, role in zip(*self[:2], strict=True) if role == "source")
 
 
@@ -50,8 +50,8 @@ class Nesting:
     Args:
         values: All values with neurons.
         tensors: The layers of all tensors, part by part.
-        mixed: The layers of tensors whose entries along some axes are mixed before they are used,
-            as a norm of their rows does.
+        mixed: The layers of tensors whose entries are mixed along some axes before they are used,
+            for example by a norm of their rows.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class Nesting:
         self._choose_parents()
 
     def chain(self, layer: Layer) -> Nest:
-        """A layer after all that it is nested in."""
+        """Returns a layer after all layers in which it is nested."""
         parent = self.parent.get(layer)
         return (layer,) if parent is None else (*self.chain(parent), layer)
 
     def parents(self, nest: Nest) -> tuple[Nest, ...]:
-        """The types that the neurons of a type are nested in: none, one or two."""
+        """Returns the types in which the neurons of a type are nested: none, one or two."""
         if nest != self.chain(nest[-1]):
             return nest[:-1], self.chain(nest[-1])
         return (nest[:-1],) if len(nest) > 1 else ()
 
     def named(self, ends: Ends) -> Ends:
-        """The same layers in the roles that they have in a graph.
+        """Returns the same layers with the roles that they have in a graph.
 
-        Parents that target and source share count as those of the target. A tensor that only
+        Parents shared by target and source count as parents of the target. A tensor that only
         belongs to nested neurons has no source.
         """
         above = {a for layer in ends.target for a in self.chain(layer)} - set(ends.target)
@@ -98,7 +98,7 @@ class Nesting:
         return Ends(ends.layers, tuple(roles))
 
     def types(self, ends: Ends) -> list[Nest]:
-        """The types of a tensor's target and source neurons; one for a tensor of neurons."""
+        """Returns the types of a tensor's target and source neurons, or of its own neurons."""
         ends = self.named(ends)
         if not ends.source:
             return [ends.target] if ends.target else []
@@ -106,10 +106,11 @@ class Nesting:
         return [ends.target, tuple(dict.fromkeys([*above, *ends.source]))]
 
     def conflict(self, ends: Ends) -> list[Layer]:
-        """The layers that have to keep their order for a tensor to have a place, if any.
+        """Returns the layers that must keep their order so that a tensor has a place, if any.
 
-        A weight cannot join the neurons of all groups with those of all the same groups, nor
-        nested neurons with themselves. Of groups and what is inside of them, the larger is kept.
+        A weight cannot connect the neurons of all groups with those of the same groups, nor nested
+        neurons with themselves. If either a group or its children could stay free, the larger one
+        does.
         """
         target = tuple(layer for layer in ends.target if not layer.fixed)
         source = tuple(layer for layer in ends.source if not layer.fixed)
@@ -127,7 +128,7 @@ class Nesting:
         return [top] if top.size < max(layer.size for layer in inside) else inside
 
     def _meet(self, found: Iterable[Layer]) -> None:
-        # One neuron is nothing to be nested in.
+        # Nothing can be nested in a single neuron.
         layers = {layer for layer in found if not layer.fixed and layer.size > 1}
         for layer in layers:
             if layer in self._together:
@@ -136,10 +137,10 @@ class Nesting:
                 self._together[layer] = set(layers)
 
     def _meet_axes(self, chosen: Sequence[Counter[Layer]]) -> None:
-        """An entry of a value with these layers along its axes.
+        """Records an entry of a value with these layers along its axes.
 
-        Where a layer is on two axes, entries of two of its neurons meet. Then it is a parent only
-        of what stands beside it on each of these axes.
+        If a layer is on two axes, entries of two of its neurons meet. It is then a parent only of
+        layers that are beside it on each of these axes.
         """
         every = sum(chosen, Counter[Layer]())
         free = [layer for layer in every if not layer.fixed and layer.size > 1]
@@ -154,7 +155,7 @@ class Nesting:
             self._together[layer] = self._together.get(layer, beside) & beside
 
     def _keep_order(self, ends: Ends) -> None:
-        """Rows are numbered parents first, target before source, and no axis is turned for it."""
+        """Enforces the order of rows: parents first, target before source, no axes transposed."""
         for place, (layer, role) in enumerate(zip(*ends[:2], strict=True)):
             later = zip(ends.layers[place + 1 :], ends.roles[place + 1 :], strict=True)
             out_of_order = {n for n, r in later if (role, r) != ("source", "target")}
@@ -181,11 +182,11 @@ class Nesting:
 
 
 def without_fixed(segments: Segments, whole: dict[Segment, Layer]) -> Segments:
-    """An axis in which layers that keep their order are positions of the others beside them.
+    """Turns layers of an axis that keep their order into positions of the free layers beside them.
 
     Args:
         segments: The axis.
-        whole: The layers that stand for products of nothing else, and are added to here.
+        whole: The layers for products in which all layers are fixed; new ones are added.
     """
     found: list[Segment] = []
     for segment in resolve(segments):
@@ -211,7 +212,7 @@ def _as_positions(factor: Factor) -> Factor:
 
 
 def _layers_together(value: Signal) -> Iterator[tuple[Counter[Layer], ...]]:
-    """For every kind of entry of a value, how often each layer is on each of its axes."""
+    """Yields, for every kind of entry of a value, how often each layer is on each of its axes."""
     axes = [settled(axis) for axis in value.stored]
     choices = [
         list(_choices(resolve(a.segments if isinstance(a, NeuronAxis) else a.split.segments)))

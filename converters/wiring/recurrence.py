@@ -1,4 +1,4 @@
-"""Recurrence over time: a state whose neurons are read by the weights that lead to them."""
+"""Recurrence over time: states whose neurons are read by the weights that lead to them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ def recur(
     states: Sequence[Value | None] = (),
     target: int = 0,
 ) -> tuple[Signal, Signal]:
-    """One direction of one layer of an RNN, a GRU or an LSTM, whose neurons are the last axis.
-
-    The outputs of both weights are gates of the same hidden neurons, gate after gate: a gate is a
-    tap. The recurrent weight leads from the state to the state, so that both of its axes are
-    permuted together.
+    """Follows one direction of one layer of an RNN, a GRU or an LSTM; neurons are the last axis.
+    The outputs of both weights are gates of the same hidden neurons, gate after gate, and a gate is
+    a tap. The recurrent weight leads from the state to itself, so both of its axes are permuted
+    together.
 
     Args:
         w: The network so far.
-        x: What it reads, with time among its axes or without.
+        x: The input, with or without an axis of time.
         weight: The weight of the input, `[gates * hidden, in]`.
         recurrent: The weight of the state, `[gates * hidden, hidden]`.
-        biases: Vectors, or rows of vectors, with any number of gates one after another.
-        projection: The weight `[out, hidden]` that makes the state of the hidden neurons.
-        states: The states to begin with, of the output and, in an LSTM, of the cell.
+        biases: Vectors, or rows of vectors, with any number of consecutive gates.
+        projection: The weight `[out, hidden]` that computes the state from the hidden neurons.
+        states: The initial states of the output and, in an LSTM, of the cell.
         target: The axis of the gates in both weights.
 
     Returns:
@@ -68,7 +67,7 @@ def recur(
     x = w.claim(x, -1, weight.shape[source])
     if isinstance(x.axes[-1], SplitAxis):
         w.neurons(x, -1)
-    # The order of time shows in what is computed.
+    # The results depend on the order of time steps.
     x = distinct(x, range(x.rank - 1))
     w.mixes(x, range(x.rank - 1))
     layer = w.layer(hidden)
@@ -103,7 +102,7 @@ def _use_gates(w: Wiring, bias: Weight, layer: Layer) -> None:
 
 
 def _begin(w: Wiring, state: Value | None, layer: Layer) -> None:
-    """Says that a state holds the neurons of a layer, whatever made it."""
+    """Ties the neurons of an initial state, however it was computed, to a layer."""
     if state is None or (isinstance(state, Opaque) and state.is_uniform):
         return
     if isinstance(state, Weight):
@@ -111,20 +110,20 @@ def _begin(w: Wiring, state: Value | None, layer: Layer) -> None:
             w.use(state, [None] * state.rank)
             return
         if state.shape[-1] != layer.size:
-            w.refuse(f"Expected a first state with {layer.size} neurons (got {list(state.shape)})")
+            w.refuse(f"Expected an initial state of {layer.size} neurons (got {list(state.shape)})")
         w.use(state, [*[None] * (state.rank - 1), ("neuron", plain(layer))])
         return
     tie(w.neurons(w.claim(state, -1, layer.size), -1), plain(layer))
 
 
 def stack_states(states: Sequence[Signal], time: int | None) -> Signal:
-    """The last states of all layers and directions along a new first axis, without that of time.
+    """Stacks the last states of all layers and directions along a new first axis, without time.
 
-    Each has neurons of its own. They are tied where they are used together; one alone can be
+    Each state has its own neurons. They are tied if they are used together, and a single one can be
     selected.
 
     Args:
-        states: Outputs or cells, with equally many neurons each.
+        states: Outputs or cells with equal numbers of neurons.
         time: The axis of time, None if there is none.
     """
     *axes, _ = states[0].stored

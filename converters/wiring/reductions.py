@@ -1,4 +1,4 @@
-"""Operations along axes: what a symmetric function leaves, and where the order would show."""
+"""Operations along axes: symmetric functions, and operations that depend on the order."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from nfn_graph.converters.wiring.values import (
 
 
 class Reductions(AxisOperations):
-    """Operations along axes: means, norms, maxima and their places, pooling."""
+    """Operations along axes: means, norms, maxima and their positions, pooling."""
 
     def reduce(self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False) -> Value:
-        """A symmetric function along axes, such as a mean; all axes if None.
+        """Handles a symmetric function along axes, such as a mean; along all axes if None.
 
-        Along the neurons it leaves a value without neurons.
+        Along the neurons, the result is a value without neurons.
         """
         if isinstance(x, Opaque):
             return self.opaque([x])
@@ -54,10 +54,10 @@ class Reductions(AxisOperations):
     def places(
         self, x: Value, axes: Sequence[int] | None = None, keepdim: bool = False
     ) -> Signal | Opaque:
-        """Where along axes an entry is found, as argmax does.
+        """Handles functions that return positions along axes, such as argmax.
 
-        Along positions every neuron has a place of its own; along the neurons their order
-        shows, and they are fixed where the place is used.
+        Along positions, every neuron has its own result. Along the neurons, the result depends on
+        their order, so they are fixed if it is used.
         """
         if isinstance(x, Weight):
             self.show(x)
@@ -72,16 +72,16 @@ class Reductions(AxisOperations):
         return found if isinstance(found, Signal) else self.opaque([x])
 
     def largest(self, x: Value, axis: int, size: int | None) -> tuple[Value, Value]:
-        """`size` entries along an axis in the order of their values, and their places."""
+        """Handles the `size` largest or smallest entries along an axis, and their positions."""
         if isinstance(x, Weight):
             self.refuse("Expected a weight whose entries stay in place (got one that is sorted)")
         values, places = self.reduce(x, [axis], True), self.places(x, [axis], True)
         return self._resized(values, axis, size), self._resized(places, axis, size)
 
     def statistics(self, x: Value, axes: Sequence[int] | None = None) -> Value:
-        """A symmetric function along axes that keeps them: softmax, the statistics of a norm.
+        """Handles a symmetric function that keeps its axes: softmax, the statistics of a norm.
 
-        All axes if None.
+        It runs along all axes if `axes` is None.
         """
         if isinstance(x, Weight):
             every = range(x.rank)
@@ -89,18 +89,18 @@ class Reductions(AxisOperations):
         if isinstance(x, Signal) and axes is not None:
             is_open = any(isinstance(axis, SplitAxis) for axis in x.axes)
             if is_open or len(x.neuron_axes) > 1:
-                # Its value at an entry depends on the others along these axes, as a mean does.
+                # Its result depends on all entries along these axes, as a mean does.
                 self.reduce(x, axes)
         return x
 
     def _mix(self, x: Weight, along: set[int]) -> None:
-        """Says that a function mixes the entries of a stored tensor along some of its axes."""
+        """Records that a function mixes the entries of a stored tensor along some of its axes."""
         large = {i for i, size in enumerate(x.shape) if size != 1}
         if large & along and large - along:
             self.mixed.update(dict.fromkeys(key for key, _ in x.parts))
 
     def pool(self, x: Value, spatial: int, sizes: Sizes | None = None) -> Signal | Opaque:
-        """Anything that mixes positions along the last `spatial` axes, and may resize them."""
+        """Handles operations that mix positions along the last `spatial` axes and may resize."""
         if isinstance(x, Weight):
             self.refuse("Expected an activation (got a tensor of the checkpoint)")
         if isinstance(x, Opaque):
@@ -113,9 +113,9 @@ class Reductions(AxisOperations):
         return replace(x, stored=(*x.stored[: x.rank - spatial], *new))
 
     def mixes(self, x: Value, axes: Sequence[int] | None = None) -> Value:
-        """Anything that mixes or moves entries along axes, keeping sizes: flip, cumsum.
+        """Handles operations that mix or move entries along axes and keep sizes: flip, cumsum.
 
-        All axes if None.
+        They run along all axes if `axes` is None.
         """
         if isinstance(x, Weight):
             self.refuse("Expected a weight whose entries stay in place (got one that is moved)")
@@ -124,14 +124,14 @@ class Reductions(AxisOperations):
             for axis in range(x.rank) if axes is None else axes:
                 if not self.is_placed(x, axis):
                     self.refuse(
-                        "Expected an operation along positions (got one along the neurons, "
-                        "whose result depends on their order)"
+                        "Expected an operation along positions (got one along the neurons, whose "
+                        "result depends on their order)"
                     )
             return distinct(x, range(x.rank) if axes is None else axes)
         return x
 
     def is_placed(self, x: Signal, axis: int) -> bool:
-        """Whether an axis holds positions, or becomes one of positions here."""
+        """Whether an axis holds positions, or can be turned into positions here."""
         found = x.axes[position_of(axis, x.rank)]
         if isinstance(found, SplitAxis):
             found.split.nest()
@@ -145,9 +145,9 @@ class Reductions(AxisOperations):
         return True
 
     def settle(self, x: Signal, axes: Sequence[int]) -> None:
-        """Takes a reshape apart where an operation runs along some of its axes only.
+        """Settles a reshape if an operation runs along only some of its axes.
 
-        So the channels of `unflatten(1, (8, 4, 4))` before an operation along the last two axes.
+        An example is an operation along the last two axes after `unflatten(1, (8, 4, 4))`.
         """
         chosen = {position_of(axis, x.rank) for axis in axes}
         whole = _whole_splits(x, chosen)
@@ -157,7 +157,7 @@ class Reductions(AxisOperations):
                 axis.split.nest()
 
     def _resized(self, x: Value, axis: int, size: int | None) -> Value:
-        """A value whose axis of size 1 has another size."""
+        """Changes the size of an axis of size 1."""
         if isinstance(x, Signal):
             return replace(
                 x, stored=with_axis(x.stored, position_of(axis, x.rank), Positions(size))
@@ -169,7 +169,7 @@ class Reductions(AxisOperations):
 
 
 def _whole_splits(x: Signal, axes: Collection[int]) -> set[int]:
-    """Those of the axes that are parts of a reshape of which all parts are among them."""
+    """Returns the given axes whose reshape has all of its parts among them."""
     splits = [axis.split for i in axes if isinstance(axis := x.axes[i], SplitAxis)]
     return {
         i

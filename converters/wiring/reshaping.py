@@ -1,9 +1,9 @@
-"""Reshapes: which axes of an activation become which, and what they do to its neurons."""
+"""Reshapes: how the axes of an activation change, and what happens to its neurons."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -25,6 +25,7 @@ from nfn_graph.converters.wiring.values import (
     Positions,
     Sizes,
     SplitAxis,
+    num_entries,
     open_axes,
     settled,
     shown,
@@ -32,15 +33,15 @@ from nfn_graph.converters.wiring.values import (
 
 
 def merge_axes(axes: Sequence[Axis]) -> Axis:
-    """Neighbouring axes as one, the last running fastest."""
+    """Merges neighbouring axes into one; the last varies fastest."""
     axes = _rejoined([settled(axis) for axis in axes])
     holds_neurons = any(isinstance(axis, NeuronAxis) for axis in axes)
     segments = product(*(_factor(axis, axes) for axis in axes))
-    return NeuronAxis(segments) if holds_neurons else Positions(_product(a.size for a in axes))
+    return NeuronAxis(segments) if holds_neurons else Positions(num_entries(a.size for a in axes))
 
 
 def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-    """One axis as several; which of them are the neurons' may stay open."""
+    """Splits one axis into several; which of them hold neurons may stay open."""
     if isinstance(axis, Positions):
         return [Positions(size) for size in sizes]
     if not isinstance(axis, NeuronAxis):
@@ -58,7 +59,7 @@ def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
 
 
 def _split_block(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis]:
-    """Factors whose product is that of some sizes, as axes of these sizes."""
+    """Splits factors with the same product as some sizes into axes of these sizes."""
     segments = product(*factors)
     if not layers_of(segments):
         return [Positions(size) for size in sizes]
@@ -68,7 +69,7 @@ def _split_block(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis]:
 
 
 def _split_inside(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis] | None:
-    """The same where a layer is cut by the bound of an axis that holds other factors, too."""
+    """Splits a layer at the bound of an axis that has other factors; None if impossible."""
     bounds = set(accumulate(sizes, mul))
     finer: list[Factor] = []
     refined: list[tuple[Layer, list[Layer]]] = []
@@ -100,7 +101,7 @@ def _split_inside(factors: Sequence[Factor], sizes: Sequence[int]) -> list[Axis]
 
 
 def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
-    """The axes after a reshape; -1 stands for the size that follows, None for any."""
+    """Returns the axes after a reshape; -1 for a size that is inferred, None for an unknown one."""
     axes = [settled(axis) for axis in stored]
     old: list[int | None] = [axis.size for axis in axes]
     new = list(sizes)
@@ -122,14 +123,14 @@ def regroup(stored: Sequence[Axis], sizes: Sizes) -> tuple[Axis, ...]:
         return (*found, *_regroup_known(axes, _inferred(old, new)))
     raise ConversionError(
         f"Expected a reshape whose axes can be followed (got {shown([a.size for a in stored])} "
-        f"to {shown(sizes)} with unknown sizes). Give an example_input"
+        f"to {shown(sizes)} with unknown sizes). Pass an example_input"
     )
 
 
 def _regroup_known(axes: Sequence[Axis], new: list[int]) -> list[Axis]:
     old = [axis.size or 0 for axis in axes]
     if math.prod(old) != math.prod(new):
-        raise ConversionError(f"Expected a reshape of as many entries (got {old} to {new})")
+        raise ConversionError(f"Expected a reshape that keeps all entries (got {old} to {new})")
     found: list[Axis] = []
     i = j = 0
     while i < len(old) and j < len(new):
@@ -156,14 +157,14 @@ def _inferred(old: Sequence[int | None], new: Sequence[int | None]) -> list[int]
 
 
 def _may_pair(old: int | None, new: int | None, *, first: bool) -> bool:
-    """Whether an axis clearly stays as it is: the batch, or one of equal known size."""
+    """Whether an axis clearly stays unchanged: the batch, or an axis of equal known size."""
     if old is None or new in (None, -1):
         return first and old is None
     return old == new
 
 
 def _rejoined(axes: list[Axis]) -> list[Axis]:
-    """The same axes with those of a split that was never used put together again."""
+    """Merges the axes of a split that was never used."""
     found: list[Axis] = []
     i = 0
     while i < len(axes):
@@ -180,7 +181,7 @@ def _rejoined(axes: list[Axis]) -> list[Axis]:
             found.append(NeuronAxis(axis.split.segments))
             i += width
         else:
-            # Heads in front of positions, or channels that are shuffled.
+            # The axes are apart: heads before positions, or shuffled channels.
             axis.split.nest()
     return found
 
@@ -198,7 +199,7 @@ def _factor(axis: Axis, beside: Sequence[Axis]) -> Factor:
 
 
 def _factors(segments: Segments) -> list[Factor]:
-    """An axis as factors; several segments have the positions in common that all of them have."""
+    """Returns an axis as factors; positions that all segments end with become a common factor."""
     if len(segments) == 1:
         return list(segments[0].factors)
     last = {segment.factors[-1] for segment in segments}
@@ -212,7 +213,7 @@ def _factors(segments: Segments) -> list[Factor]:
 def _blocks(
     factors: Sequence[Factor], sizes: Sequence[int]
 ) -> list[tuple[list[Factor], list[int]]] | None:
-    """Factors and sizes in the smallest groups that have the same products."""
+    """Divides factors and sizes into the smallest groups with equal products."""
     found: list[tuple[list[Factor], list[int]]] = []
     left, right = list(factors), list(sizes)
     while left:
@@ -237,14 +238,5 @@ def _blocks(
         else:
             found.append((some, few))
     if found and right:
-        found[-1][1].extend(right)  # Of size 1.
+        found[-1][1].extend(right)  # The remaining sizes are 1.
     return found
-
-
-def _product(sizes: Iterable[int | None]) -> int | None:
-    total = 1
-    for size in sizes:
-        if size is None:
-            return None
-        total *= size
-    return total

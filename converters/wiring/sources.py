@@ -1,4 +1,4 @@
-"""The values of a followed computation: where they come from, and what weights read them."""
+"""The values of a followed computation: where they come from, and which weights read them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from nfn_graph.data import PlacementAxis
 
 
 class ValueSource:
-    """Makes values, and notes which layers the axes of the tensors belong to.
+    """Creates values, and records which layers the axes of the tensors belong to.
 
     Args:
-        tensors: The checkpoint; shapes and dtypes are read, never values.
-        tied: Further keys of the same tensor, by the key that stands for it.
+        tensors: The checkpoint; only shapes and dtypes are read, never values.
+        tied: The other keys of tensors with several keys, by the first key.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ValueSource:
         self._orders = layer_orders()
         self._origins = count()
         self._claims: dict[tuple[int, int, int], Layer] = {}
-        #: All activations, from which follows what is nested in what.
+        #: All activations, which determine the nesting of layers.
         self.values: list[Signal] = []
         #: Tensors whose entries are mixed along some axes before they are used.
         self.mixed: dict[str, None] = {}
@@ -67,53 +67,53 @@ class ValueSource:
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
-        """Errors raised inside say where they arose: a module's or node's name."""
+        """Prefixes errors raised inside with their place: the name of a module or node."""
         try:
             yield
         except ConversionError as error:
             raise type(error)(f"{where}: {error}") from error
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raises: what the network does here has no graph."""
+        """Raises an error because an operation of the network has no graph."""
         raise ConversionError(reason)
 
     def input(self, shape: Sizes | None = None) -> Opaque:
-        """An input of the network."""
+        """Creates an input of the network."""
         return Opaque(None if shape is None else tuple(shape), next(self._origins), True)
 
     def constant(self, shape: Sizes | None = (), *, is_uniform: bool = False) -> Opaque:
-        """A tensor that is no part of the checkpoint."""
+        """Creates a tensor that is not part of the checkpoint."""
         known = None if shape is None else tuple(shape)
         return Opaque(known, next(self._origins), is_uniform=is_uniform or known == ())
 
     def parameter(self, key: str) -> Weight:
-        """A tensor of the checkpoint."""
+        """Returns a tensor of the checkpoint."""
         if key not in self.tensors:
             raise ConversionError(f"Expected a tensor '{key}' in the checkpoint (got none)")
         shape = tuple(self.tensors[key].shape)
         return Weight(shape, ((key, tuple(range(len(shape)))),))
 
     def entry(self, weight: Weight, index: int) -> Weight:
-        """One entry of a stored tensor along its first axis, which belongs to a layer of its own.
+        """Returns one entry of a stored tensor along its first axis, which gets its own layer.
 
-        Such are the directions of a recurrent network that are stored in one tensor.
+        An example is a tensor that holds the directions of a recurrent network.
         """
         whole = self.rows(weight, index, index + 1)
         return Weight(whole.shape[1:], tuple((key, own[1:]) for key, own in whole.parts))
 
     def rows(self, weight: Weight, start: int, stop: int) -> Weight:
-        """The entries `start:stop` of a stored tensor along its first axis, as one of their own.
+        """Returns the entries `start:stop` of a stored tensor along its first axis as a weight.
 
-        So the weights of queries, keys and values that are stored in one tensor. All other entries
-        must be used, too, in whatever parts.
+        An example is a tensor that holds the weights of queries, keys and values. All other entries
+        must be used too, in any parts.
         """
         parts = []
         for part, own in weight.parts:
             key, (first, _) = self._rows.get(part, (part, (0, 0)))
             if not own or own[0] != 0:
                 self.refuse(
-                    f"Expected a stored tensor as it is (got a view of '{part}' whose first axis "
-                    f"is taken apart)"
+                    f"Expected an unchanged stored tensor (got a view of '{part}' whose first axis "
+                    f"is split)"
                 )
             name = f"{key}[{first + start}:{first + stop}]"
             self._rows[name] = (key, (first + start, first + stop))
@@ -121,7 +121,7 @@ class ValueSource:
         return Weight((stop - start, *weight.shape[1:]), tuple(parts))
 
     def opaque(self, values: Sequence[Value], shape: Sizes | None = None) -> Opaque:
-        """Any parameter-free function of opaque values."""
+        """Handles any parameter-free function of opaque values."""
         for value in values:
             if not isinstance(value, Opaque):
                 raise ConversionError("Expected values without neurons (got an activation)")
@@ -136,7 +136,7 @@ class ValueSource:
         )
 
     def claim(self, x: Value, axis: int, size: int) -> Signal:
-        """A value with `size` neurons along an axis; an input's neurons are named here."""
+        """Returns a value with `size` neurons along an axis; inputs get their neurons here."""
         if isinstance(x, Signal):
             return x
         if isinstance(x, Weight):
@@ -152,7 +152,7 @@ class ValueSource:
         return Signal(tuple(stored), guessed=x.shape is None)
 
     def claim_axes(self, x: Opaque, axes: Sequence[int]) -> Signal:
-        """A value of known shape with neurons along axes."""
+        """Returns a value of known shape with neurons along axes."""
         shape = x.shape or ()
         stored: list[Axis] = [Positions(n) for n in shape]
         for at in axes:
@@ -170,7 +170,7 @@ class ValueSource:
         return self._claims[name]
 
     def expose(self, x: Value) -> None:
-        """Fixes the layers whose order shows in a value that is used."""
+        """Fixes the layers whose order a value reveals, because the value is used."""
         if isinstance(x, Opaque):
             for layer in layers_of(plain(*x.exposes)):
                 # A single neuron has no order.
@@ -181,9 +181,10 @@ class ValueSource:
         self._shown.append(weight)
 
     def account(self, operands: Sequence[Value], results: Sequence[Value]) -> None:
-        """Finds a place for weights that an operation has read without saying along which axis.
+        """Places weights that an operation reads without determining an axis.
 
-        One number is a tap of the network. Of more, nothing would say which neurons they meet.
+        A single number becomes a tap of the network. Larger tensors are refused, because it is
+        unknown which neurons they belong to.
         """
         going_on = {key for v in (*results, *self._shown) for key in _keys_of(v)}
         going_on.update(key for key, _ in self._rows.values())
@@ -193,14 +194,14 @@ class ValueSource:
                     continue
                 if any(size != 1 for size in operand.shape or ()):
                     self.refuse(
-                        f"Expected an operation whose effect on neurons is known of every tensor "
+                        f"Expected an operation whose effect on neurons is known for every tensor "
                         f"that it takes (got '{key}' {list(self.tensors[key].shape)} as one of its "
                         f"arguments)"
                     )
                 self.use_of(key)
 
     def claimed(self, x: Opaque, like: Signal) -> Signal | None:
-        """An input of unknown shape whose neurons were named along those of another value."""
+        """Returns an input of unknown shape whose neurons were claimed like those of a value."""
         at = like.neuron_axis
         size = None if at is None else like.shape[at]
         if at is None or size is None or (x.origin, like.rank - at, size) not in self._claims:
@@ -208,18 +209,18 @@ class ValueSource:
         return self.claim(self.ranked(x, like.rank), at, size)
 
     def claimed_size(self, x: Opaque, axis: int) -> int | None:
-        """The size along an axis, counted from the end, that a weight has read an input with."""
+        """Returns the size with which a weight read an input along an axis, from the end."""
         sizes = {n for origin, at, n in self._claims if (origin, at) == (x.origin, axis)}
         return sizes.pop() if len(sizes) == 1 else None
 
     def ranked(self, x: Value, rank: int) -> Value:
-        """An input of unknown shape, taken to have so many axes."""
+        """Assumes a number of axes for an input of unknown shape."""
         if isinstance(x, Opaque) and x.shape is None:
             return replace(x, shape=(None,) * rank)
         return x
 
     def neurons(self, x: Signal, axis: int) -> Segments:
-        """The layers along an axis, which must be one of neurons."""
+        """Returns the layers along an axis, which must be an axis of neurons."""
         found = x.axes[position_of(axis, x.rank)]
         if isinstance(found, SplitAxis):
             found.split.choose(found.index)
@@ -228,25 +229,26 @@ class ValueSource:
             self.refuse(
                 f"Expected the neurons along axis {axis} of an activation with {x.rank} axes "
                 f"(got positions there, the neurons are at axis {x.neuron_axis})"
-                + (". Give an example_input" if x.guessed else "")
+                + (". Pass an example_input" if x.guessed else "")
             )
         return resolve(found.segments)
 
     def annotate(self, x: Value, shape: Sizes) -> Value:
-        """The same value, whose shape the front-end knows; a contradiction is refused.
+        """Adds the shape that the front-end knows to a value, and refuses a contradiction.
 
-        A guess of the number of axes ends here: had it been wrong, the shapes would differ.
+        The number of axes is no longer a guess after this: if it had been wrong, the shapes would
+        differ.
         """
         known: Sizes = (None,) * len(shape) if x.shape is None else x.shape
         if isinstance(x, Weight):
-            # A weight is not expanded: its axes of size 1 are broadcast where it is used.
+            # Weights are not expanded. Their axes of size 1 are broadcast where they are used.
             known = [None if n == 1 else n for n in x.shape]
         if len(shape) != len(known) or any(
             None not in (a, b) and a != b for a, b in zip(known, shape, strict=True)
         ):
             self.refuse(
                 f"Expected a result of shape {list(known)} (got {list(shape)}). The operation "
-                f"does something else to its axes than is known of it"
+                f"changes its axes in an unknown way"
             )
         if isinstance(x, Opaque):
             return replace(x, shape=tuple(shape))
@@ -263,17 +265,17 @@ class ValueSource:
         return Signal(tuple(stored))
 
     def check_certain(self, x: Value, axes: Sequence[int]) -> None:
-        """Refuses axes counted from the front of a value that may have further ones."""
+        """Refuses axes counted from the front of a value that may have further axes."""
         if isinstance(x, Signal) and x.guessed:
             for axis in axes:
                 if axis > 0 or (axis == 0 and x.neuron_axis == 0):
                     self.refuse(
-                        f"Expected to know whether axis {axis} holds neurons or positions (got "
-                        f"an input of unknown shape). Give an example_input"
+                        f"Expected an input of known shape, because axis {axis} may hold neurons "
+                        f"or positions (got an unknown shape). Pass an example_input"
                     )
 
     def use(self, weight: Weight, axes: Sequence[tuple[PlacementAxis, Segments] | None]) -> None:
-        """Says which layers the axes of a weight belong to; None for axes of taps."""
+        """Records which layers the axes of a weight belong to; None for axes of taps."""
         for key, own in weight.parts:
             use = self.use_of(key)
             for size, axis, at in zip(weight.shape, axes, own, strict=True):
@@ -285,21 +287,21 @@ class ValueSource:
                     use.set_neurons(at, *axis)
 
     def use_of(self, key: str) -> Use:
-        """What is known of a tensor's axes."""
+        """Returns what is known about a tensor's axes."""
         if key not in self.uses:
             stored, rows = self._rows.get(key, (key, None))
             self.uses[key] = Use.of(stored, self.tensors[stored], rows)
         return self.uses[key]
 
     def fresh(self, size: int) -> NeuronAxis:
-        """An axis of new neurons."""
+        """Returns an axis of new neurons."""
         return NeuronAxis(plain(self.layer(size)))
 
     def layer(self, size: int) -> Layer:
-        """A new layer of neurons."""
+        """Returns a new layer of neurons."""
         return Layer(size, next(self._orders), values=self.values)
 
 
 def _keys_of(x: Value) -> list[str]:
-    """The tensors of the checkpoint that a value consists of."""
+    """Returns the tensors of the checkpoint that a value consists of."""
     return [key for key, _ in x.parts] if isinstance(x, Weight) else []

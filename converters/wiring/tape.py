@@ -13,19 +13,19 @@ from nfn_graph.converters.wiring.values import Signal, Value
 from nfn_graph.data import Computation, Neurons, Range, Ref, Step
 from nfn_graph.run import OPERATIONS
 
-# Constants are written out, entry by entry.
+# The largest number of entries of a constant, because all of them are written out.
 _MOST_ENTRIES = 256
 
 
 class Unrecordable(Exception):
-    """Something that a computation has no words for."""
+    """Raised if a part of a computation cannot be recorded."""
 
 
 class Tape:
-    """Writes down what a network computes, in the words of :data:`nfn_graph.run.OPERATIONS`.
+    """Records what a network computes with the operations of :data:`nfn_graph.run.OPERATIONS`.
 
-    What has no words leaves the network without a computation, and the first reason for that is
-    kept. Nothing here ever stops a conversion.
+    If something cannot be recorded, the network has no computation, and the first reason for that
+    is kept. Nothing here ever stops a conversion.
     """
 
     def __init__(self) -> None:
@@ -38,54 +38,54 @@ class Tape:
         self.reason: str | None = None
 
     def lose(self, reason: str) -> None:
-        """Says why the computation cannot be recorded."""
+        """Notes why the computation cannot be recorded."""
         if self.reason is None:
             self.reason = reason
 
     def input(self) -> Ref:
-        """The next input of the network."""
+        """Records the next input of the network."""
         self._num_inputs += 1
         return self._add(Step("input", (self._num_inputs - 1,)))
 
     def parameter(self, key: str) -> Ref:
-        """A tensor of the checkpoint."""
+        """Records a tensor of the checkpoint."""
         if key not in self._keys:
             self._keys[key] = self._add(Step("parameter", (len(self._keys),)))
         return self._keys[key]
 
     def constant(self, tensor: Tensor) -> Ref:
-        """A tensor that is no part of the checkpoint, entry by entry."""
+        """Records a tensor that is not part of the checkpoint, entry by entry."""
         if tensor.is_meta or tensor.numel() > _MOST_ENTRIES or not tensor.is_floating_point():
             raise Unrecordable(
-                f"it uses a constant of shape {tuple(tensor.shape)} and {tensor.dtype} that is no "
+                f"it uses a constant of shape {tuple(tensor.shape)} and {tensor.dtype} that is not "
                 f"part of the checkpoint"
             )
         return self._add(Step("constant", (_tuples(tensor.tolist()),)))
 
     def call(self, operation: str, *args: Any, **kwargs: Any) -> Ref:
-        """The result of an operation; arguments are references and plain values."""
+        """Records an operation; arguments are references and plain values."""
         if operation not in OPERATIONS:
             raise Unrecordable(f"it uses '{operation}', which cannot be run from a graph")
         named = tuple((name, self._argument(arg)) for name, arg in kwargs.items())
         return self._add(Step(operation, tuple(map(self._argument, args)), named))
 
     def output(self, ref: Any) -> None:
-        """A result that the network returns."""
+        """Records a result that the network returns."""
         if isinstance(ref, Ref):
             self._outputs.append(ref)
         else:
-            self.lose(f"it returns {type(ref).__name__} {ref!r}, which is no tensor")
+            self.lose(f"it returns {type(ref).__name__} {ref!r}, which is not a tensor")
 
     def note(self, ref: Any, value: Any) -> None:
-        """Keeps what is known of the axes of a result."""
+        """Keeps what is known about the axes of a result."""
         if isinstance(ref, Ref) and isinstance(value, Signal):
             self._values[ref.step] = value
 
     def computation(self, keys: Mapping[str, int], names: Mapping[Nest, str]) -> Computation:
-        """The record, once all is known."""
+        """Returns the record, once the whole network is known."""
         missing = [key for key in self._keys if key not in keys]
         if missing:
-            self.lose(f"it uses '{missing[0]}', which is no part of the graph")
+            self.lose(f"it uses '{missing[0]}', which is not part of the graph")
         if not self._outputs:
             self.lose("its operations were not recorded")
         if self.reason is not None:
@@ -98,7 +98,7 @@ class Tape:
         return Computation(tuple(steps), tuple(self._outputs), tuple(self._activations(names)))
 
     def _activations(self, names: Mapping[Nest, str]) -> list[Neurons]:
-        """For every layer the last result that holds its neurons and no others."""
+        """Returns, for every layer, the last result that holds its neurons and no others."""
         found: dict[str, Neurons] = {}
         for step, value in self._values.items():
             axes = value.neuron_axes if isinstance(value, Signal) else []
@@ -130,14 +130,14 @@ class Tape:
 
 
 def recording(tape: Tape, record: Callable[[], Any]) -> Any:
-    """What a recording function returns; None, and the reason kept, if it cannot record."""
+    """Returns the result of a recording function; None, and keeps the reason, if it fails."""
     if tape.reason is not None:
         return None
     try:
         return record()
     except Unrecordable as error:
         tape.lose(str(error))
-    except Exception as error:  # Arguments of files and modules may be anything.
+    except Exception as error:  # Arguments of files and modules may be of any kind.
         tape.lose(f"an operation has arguments that cannot be recorded: {error}")
     return None
 

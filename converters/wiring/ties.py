@@ -1,4 +1,4 @@
-"""What it takes to make two axes of neurons agree: layers that are merged and refined."""
+"""Makes two axes of neurons agree by merging and refining layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS_PER_ENTRY = 4
 
 
 def tie(left: Segments, right: Segments) -> None:
-    """Makes two axes one: entry for entry, their neurons are permuted together."""
+    """Ties two axes, entry for entry, so that their neurons are permuted together."""
     steps = 0
     while True:
         left, right = resolve(left), resolve(right)
@@ -28,9 +28,9 @@ def tie(left: Segments, right: Segments) -> None:
         if None in sizes or sizes[0] != sizes[1]:
             raise ConversionError(
                 f"Expected two axes of the same known size (got {describe(left)} and "
-                f"{describe(right)})" + (". Give an example_input" if None in sizes else "")
+                f"{describe(right)})" + (". Pass an example_input" if None in sizes else "")
             )
-        # Every step cuts or merges entries, unless a layer would have to be a part of itself.
+        # Every step splits or merges entries, unless a layer would have to be a part of itself.
         steps += 1
         if steps > _STEPS_PER_ENTRY * (sizes[0] or 0) + _STEPS_PER_ENTRY:
             raise ConversionError(
@@ -42,7 +42,7 @@ def tie(left: Segments, right: Segments) -> None:
 
 
 def _approach(left: Segments, right: Segments) -> bool:
-    """Takes one step towards equal axes; whether there was one left to take."""
+    """Takes one step towards equal axes; returns whether there was one left to take."""
     for a, b in zip(left, right, strict=False):
         if a == b:
             continue
@@ -67,7 +67,7 @@ def _cut(large: Segment, small: Segment) -> None:
 
 
 def _approach_products(a: tuple[Factor, ...], b: tuple[Factor, ...]) -> bool:
-    """The same for two products of one size."""
+    """Takes one step towards two equal products of the same size."""
     while a and b and a[0] == b[0]:
         a, b = a[1:], b[1:]
     if not a or not b:
@@ -91,13 +91,13 @@ def _approach_products(a: tuple[Factor, ...], b: tuple[Factor, ...]) -> bool:
         layer = first if isinstance(first, Layer) else second
         if not isinstance(layer, Layer) or not layer.is_loose:
             raise _disagreement((Segment(a),), (Segment(b),))
-        # Whatever may be positions is.
+        # Loose layers become positions.
         layer.refined = (Segment((layer.size,)),)
     return True
 
 
 def _mirrored(layer: Layer, factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
-    """What a layer consists of that is a product of the first ones of some factors."""
+    """Splits a layer into parts like the first of some factors whose product it is."""
     found: list[Factor] = []
     left = layer.size
     for factor in factors:
@@ -107,7 +107,7 @@ def _mirrored(layer: Layer, factors: tuple[Factor, ...]) -> tuple[Factor, ...]:
                 break
             size = left
         part = layer.part(size, len(found))
-        # Of a layer that is taken apart, nothing says that both are neurons.
+        # Splitting a layer does not imply that both parts are neurons.
         part.is_loose = layer.is_loose or (isinstance(factor, Layer) and factor.is_loose)
         found.append(size if isinstance(factor, int) else part)
         left //= size
@@ -134,8 +134,8 @@ def _disagreement(left: Segments, right: Segments) -> ConversionError:
     reason = ""
     if len(left) == len(right) == 1 and all(len(factors) > 1 for factors in layers):
         reason = (
-            ". Groups of different layers must lie inside of each other, or be shuffled so that "
-            "they do"
+            ". The groups of one layer must be parts of the groups of the other, or be shuffled so "
+            "that they are"
         )
     return ConversionError(
         f"Expected two axes whose neurons and positions agree (got {describe(left)} and "

@@ -1,9 +1,9 @@
-"""The values that a followed computation passes on: what is known of a tensor's axes."""
+"""The values of a followed computation, with what is known about the axes of each tensor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Union
 
@@ -24,12 +24,12 @@ Axis = Union["Positions", "NeuronAxis", "SplitAxis"]
 
 @dataclass(frozen=True)
 class Positions:
-    """An axis without neurons: batch, time, space. None where its size is not known.
+    """An axis without neurons: batch, time, space.
 
     Args:
-        size: The number of entries.
-        is_copied: Whether all entries are copies of one, so that they are in no order. Whatever
-            treats them differently has to drop it; see :func:`distinct`.
+        size: The number of entries; None if unknown.
+        is_copied: Whether all entries are copies of one, so that they have no order. Operations
+            that treat them differently must reset it; see :func:`distinct`.
 
     Example:
         >>> from nfn_graph.converters.wiring import Positions
@@ -67,12 +67,13 @@ class NeuronAxis:
 class Split:
     """A neuron axis that was reshaped into several axes, the reverse of a flatten.
 
-    What they are shows when one of them is used. Then they are settled, all at once.
+    The meaning of these axes is determined when one of them is used. All of them are then settled
+    at once.
 
     Args:
         segments: The axis that was reshaped.
         sizes: The sizes of the axes that it was reshaped into.
-        axes: What they are, once it is known.
+        axes: The settled axes; None while they are open.
     """
 
     segments: Segments
@@ -80,7 +81,7 @@ class Split:
     axes: tuple[Axis, ...] | None = None
 
     def choose(self, index: int) -> None:
-        """Takes one of the axes as that of the neurons; the others are positions."""
+        """Settles one axis as neurons and the others as positions."""
         layer = self._layer(self.sizes[index], index)
         before, after = math.prod(self.sizes[:index]), math.prod(self.sizes[index + 1 :])
         tie(self.segments, product(before, layer, after))
@@ -89,7 +90,7 @@ class Split:
         self.axes = tuple(found)
 
     def nest(self) -> None:
-        """Takes all of them as axes of neurons: heads and the dimensions inside of them."""
+        """Settles all axes as neurons: heads and the dimensions inside them."""
         layers = {i: self._layer(n, i) for i, n in enumerate(self.sizes) if n != 1}
         tie(self.segments, product(*layers.values()))
         self.axes = tuple(
@@ -98,7 +99,7 @@ class Split:
         )
 
     def cut(self, index: int) -> None:
-        """Takes the axes before one apart from the rest, which stays open."""
+        """Separates the axes before an index from the rest; both parts stay open."""
         outer = self._layer(math.prod(self.sizes[:index]), 0)
         inner = self._layer(math.prod(self.sizes[index:]), 1)
         tie(self.segments, product(outer, inner))
@@ -136,7 +137,7 @@ class SplitAxis:
 
 
 def open_axes(segments: Segments, sizes: Sequence[int]) -> list[Axis]:
-    """The axes that a reshape makes of one of neurons; what they are may stay open."""
+    """Returns the axes into which a reshape splits an axis of neurons; they may stay open."""
     large = [i for i, size in enumerate(sizes) if size != 1] or [0]
     found: list[Axis] = [Positions(1)] * len(sizes)
     if len(large) == 1:
@@ -154,9 +155,9 @@ class Signal:
     """A tensor computed by the network, with one or more axes of neurons.
 
     Args:
-        stored: Its axes as they were found; `axes` are the same as they are known now.
-        guessed: Whether there may be more axes, somewhere in front of the neurons' or
-            behind the batch's: only axes counted from the end are certain.
+        stored: Its axes as they were found; `axes` are the same axes as they are known now.
+        guessed: Whether there may be further axes between those of the batch and of the neurons, so
+            that only axes counted from the end are certain.
 
     Example:
         >>> import torch
@@ -171,13 +172,13 @@ class Signal:
     guessed: bool = False
 
     def __post_init__(self) -> None:
-        # Neurons are nested in others that every value has which has them.
+        # The nesting of neurons depends on all values that hold them.
         for layer in layers_in(self)[:1]:
             layer.values.append(self)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """What each axis is."""
+        """The axes, as they are known now."""
         return tuple(settled(axis) for axis in self.stored)
 
     @property
@@ -187,7 +188,7 @@ class Signal:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The sizes, None where not known."""
+        """The sizes; None if unknown."""
         return tuple(axis.size for axis in self.axes)
 
     @property
@@ -203,20 +204,19 @@ class Signal:
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A tensor without axes of permutable neurons: an input, or computed from inputs alone.
+    """A tensor without axes of permutable neurons: an input, or a value computed from inputs only.
 
     Args:
-        shape: Its sizes, None if not known.
-        origin: Where it comes from. Values of one origin that are read along the same axis
-            are the same input neurons.
-        is_input: Whether it comes from the network's inputs; otherwise from constants, or
+        shape: Its sizes, None if unknown.
+        origin: The number of its source. Values of one origin that are read along the same axis are
+            the same input neurons.
+        is_input: Whether it comes from the network's inputs. Otherwise it comes from constants, or
             from a whole layer by a symmetric function such as a mean over its neurons.
-        exposes: Layers whose order shows in it, such as in the place of a maximum: they are
-            fixed where the value is used. Layers of a single neuron whose axis was dropped
-            belong here too.
-        key: A tensor of the checkpoint that is no weight, such as a mask of whole numbers, from
-            which it was computed without any input.
-        is_uniform: Whether all of its entries are one number, so that it shows no order.
+        exposes: Layers whose order it reveals, as the position of a maximum does. They are fixed if
+            the value is used. Layers of a single neuron whose axis was dropped are included.
+        key: A tensor of the checkpoint that is not a weight, such as an integer mask, from which it
+            was computed without any input.
+        is_uniform: Whether all of its entries are one number, so that it reveals no order.
 
     Example:
         >>> from nfn_graph.converters.wiring import Opaque, Signal
@@ -234,12 +234,12 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Weight:
-    """A stored tensor, or several that were combined entry by entry, seen with some axes.
+    """A view of a stored tensor, or of several that were combined entry by entry.
 
     Args:
         shape: The sizes of this view.
-        parts: The keys, and for each the tensor's own axis at every axis of the view (None
-            where it has none).
+        parts: The keys, each with the tensor's own axis for every axis of the view (None if it has
+            none).
 
     Example:
         >>> import torch
@@ -259,7 +259,7 @@ class Weight:
         return len(self.shape)
 
     def view(self, axes: Sequence[int | None]) -> Weight:
-        """The same entries with axes permuted, dropped (of size 1) or added (None)."""
+        """Returns the same entries with axes permuted, dropped (of size 1) or added (None)."""
         return Weight(
             tuple(1 if i is None else self.shape[i] for i in axes),
             tuple(
@@ -268,7 +268,7 @@ class Weight:
         )
 
     def broadcast(self, rank: int) -> Weight:
-        """The same with axes of size 1 in front, up to a number of axes."""
+        """Adds axes of size 1 in front, up to a number of axes."""
         return self.view([*[None] * (rank - self.rank), *range(self.rank)])
 
 
@@ -276,7 +276,7 @@ Value = Signal | Opaque | Weight
 
 
 def position_of(axis: int, rank: int) -> int:
-    """An axis counted from the front.
+    """Counts an axis from the front.
 
     Example:
         >>> from nfn_graph.converters.wiring import position_of
@@ -286,18 +286,28 @@ def position_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ConversionError(
             f"Expected an axis of a tensor with {rank} axes (got axis {axis}). If the network "
-            f"takes inputs with other axes than [batch, features], give an example_input"
+            f"takes inputs with other axes than [batch, features], pass an example_input"
         )
     return axis % rank
 
 
+def num_entries(sizes: Iterable[int | None]) -> int | None:
+    """Returns the product of sizes; None if one of them is unknown."""
+    total = 1
+    for size in sizes:
+        if size is None:
+            return None
+        total *= size
+    return total
+
+
 def shown(sizes: Sizes) -> str:
-    """Sizes in an error, with a question mark where one is not known."""
+    """Formats sizes for an error, with a question mark for unknown ones."""
     return f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
 
 
 def layers_in(x: Signal) -> list[Layer]:
-    """The layers of a value's neurons, as far as they are known now."""
+    """Returns the layers of a value's neurons, as far as they are known now."""
     return [
         layer
         for axis in x.axes
@@ -309,7 +319,7 @@ def layers_in(x: Signal) -> list[Layer]:
 
 
 def distinct(x: Signal, along: Sequence[int]) -> Signal:
-    """A value whose entries along some axes are not copies of each other any more."""
+    """Marks entries along some axes as no longer being copies of each other."""
     places = {position_of(axis, x.rank) for axis in along}
     return replace(
         x,
@@ -321,12 +331,12 @@ def distinct(x: Signal, along: Sequence[int]) -> Signal:
 
 
 def with_axis(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
-    """The same axes but for one."""
+    """Replaces one axis."""
     return (*axes[:at], axis, *axes[at + 1 :])
 
 
 def settled(axis: Axis) -> Axis:
-    """An axis as it is known now."""
+    """Returns an axis as it is known now."""
     while isinstance(axis, SplitAxis) and axis.split.axes is not None:
         axis = axis.split.axes[axis.index]
     if isinstance(axis, NeuronAxis) and axis.segments and not layers_of(axis.segments):

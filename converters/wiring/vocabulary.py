@@ -1,4 +1,4 @@
-"""The words for operations with weights, and for a network as a whole."""
+"""Operations with weights, and the network as a whole."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Wiring(Reductions):
         target: int = 0,
         source: int = 1,
     ) -> Signal:
-        """A linear map of the neurons along `axis`, by a weight with axes target and source.
+        """Handles a linear map of the neurons along `axis` by a weight with axes target and source.
 
-        All other axes of the weight are taps: the entries of a kernel.
+        All other axes of the weight are taps, such as the entries of a kernel.
         """
         if weight.rank < 2:
             self.refuse(f"Expected a weight [out, in, ...] (got {list(weight.shape)})")
@@ -78,8 +78,8 @@ class Wiring(Reductions):
         roles[target], roles[source] = ("target", plain(layer)), ("source", known)
         self.use(weight, roles)
         y = Signal(with_axis(x.stored, axis, NeuronAxis(plain(layer))), x.guessed)
-        # The products before the sum, with source and target neurons side by side, are values too;
-        # one is remembered when it is made.
+        # The products before the sum have source and target neurons and are values too. Creating
+        # the value records it.
         Signal((*x.stored, y.stored[axis]))
         return y if bias is None else self.channelwise(y, [bias], axis)
 
@@ -92,8 +92,10 @@ class Wiring(Reductions):
         groups: int = 1,
         transposed: bool = False,
     ) -> Signal:
-        """A convolution, `weight` `[out, in / groups, *kernel]`, or transposed
-        `[in, out / groups, *kernel]`."""
+        """Handles a convolution.
+
+        The weight is `[out, in / groups, *kernel]`, or transposed `[in, out / groups, *kernel]`.
+        """
         if weight.rank < 2:
             self.refuse(f"Expected a kernel [out, in, ...] (got {list(weight.shape)})")
         spatial = weight.rank - 2
@@ -111,7 +113,7 @@ class Wiring(Reductions):
             x = self._with_channels(self.claim(self.ranked(x, spatial + 2), axis, channels), axis)
             y = self._grouped(x, weight, axis, groups, transposed)
         if isinstance(x, Signal):
-            # Neurons behind a single channel are its positions.
+            # Neurons after a single channel are its positions.
             behind = x.neuron_axis if x.axes[axis] == Positions(1) else None
             self.mixes(x, [i for i in range(x.rank - spatial, x.rank) if i != behind])
         positions = [Positions()] * spatial
@@ -121,7 +123,7 @@ class Wiring(Reductions):
     def _grouped(
         self, x: Signal, weight: Weight, axis: int, groups: int, transposed: bool
     ) -> Signal:
-        """A convolution whose channels are nested in groups, and joined inside of each only."""
+        """Handles a convolution with channels nested in groups and connected only inside."""
         channels = weight.shape[0] if transposed else weight.shape[1] * groups
         outputs = weight.shape[1] * groups if transposed else weight.shape[0]
         if groups < 1 or channels % groups or outputs % groups:
@@ -133,7 +135,7 @@ class Wiring(Reductions):
         inner = channels // groups
         parts: list[Segments] = []
         if inner == 1 and not (transposed and len(known) > 1):
-            # Every channel is a group, of whatever layer it is.
+            # Every channel is a group, whichever layer it belongs to.
             parts = [(segment,) for segment in known]
             source: Segments | None = None
         else:
@@ -157,10 +159,10 @@ class Wiring(Reductions):
         return replace(x, stored=with_axis(x.stored, position_of(axis, x.rank), NeuronAxis(target)))
 
     def _with_channels(self, x: Signal, axis: int) -> Signal:
-        """A value whose neurons a weight reads along an axis.
+        """Returns a value whose neurons a weight reads along an axis.
 
-        Where that has one entry and the neurons lie along another one, as in a signal of one
-        channel that a linear layer has made, they are the positions of a single neuron.
+        If this axis has one entry and the neurons are along another axis, as in a signal of one
+        channel computed by a linear layer, they become the positions of a single neuron.
         """
         at, along = position_of(axis, x.rank), x.neuron_axis
         if along is None or at == along or x.axes[at] != Positions(1):
@@ -171,7 +173,7 @@ class Wiring(Reductions):
         return replace(x, stored=with_axis(stored, at, NeuronAxis(plain(layer))))
 
     def matmul(self, first: Value, second: Value) -> Value:
-        """A product with a stored matrix, or with another value along positions."""
+        """Handles a product with a stored matrix, or with another value along positions."""
         if isinstance(second, Weight) and second.rank == 2 and not isinstance(first, Weight):
             return self.linear(first, second, target=1, source=0)
         if isinstance(first, Weight) and first.rank == 2 and not isinstance(second, Weight):
@@ -208,19 +210,19 @@ class Wiring(Reductions):
         )
 
     def _column_axis(self, x: Signal | Opaque) -> int:
-        """The axis that a matrix before a value reads; a vector has none for a batch."""
+        """Returns the axis that a matrix on the left reads; a vector has no batch axis."""
         if x.shape is None:
             self.refuse(
-                "Expected to know whether a matrix is multiplied with a vector or with a matrix "
-                "of columns (got a value of unknown shape). Give an example_input"
+                "Expected a value of known shape, because a matrix may be multiplied by a vector "
+                "or by a matrix of columns (got an unknown shape). Pass an example_input"
             )
         return -min(2, len(x.shape))
 
     def _along_positions(self, x: Signal, matrix: Opaque, axis: int) -> Value:
-        """A product with a matrix or vector without neurons, along an axis of positions."""
+        """Handles a product with a matrix or vector without neurons, along an axis of positions."""
         if matrix.shape is None or x.rank < 2:
             self.refuse(
-                "Expected known shapes in a matmul of values (got a value of unknown shape). Give "
+                "Expected known shapes in a matmul of values (got a value of unknown shape). Pass "
                 "an example_input"
             )
         self.mixes(x, [axis])
@@ -233,10 +235,9 @@ class Wiring(Reductions):
         return self.combine(y, replace(matrix, shape=(*matrix.shape[:-2], 1, 1)))
 
     def channelwise(self, x: Value, parameters: Sequence[Value], axis: int) -> Signal:
-        """Entrywise operations with vectors along one axis: norm parameters, statistics, bias.
-
-        An axis from the front is meant if `axis` is not negative. A vector that is no part of
-        the checkpoint fixes the neurons.
+        """Handles entrywise operations with vectors along one axis, such as norm parameters.
+        An `axis` that is not negative is counted from the front. A vector that is not part of the
+        checkpoint fixes the neurons.
         """
         for parameter in parameters:
             shape = parameter.shape
@@ -246,13 +247,13 @@ class Wiring(Reductions):
                 )
             if shape[0] is None:
                 self.refuse(
-                    "Expected a vector of known size (got an unknown one). Give an example_input"
+                    "Expected a vector of known size (got an unknown one). Pass an example_input"
                 )
             x = self.claim(x, axis, shape[0])
             if x.guessed and axis >= 0 and axis != x.neuron_axis:
                 self.refuse(
-                    f"Expected to know how many axes the input has (got {x.rank} or more). Give an "
-                    f"example_input"
+                    f"Expected an input with a known number of axes (got {x.rank} or more). Pass "
+                    f"an example_input"
                 )
             behind = x.rank - position_of(axis, x.rank) - 1
             vector = (
@@ -267,7 +268,7 @@ class Wiring(Reductions):
         return x
 
     def channel_norm(self, x: Value, parameters: Sequence[Value]) -> Value:
-        """Statistics of each channel, stored or computed: batch norm, instance norm."""
+        """Handles statistics of each channel, stored or computed: batch norm, instance norm."""
         if isinstance(x, Signal) and x.rank > 1 and isinstance(x.axes[1], SplitAxis):
             self.neurons(x, 1)
         y = self.channelwise(x, parameters, 1) if parameters else x
@@ -275,14 +276,15 @@ class Wiring(Reductions):
         return self.statistics(y, others)
 
     def layer_norm(self, x: Value, parameters: Sequence[Value], num_axes: int) -> Value:
-        """Statistics over the last `num_axes` axes, parameters of their shape."""
+        """Handles statistics over the last `num_axes` axes, with parameters of their shape."""
         if num_axes > 1 and parameters and isinstance(x, Opaque) and x.shape is None:
-            # Images or signals, one per entry of a batch; one axis alone may be that of tokens.
+            # A batch of images or signals is assumed. A single axis might be that of tokens
+            # instead.
             x = replace(x, shape=(None, *(parameters[0].shape or ())))
         return reduce(self.combine, parameters, self.statistics(x, range(-num_axes, 0)))
 
     def group_norm(self, x: Value, groups: int, parameters: Sequence[Value] = ()) -> Value:
-        """Statistics over groups of channels, along axis 1; the channels are nested in them."""
+        """Handles statistics over groups of channels, axis 1; channels are nested in them."""
         y = self.channelwise(x, parameters, 1) if parameters else x
         if not isinstance(y, Signal):
             return y
@@ -300,21 +302,21 @@ class Wiring(Reductions):
             sizes = [segment.size or 0 for segment in known]
             if any(size % inner for size in sizes):
                 sizes = [channels]
-            # Layers beside each other have groups of their own.
+            # Concatenated layers have their own groups.
             made = [self.layer(size // inner) for size in sizes]
             parts = [product(group, self.layer(inner)) for group in made]
             tie(known, tuple(segment for part in parts for segment in part))
-            # The statistics of a group.
+            # The statistics of each group.
             grouped = Signal(with_axis(y.stored, 1, NeuronAxis(plain(*made))))
             self.statistics(grouped, range(2, y.rank))
         return self.statistics(y, range(2, y.rank))
 
     def contract(self, first: Value, second: Value, names: tuple[str, str], output: str) -> Value:
-        """A product of two values, with a letter for every axis as in `einsum`.
+        """Handles a product of two values, with a letter for every axis as in `einsum`.
 
-        Axes of one letter are the same neurons or positions; those that the output lacks are
-        summed over. Of a stored tensor, letters that the other value lacks are new neurons, and
-        letters that the output lacks are the neurons that it reads.
+        Axes with the same letter are the same neurons or positions; letters missing from the output
+        are summed over. In a stored tensor, letters missing from the other value are new neurons,
+        and letters missing from the output are the neurons that it reads.
         """
         if isinstance(first, Opaque) and isinstance(second, Opaque):
             return self.opaque([first, second])
@@ -343,11 +345,11 @@ class Wiring(Reductions):
         return self.permute(z, order)
 
     def _aligned(self, x: Value, own: str, letters: Sequence[str]) -> Value:
-        """A value with one axis for each of some letters, of size 1 where it has none."""
+        """Returns a value with one axis for each letter, of size 1 if it does not have it."""
         if x.shape is None or len(x.shape) != len(own):
             self.refuse(
                 f"Expected a value with {len(own)} axes in a product (got "
-                f"{'unknown ones' if x.shape is None else len(x.shape)}). Give an example_input"
+                f"{'unknown ones' if x.shape is None else len(x.shape)}). Pass an example_input"
             )
         if isinstance(x, Opaque):
             sizes = dict(zip(own, x.shape, strict=True))
@@ -360,7 +362,7 @@ class Wiring(Reductions):
         return y
 
     def _weighted(self, x: Value, weight: Weight, names: tuple[str, str], output: str) -> Value:
-        """A product with a stored tensor of any number of axes."""
+        """Handles a product with a stored tensor of any number of axes."""
         own, stored = names
         if any(letter not in own and letter not in output for letter in stored):
             self.refuse("Expected a stored tensor that is not summed over (got an axis that is)")
@@ -373,7 +375,7 @@ class Wiring(Reductions):
         for letter in reading:
             x = self.claim(x, own.index(letter) - len(own), weight.shape[stored.index(letter)])
         if not isinstance(x, Signal) or x.rank != len(own):
-            self.refuse("Expected a value with known axes in a product. Give an example_input")
+            self.refuse("Expected a value with known axes in a product. Pass an example_input")
         self.settle(x, [own.index(letter) for letter in own if letter in stored])
         roles: list[tuple[PlacementAxis, Segments] | None] = []
         axes = dict(zip(own, x.stored, strict=True))
@@ -392,7 +394,7 @@ class Wiring(Reductions):
         return Signal(tuple(axes[letter] for letter in output))
 
     def output(self, x: Value) -> None:
-        """An output of the network: its neurons keep their order."""
+        """Records an output of the network, whose neurons keep their order."""
         self._has_output = True
         if isinstance(x, Weight):
             self.show(x)
@@ -404,7 +406,7 @@ class Wiring(Reductions):
             layer.is_output = True
 
     def layout(self) -> Layout:
-        """Where all tensors went. Those that the network does not use are carried along."""
+        """Returns the layout. Tensors that the network does not use are carried along."""
         if not self._has_output:
             raise ConversionError("Expected a network with an output (got none)")
         for weight in self._shown:
@@ -418,15 +420,15 @@ class Wiring(Reductions):
             )
         except ConversionError:
             raise
-        except UserError as error:  # What a graph refuses of parts that were found one by one.
+        except UserError as error:  # The parts were found one by one and may not fit together.
             raise ConversionError(
-                f"Expected neurons that a graph has a place for (got a network that cuts its "
-                f"layers in several ways which do not fit together: {error}). Convert its parts on "
-                f"their own"
+                f"Expected neurons that a graph has a place for (got a network that splits its "
+                f"layers in several ways that do not fit together: {error}). Convert its parts "
+                f"separately"
             ) from error
 
     def _join_rows(self) -> None:
-        """Rows of a tensor that is also used in larger parts belong to the same neurons there."""
+        """Merges rows of a tensor into larger parts of it that are used too; ties neurons."""
         for name, small in list(self.uses.items()):
             bounds = small.row_bounds
             for key, large in self.uses.items():
@@ -443,7 +445,7 @@ class Wiring(Reductions):
                     break
 
     def _check_rows(self) -> None:
-        """Refuses tensors of which only some rows are used, or the same ones twice."""
+        """Refuses tensors with rows that are not used, or that are used in several parts."""
         rows: dict[str, list[tuple[int, int]]] = {}
         for use in self.uses.values():
             rows.setdefault(use.key, []).append(use.row_bounds)
@@ -457,10 +459,11 @@ class Wiring(Reductions):
                 )
 
     def _fix_shown(self, key: str, own: Sequence[int | None]) -> None:
-        """A weight that the network returns shows the order of the neurons along its axes.
+        """Fixes the neurons along the axes of a weight that the network returns.
 
-        One that meets no neurons, such as the logarithm of a policy's standard deviation, is
-        tapped by the output neurons if it has one entry for each, else by the whole network.
+        A weight that belongs to no neurons, such as the logarithm of a policy's standard deviation,
+        becomes a tap of the output neurons if it has one entry for each, and a tap of the network
+        otherwise.
         """
         is_free = key not in self.uses
         use = self.use_of(key)

@@ -1,6 +1,6 @@
-"""Reading the files of a zoo, with errors that name the file and the record.
+"""Reads the files of a zoo, with errors that name the file and the record.
 
-Checkpoints may hold objects of foreign classes, which are read without these classes.
+Checkpoints may hold objects of foreign classes. They are read without importing these classes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nfn_graph.converters.formats import PYTORCH, detect
 from nfn_graph.converters.zoos.zoo import Row
 from nfn_graph.messages import UserError
 
-# Objects of OmegaConf keep their members or their value under these names.
+# Objects of OmegaConf store their members or their value under these names.
 _MEMBERS, _VALUE = "_content", "_val"
 _DEEPEST = 8
 
 
 class StandIn:
-    """An object of a class that is not loaded: what it was made with, and its state."""
+    """Replaces an object of a class that is not imported. Keeps its arguments and its state."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -51,13 +51,13 @@ class StandIn:
 
 
 class CheckpointReader:
-    """Reads files of torch.save, and remembers the names that they needed stand-ins for."""
+    """Reads files of torch.save, and remembers the names for which they needed stand-ins."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     def read(self, path: Path) -> Mapping[str, Any]:
-        """What was saved, with stand-ins for objects of unknown classes."""
+        """Reads what was saved, with stand-ins for objects of unknown classes."""
         try:
             return self._read(path)
         except ConversionError:
@@ -66,22 +66,22 @@ class CheckpointReader:
         return self._read(path)
 
     def _read(self, path: Path) -> Mapping[str, Any]:
-        # Classes for this block only, one for each name.
+        # Every name gets its own class, which exists only in this block.
         named: list[Any] = [(type(name, (StandIn,), {}), name) for name in sorted(self._names)]
         with torch.serialization.safe_globals(named):
             return read_checkpoint(path)
 
     def _add_names(self, path: Path) -> bool:
-        """Whether a file names classes that were not known before."""
+        """Adds the classes that a file names; returns whether any of them is new."""
         before = len(self._names)
-        # A damaged file raises whatever it likes here, and has raised what it is in `_read`.
+        # A damaged file may raise any error here. `_read` has already raised the one to report.
         with suppress(Exception):
             self._names.update(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         return len(self._names) > before
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A configuration as dicts, lists and values, if it is one of OmegaConf or plain already."""
+    """Converts a configuration of OmegaConf, or a plain one, to dicts, lists and values."""
     if isinstance(value, StandIn) and isinstance(value.state, Mapping):
         for name in (_MEMBERS, _VALUE):
             if name in value.state and depth < _DEEPEST:
@@ -93,12 +93,12 @@ def plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
-# Rows that are turned into columns at once.
+# The number of rows that are converted to columns at once.
 _TOGETHER = 4096
 
 
 class Table(Sequence[Row]):
-    """Rows that are made when they are asked for: hundreds of thousands of dicts would not fit."""
+    """Rows that are created on access, because hundreds of thousands of dicts would not fit."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self.columns = columns
@@ -113,14 +113,14 @@ class Table(Sequence[Row]):
 
 
 def read_table(path: Path, required: Sequence[str]) -> Table:
-    """A table with a head line; a file that ends in `.gz` is unpacked on the way."""
+    """Reads a table with a header line; files with the suffix `.gz` are unpacked."""
     lines = _lines(path)
     names = next(lines, [])
     missing = [name for name in required if name not in names]
     if missing or len(set(names)) != len(names):
         raise ConversionError(
-            f"Expected a head line with the columns {', '.join(required)}, each once, in '{path}' "
-            f"(got {', '.join(names) or 'nothing'})"
+            f"Expected a header line with the columns {', '.join(required)}, each once, in "
+            f"'{path}' (got {', '.join(names) or 'nothing'})"
         )
     columns: list[list[str]] = [[] for _ in names]
     number = 0
@@ -157,7 +157,7 @@ def _lines(path: Path) -> Iterator[list[str]]:
 
 
 def _typed(cells: list[str]) -> Sequence[Any]:
-    """Whole numbers, numbers or text: whatever all cells are; an empty cell is no number."""
+    """Casts cells to integers or floats if all of them can be cast; empty cells become None."""
     for kind in (int, float):
         try:
             return list(map(kind, cells))
@@ -169,14 +169,14 @@ def _typed(cells: list[str]) -> Sequence[Any]:
         return cells
 
 
-#: The folders in which runs of Ray Tune keep their checkpoints, by their number.
+#: The folders in which Ray Tune keeps the checkpoints of a run, by number.
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 def read_checkpoint(path: Path) -> Mapping[str, Any]:
-    """What torch.save wrote, after the checksums in the file have been compared.
+    """Reads a file of torch.save after comparing the checksums in it.
 
-    PyTorch writes a checksum for every tensor, but does not look at it when it reads.
+    PyTorch writes a checksum for every tensor, but does not check it when reading.
     """
     format_, opened = detect(path)
     if format_ is not PYTORCH:
@@ -191,13 +191,13 @@ def _check_archive(path: Path) -> None:
         damaged = archive.testzip()
     if damaged is not None:
         raise ConversionError(
-            f"Expected the checksum of '{damaged}' in '{path}' to fit (got another one). The "
-            f"file is damaged."
+            f"Expected '{damaged}' in '{path}' to match its checksum (got different content). "
+            f"The file is damaged."
         )
 
 
 def state_dict_in(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors by name, and nothing else."""
+    """Returns tensors by name, and raises for any other value."""
     for key, value in tensors.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -208,12 +208,12 @@ def state_dict_in(path: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """Reads a JSON file."""
     return parse_json(path, _text(path))
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with one per line, with the numbers of their lines."""
+    """Yields the objects of a file with one object per line, with their line numbers."""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         found = parse_json(path, line, f"line {number} of ")
         if not isinstance(found, dict):
@@ -224,7 +224,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_json(path: Path, text: str, where: str = "") -> Any:
-    """JSON without repeated keys; `where` says which part of the file it is."""
+    """Parses JSON without repeated keys; `where` names the part of the file in errors."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -251,19 +251,19 @@ def _text(path: Path) -> str:
 
 
 def folders_in(path: Path) -> list[str]:
-    """The names of the folders in a folder, in order."""
+    """Returns the sorted names of the folders in a folder."""
     with os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
 
 
 def files_in(path: Path, suffix: str = "") -> list[str]:
-    """The names of the files in a folder that end so, in order."""
+    """Returns the sorted names of the files in a folder with a suffix."""
     with os.scandir(path) as entries:
         return sorted(e.name for e in entries if e.name.endswith(suffix) and e.is_file())
 
 
 def first_folders(path: Path, depth: int, most: int = 20) -> list[Path]:
-    """Some folders that lie so deep in a folder: enough to recognise a layout."""
+    """Returns some folders at a depth below a folder, enough to recognise a layout."""
     found = [path]
     for _ in range(depth):
         found = [parent / name for parent in found for name in folders_in(parent)[:most]]
@@ -279,7 +279,7 @@ def has_checkpoints(path: Path, file: str) -> bool:
 
 
 def checkpoints_in(path: Path, file: str) -> Iterator[tuple[str, str]]:
-    """Every run in a folder with each of its folders `checkpoint_*`, which hold a file."""
+    """Yields every run in a folder with each of its `checkpoint_*` folders, which need a file."""
     for run in folders_in(path):
         folders = [name for name in folders_in(path / run) if CHECKPOINT.fullmatch(name)]
         if not folders:
@@ -295,7 +295,7 @@ def checkpoints_in(path: Path, file: str) -> Iterator[tuple[str, str]]:
 
 
 def only_file(folder: Path, suffix: str) -> str:
-    """The name of the one file in a folder that ends so."""
+    """Returns the name of the only file in a folder with a suffix."""
     names = files_in(folder, suffix) if folder.is_dir() else []
     if len(names) != 1:
         raise ConversionError(

@@ -1,4 +1,4 @@
-"""Putting a published zoo into a store, with its labels and splits as columns of the table."""
+"""Imports a published zoo into a store, with its labels and splits as columns of the table."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nfn_graph.converters.store.writer import StoreWriter
 from nfn_graph.converters.zoos.zoo import Row, Zoo
 from nfn_graph.messages import UserError
 
-#: Networks per shard of the store.
+#: The number of networks per shard of the store.
 SHARD_SIZE = 1000
 
 
 class Imported(NamedTuple):
-    """What an import has put into a store.
+    """The result of an import.
 
     Attributes:
-        networks: How many networks there are.
-        left_out: How many of the zoo are in none of the published splits, and are not there.
+        networks: The number of networks in the store.
+        left_out: The number of networks that are in none of the published splits and were left out.
     """
 
     networks: int
@@ -41,19 +41,19 @@ def import_zoo(
     everything: bool = False,
     on_done: Callable[[int], None] | None = None,
 ) -> Imported:
-    """Writes the networks of a published zoo into a store; goes on where it was stopped.
+    """Imports the networks of a published zoo into a store, and resumes if it was interrupted.
 
-    The table has what the zoo says of every network, its split, whether its weights are finite
-    and, of INRs, `w0` and `output_offset`. Values that are not plain are spread over columns
-    (`config.seed`) or written as JSON. A network that the published splits name twice is there
+    The table contains the zoo's metadata of every network, its split, whether its weights are
+    finite and, for INRs, `w0` and `output_offset`. Nested values are spread over columns
+    (`config.seed`) or written as JSON. A network that the published splits list twice is stored
     twice.
 
     Args:
         zoo: An open zoo.
-        out: The store, a new folder or one in which this was begun.
+        out: The folder of the store, which is new or was begun by an earlier call.
         train_split: The published split to train on, such as `train_augmented`.
-        everything: Whether to import networks that are in none of the splits, too.
-        on_done: Called, if given, with the number of networks that were done since the last call.
+        everything: Whether to also import networks that are in none of the splits.
+        on_done: A function that is called with the number of networks finished since the last call.
     """
     entries = _entries(zoo, train_split, everything)
     about = zoo.description
@@ -82,7 +82,7 @@ def import_zoo(
 
 
 def _entries(zoo: Zoo, train_split: str, everything: bool) -> list[tuple[int, str | None]]:
-    """Which networks are imported, by position in the zoo, each with its split."""
+    """Returns the networks to import, by position in the zoo, each with its split."""
     if zoo.splits and train_split not in zoo.splits:
         raise UserError(
             f"Expected a published split to train on: {', '.join(zoo.splits)} (got '{train_split}')"
@@ -120,7 +120,7 @@ def _networks(
 
 
 def _plain(row: Row, prefix: str = "") -> Row:
-    """Values that a table has: numbers, truth values and text."""
+    """Converts values to those that a table supports: numbers, booleans and text."""
     found: Row = {}
     for key, value in row.items():
         name = f"{prefix}{key}"
@@ -134,11 +134,11 @@ def _plain(row: Row, prefix: str = "") -> Row:
 
 
 def _check_same(folder: Path, description: dict[str, Any]) -> None:
-    """Raises if a store was begun with something else."""
+    """Raises if a store was begun with other settings."""
     found = read_description(folder)
     for name, value in description.items():
         if found.get(name) != value:
             raise UserError(
-                f"Expected what the import into '{folder}' was begun with: {name} = "
+                f"Expected the settings that the import into '{folder}' was begun with: {name} = "
                 f"{found.get(name)!r} (got {value!r}). Choose another folder, or delete that one."
             )

@@ -2,7 +2,7 @@
 
     {train,val,test}/{i}.h5   `params` and `class_id`, beside the shape that was fitted
 
-Published with CVLAB-Unibo/inr2vec. The files do not say which network a vector belongs to.
+Published with CVLAB-Unibo/inr2vec. The files do not contain the architecture of the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescripti
 
 _FILE = re.compile(r"(\d+)\.h5")
 _INPUTS, _OUTPUTS = 3, 1
-#: The published width, which is preferred where a vector fits several.
+#: The published width, which is preferred if the length of a vector fits several.
 WIDTH = 512
 _DEEPEST = 16
 _W0 = 30.0
@@ -71,21 +71,21 @@ class Inr2vecSource(ZooSource):
             w0=_W0,
             output_offset=0.0,
             coordinates="(x, y, z) within [-1, 1]",
-            outputs="of a mesh, logits p of its signed distance: 0.2 * sigmoid(p) - 0.1; of a "
+            outputs="for a mesh, logits p of its signed distance: 0.2 * sigmoid(p) - 0.1; for a "
             "point cloud or voxels, logits as they were fitted",
             assumptions=(
                 f"{_INPUTS} inputs, {_OUTPUTS} output, hidden layers of one width: {WIDTH} as "
-                f"published, or the one that the length of the vector leaves",
+                f"published, or the only one that fits the length of the vector",
                 "the vector is weight and bias of each layer in turn, weights row by row",
             ),
         )
 
     def details(self, index: int) -> Row:
-        """The class, for which the file is opened."""
+        """Returns the class, for which the file is opened."""
         return {"class_id": self._arrays(index, "class_id")["class_id"].item()}
 
     def read(self, index: int) -> Checkpoint:
-        """One file: the vector cut into tensors, and the class."""
+        """Reads one file: the vector split into tensors, and the class."""
         arrays = self._arrays(index, "params", "class_id")
         vector = arrays["params"]
         if vector.dim() != 1 or not vector.is_floating_point():
@@ -112,22 +112,22 @@ class Inr2vecSource(ZooSource):
         label = found["class_id"]
         if label.numel() != 1 or label.is_floating_point():
             raise ConversionError(
-                f"Expected one whole number as 'class_id' in '{path}' (got shape "
+                f"Expected one integer as 'class_id' in '{path}' (got shape "
                 f"{list(label.shape)} of {label.dtype})"
             )
         return found
 
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """A SIREN with the widths that the vector was cut by."""
+        """Returns a SIREN with the widths by which the vector was split."""
         keys = list(dict.fromkeys(key.rsplit(".", 1)[0] for key in tensors))
         return make_siren(siren_layers(tensors, keys), _W0, 0.0)
 
 
 def widths_of(length: int, name: Any = "the vector") -> tuple[int, ...]:
-    r"""The widths of the layers whose parameters fill a vector.
+    r"""Returns the widths of the layers whose parameters fill a vector.
 
-    With :math:`k` maps between hidden layers of width :math:`h` there are
-    :math:`(3 + 1) h + k (h + 1) h + (h + 1)` of them.
+    With :math:`k` maps between hidden layers of width :math:`h`, the number of parameters is
+    :math:`(3 + 1) h + k (h + 1) h + (h + 1)`.
     """
     rest = length - _OUTPUTS
     found = {}
@@ -139,8 +139,8 @@ def widths_of(length: int, name: Any = "the vector") -> tuple[int, ...]:
     if not found or (len(found) > 1 and width != WIDTH):
         several = ", ".join(f"{k + 1} of {h}" for h, k in found.items())
         raise ConversionError(
-            f"Expected as many parameters in {name} as hidden layers of one width have between "
-            f"{_INPUTS} inputs and {_OUTPUTS} output (got {length}, which fits "
+            f"Expected a number of parameters in {name} that hidden layers of one width have "
+            f"between {_INPUTS} inputs and {_OUTPUTS} output (got {length}, which fits "
             f"{several or 'no number of layers'})"
         )
     return (_INPUTS, *([width] * (found[width] + 1)), _OUTPUTS)

@@ -1,4 +1,4 @@
-"""Images as sine networks: the zoos of DWSNets and of NFN, one file of torch.save per network."""
+"""Images as sine networks: the zoos of DWSNets and of NFN, with one file per network."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ _DWS_MNIST = re.compile(r"mnist_png_(.+)_(\d+)_(\d+)")
 _DWS_FASHION = re.compile(r"model_(\d+)\.pth")
 _NFN_FOLDER = re.compile(r"randinit_smaller_(?:aug(\d+)_)?(\d)s")
 _NFN_FILE = re.compile(r"net(\d+)\.pth")
-#: Below the first, images train; below the second, they validate; the others test.
+#: Images below the first number are for training, those below the second for validation.
 NFN_SPLIT_POINTS = (45_000, 50_000)
 _W0 = 30.0
 _PIXELS = "(row, column) of a pixel, both within [-1, 1]"
 
 
 class _InrSource(ZooSource):
-    """Networks in files of their own."""
+    """Networks that each have their own file."""
 
     def __init__(self, path: Path, layers: str) -> None:
         self.path = path
         self._layers = re.compile(rf"({layers})\.(?:weight|bias)")
 
     def read(self, index: int) -> Checkpoint:
-        """One file: tensors, and perhaps a label."""
+        """Reads one file: tensors, and perhaps a label."""
         path = self.path / self.rows[index]["path"]
         content = dict(read_checkpoint(path))
         details = self._details(path, self.rows[index], content)
         return Checkpoint(state_dict_in(path, content), details)
 
     def _details(self, path: Path, row: Row, content: dict[str, Any]) -> Row:
-        """Takes what is no tensor of the network out of a file."""
+        """Removes values that are not tensors of the network from the content of a file."""
         return {}
 
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """A SIREN with the layers of the file, in the order of their numbers."""
+        """Returns a SIREN with the layers of the file, in the order of their numbers."""
         found: dict[int, str] = {}
         for key in tensors:
             layer = self._layers.fullmatch(key)
@@ -70,7 +70,7 @@ class _DwsSource(_InrSource):
 
     def __init__(self, path: Path, images: str, file: Path | None) -> None:
         super().__init__(path, r"seq\.(\d+)")
-        rule = f"'{file}'" if file else "by folder; 'train' holds the validation networks, too"
+        rule = f"'{file}'" if file else "by folder; 'train' also holds the validation networks"
         self.description = ZooDescription(
             layout=f"DWSNets {images} INRs",
             kind="inr",
@@ -83,7 +83,7 @@ class _DwsSource(_InrSource):
         )
 
     def _split(self, file: Path | None) -> dict[str, list[int]]:
-        """The splits of a file, or the folders without one."""
+        """Returns the splits of a file, or those by folder if there is no file."""
         if file is None:
             return {
                 split: [i for i, row in enumerate(self.rows) if row["set"] == split]
@@ -94,7 +94,7 @@ class _DwsSource(_InrSource):
             known, row = _whole_number(label), self.rows[at]
             if known is None or row.setdefault("label", known) != known:
                 raise ConversionError(
-                    f"Expected label {row.get('label', 'as a whole number')} of '{row['path']}' "
+                    f"Expected label {row.get('label', 'as an integer')} of '{row['path']}' "
                     f"in '{file}' (got {label!r})"
                 )
         return splits.indices
@@ -108,7 +108,7 @@ def is_dws_mnist(path: Path) -> bool:
 class DwsMnistSource(_DwsSource):
     """`mnist_png_{training,testing}_{label}_{image}/checkpoints/model_final.pth`."""
 
-    unsplit = "Validation networks are a random choice that only mnist_splits.json knows"
+    unsplit = "Validation networks are a random choice that only mnist_splits.json contains"
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         file = find_split_file(path, ("mnist_splits.json",), split_file)
@@ -146,7 +146,7 @@ def is_dws_fashion(path: Path) -> bool:
 class DwsFashionSource(_DwsSource):
     """`{train,test}/model_{image}.pth`, whose label is in the file."""
 
-    unsplit = "Validation networks are a random choice that only splits.json knows"
+    unsplit = "Validation networks are a random choice that only splits.json contains"
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         file = find_split_file(path, ("splits.json", "fmnist_splits.json"), split_file)
@@ -162,15 +162,14 @@ class DwsFashionSource(_DwsSource):
         self.splits = self._split(file)
 
     def details(self, index: int) -> Row:
-        """The label, for which the file is opened."""
+        """Returns the label, for which the file is opened."""
         return {} if "label" in self.rows[index] else self.read(index).details
 
     def _details(self, path: Path, row: Row, content: dict[str, Any]) -> Row:
         label = _whole_number(content.pop("label", None))
         if label is None or row.get("label", label) != label:
             raise ConversionError(
-                f"Expected 'label' in '{path}' to be {row.get('label', 'a whole number')} "
-                f"(got {label})"
+                f"Expected 'label' in '{path}' to be {row.get('label', 'an integer')} (got {label})"
             )
         return {"label": label}
 
@@ -183,8 +182,8 @@ def is_nfn_inrs(path: Path) -> bool:
 class NfnInrSource(_InrSource):
     """`randinit_smaller_{label}s/net{image}.pth`, more fits in `randinit_smaller_aug{i}_{label}s`.
 
-    The splits `train`, `validation` and `test` hold the first fits; `train_augmented` holds all
-    fits of the images in `train`, as the published classifiers use them.
+    The splits `train`, `validation` and `test` hold the first fit of every image. `train_augmented`
+    holds all fits of the images in `train`, as the published classifiers use them.
     """
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
@@ -239,7 +238,7 @@ class NfnInrSource(_InrSource):
 
 
 def _whole_number(value: Any) -> int | None:
-    """A label, which may be a tensor or text; None if it is no whole number."""
+    """Returns a label, which may be a tensor or text, as an integer; None if it is none."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if isinstance(value, str) and value.isdecimal():

@@ -1,11 +1,11 @@
-"""The Model Zoos of Schürholt et al.: small CNNs, a checkpoint after every epoch.
+"""The Model Zoos of Schürholt et al.: small CNNs with a checkpoint after every epoch.
 
     <trial>/checkpoint_000050/checkpoints   the state dict
     <trial>/params.json                     hyperparameters
-    <trial>/result.json                     a line of accuracies for every epoch
+        <trial>/result.json                     one line of accuracies per epoch
 
 Published with ModelZoos/ModelZooDataset. The networks are its classes CNN, CNN2 and CNN3, which
-differ in widths and kernels; numbers in keys (`module_list.{i}`) depend on the dropout.
+differ in widths and kernels. The numbers in keys (`module_list.{i}`) depend on the dropout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescripti
 _FILE = "checkpoints"
 _KEY = re.compile(r"(module_list\.(\d+))\.(?:weight|bias)")
 _METRICS = ("test_acc", "train_acc", "test_loss", "train_loss")
-# By the kernels of its convolutions: the size of images, and which convolutions are pooled.
+# The image size, and which convolutions are followed by pooling, for each choice of kernel sizes.
 _SHAPES = {(5, 5, 2): (28, (True, True, False)), (3, 3, 3): (32, (True, True, True))}
 
 
@@ -59,8 +59,9 @@ class ModelZooSource(ZooSource):
             splits="trials 70/15/15 in the order of random.Random(42) over their sorted names; "
             "the published order starts from that of a file system",
             assumptions=(
-                "convolution, 2 x 2 maximum, activation; the third convolution of networks with "
-                "5 x 5 kernels without maximum; images of 28 x 28, or 32 x 32 for 3 x 3 kernels",
+                "convolution, 2 x 2 max pooling, activation; no pooling after the third "
+                "convolution of networks with 5 x 5 kernels; images of 28 x 28, or 32 x 32 for "
+                "3 x 3 kernels",
             ),
         )
 
@@ -80,11 +81,11 @@ class ModelZooSource(ZooSource):
         ]
 
     def details(self, index: int) -> Row:
-        """Hyperparameters, and what was measured after the epoch."""
+        """Returns hyperparameters, and the metrics after the epoch."""
         row = self.rows[index]
         trial, epoch = self.path / row["trial"], row["epoch"]
         if self._trial is None or self._trial[0] != trial:
-            # The checkpoints of a trial come one after the other.
+            # The checkpoints of a trial are read one after the other.
             results, params = _read_results(trial / "result.json"), _read_params(trial)
             self._trial = (trial, results, params)
         _, results, params = self._trial
@@ -93,18 +94,18 @@ class ModelZooSource(ZooSource):
                 f"Expected a line with training_iteration {epoch} in '{trial / 'result.json'}' "
                 f"(got {len(results)} lines up to {max(results, default='none')})"
             )
-        # Some zoos keep the initialisation, which was not measured.
+        # Some zoos contain the initialisation, for which there are no metrics.
         measured = results.get(epoch, dict.fromkeys(_METRICS, math.nan))
         return {**{name: measured[name] for name in _METRICS}, "config": params}
 
     def read(self, index: int) -> Checkpoint:
-        """One checkpoint."""
+        """Reads one checkpoint."""
         path = self.path / self.rows[index]["path"]
         tensors = state_dict_in(path, read_checkpoint(path))
         return Checkpoint(tensors, self.details(index))
 
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """Convolutions with or without pooling, told by their kernels."""
+        """Returns a CNN; the kernel sizes determine where it has pooling."""
         found: dict[int, str] = {}
         for key in tensors:
             layer = _KEY.fullmatch(key)
@@ -130,14 +131,13 @@ class ModelZooSource(ZooSource):
 
 
 def _read_results(path: Path) -> dict[int, Row]:
-    """What was measured, by epoch."""
+    """Reads the metrics by epoch."""
     found: dict[int, Row] = {}
     for number, line in read_json_lines(path):
         epoch = line.get("training_iteration")
         if not isinstance(epoch, int) or epoch in found:
             raise ConversionError(
-                f"Expected a training_iteration of its own in line {number} of '{path}' (got "
-                f"{epoch!r})"
+                f"Expected a new training_iteration in line {number} of '{path}' (got {epoch!r})"
             )
         for name in _METRICS:
             if not isinstance(line.get(name), int | float):
@@ -160,7 +160,7 @@ def _read_params(trial: Path) -> Row:
 
 
 def published_splits(trials: Sequence[str]) -> dict[str, list[int]]:
-    """70/15/15 of the trials, with all checkpoints of a trial in the same part."""
+    """Splits the trials 70/15/15, with all checkpoints of a trial in the same split."""
     order = sorted(set(trials))
     random.Random(42).shuffle(order)
     first = int(0.7 * len(order))

@@ -1,4 +1,4 @@
-"""The networks of published zoos, as modules whose keys are those of the files."""
+"""The networks of published zoos, as modules that have the keys of the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.zoo import Network
 
 Signal = Callable[[Tensor], Tensor]
-#: By the names that the zoos use.
+#: Activations by the names that the zoos use.
 ACTIVATIONS: dict[str, Signal] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
         key: Its name in the state dict, without `.weight`.
         shape: The shape of its weight.
         stride: The stride of a convolution.
-        is_pooled: Whether the largest of 2 x 2 outputs is taken.
+        is_pooled: Whether 2 x 2 max pooling follows.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
 
 
 class _Layers(nn.Module):
-    """Layers under dotted names, whatever the modules around them once were."""
+    """Layers under dotted names, whatever the original modules around them were."""
 
     def add(self, layer: Layer) -> None:
         """Adds a linear layer or a convolution without padding."""
@@ -64,7 +64,7 @@ class _Layers(nn.Module):
 
 
 class Siren(_Layers):
-    r"""An MLP with sines: :math:`h \mapsto \sin(\omega_0 (W h + b))`, the last layer without."""
+    r"""An MLP with sines: :math:`h \mapsto \sin(\omega_0 (W h + b))`, except in the last layer."""
 
     def __init__(self, layers: Sequence[Layer], w0: float, offset: float) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class Siren(_Layers):
             self.add(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs `[..., out]` at coordinates `[..., in]`."""
+        """Computes outputs `[..., out]` at coordinates `[..., in]`."""
         for name in self.names[:-1]:
             x = torch.sin(self.w0 * self.get_submodule(name)(x))
         return self.get_submodule(self.names[-1])(x) + self.offset
 
 
 class PlainCnn(_Layers):
-    """Convolutions, then a mean over positions or none, then linear layers."""
+    """Convolutions, an optional mean over positions, and linear layers."""
 
     def __init__(self, layers: Sequence[Layer], activation: str, is_averaged: bool) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class PlainCnn(_Layers):
             self.add(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
+        """Computes logits `[batch, classes]` of images `[batch, channels, height, width]`."""
         for layer in self.convolutions:
             x = self.get_submodule(layer.key)(x)
             x = self.activation(F.max_pool2d(x, 2) if layer.is_pooled else x)
@@ -106,7 +106,7 @@ class PlainCnn(_Layers):
 
 @lru_cache(maxsize=64)
 def make_siren(layers: tuple[Layer, ...], w0: float, offset: float) -> Network:
-    """A SIREN on the meta device; one object for networks of one shape."""
+    """Creates a SIREN on the meta device; networks of one shape share it."""
     with torch.device("meta"):
         return Network(Siren(layers, w0, offset))
 
@@ -115,21 +115,21 @@ def make_siren(layers: tuple[Layer, ...], w0: float, offset: float) -> Network:
 def make_plain_cnn(
     layers: tuple[Layer, ...], activation: str, is_averaged: bool, image_size: int
 ) -> Network:
-    """A CNN on the meta device; one object for networks of one shape."""
+    """Creates a CNN on the meta device; networks of one shape share it."""
     with torch.device("meta"):
         example = torch.empty(1, layers[0].shape[1], image_size, image_size)
         return Network(PlainCnn(layers, activation, is_averaged), example)
 
 
 def activation_of(name: str) -> Signal:
-    """An activation by its published name."""
+    """Returns an activation by its published name."""
     if name not in ACTIVATIONS:
         raise ConversionError(f"Expected an activation: {', '.join(ACTIVATIONS)} (got '{name}')")
     return ACTIVATIONS[name]
 
 
 def weight_layers(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers with these keys, each with a weight and a bias; nothing else may be there."""
+    """Returns the layers with these keys; each must have a weight and a bias, and nothing else."""
     expected = {f"{key}.{part}" for key in keys for part in ("weight", "bias")}
     if not keys or expected != set(tensors):
         raise ConversionError(
@@ -148,12 +148,12 @@ def weight_layers(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> tuple[L
 
 
 def siren_layers(tensors: Mapping[str, Tensor], keys: Sequence[str]) -> tuple[Layer, ...]:
-    """The layers of an MLP, each reading what the one before it returns."""
+    """Returns the layers of an MLP; each must read the outputs of the previous one."""
     layers = weight_layers(tensors, keys)
     for before, after in pairwise(layers):
         if len(after.shape) != 2 or before.shape[0] != after.shape[1]:
             raise ConversionError(
-                f"Expected '{after.key}.weight' of shape [out, {before.shape[0]}], since "
-                f"'{before.key}' has as many outputs (got {list(after.shape)})"
+                f"Expected '{after.key}.weight' of shape [out, {before.shape[0]}], because "
+                f"'{before.key}' has that many outputs (got {list(after.shape)})"
             )
     return layers

@@ -1,4 +1,4 @@
-"""Opening a zoo whatever its layout is, which its files tell."""
+"""Opens a zoo in any of the known layouts, which is recognised by its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nfn_graph.converters.zoos.zoo import Zoo, ZooSource
 
 
 class KnownLayout(NamedTuple):
-    """A layout: its name, how to recognise and how to open a folder."""
+    """A known layout: its name, and functions that recognise and open a folder."""
 
     name: str
     recognise: Callable[[Path], bool]
@@ -40,7 +40,7 @@ LAYOUTS = (
     KnownLayout("Model Zoos of Schürholt et al.", is_model_zoo, ModelZooSource),
     KnownLayout("inr2vec", is_inr2vec, Inr2vecSource),
 )
-# How many folders in an unknown one are looked at, to say which one may be meant.
+# How many folders inside an unknown one are checked, to suggest the right one.
 _MOST_HINTS = 20
 
 
@@ -59,8 +59,8 @@ def open_zoo(
         check_finite: Whether a network with NaN or infinite weights is an error.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it lacks a file of its layout.
-        ConversionError: Its layout is unknown, or a file is damaged; the message names it.
+        FileNotFoundError: If the folder does not exist, or lacks a file of its layout.
+        ConversionError: If its layout is unknown or a file is damaged; the message names the file.
 
     Example:
         >>> import pathlib, tempfile
@@ -90,7 +90,7 @@ def open_zoo(
 
 
 def recognised_layout(path: Path) -> KnownLayout:
-    """The one layout that a folder is in."""
+    """Returns the only layout that a folder fits."""
     found = [layout for layout in LAYOUTS if layout.recognise(path)]
     if len(found) == 1:
         return found[0]

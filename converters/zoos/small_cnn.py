@@ -1,11 +1,12 @@
 """The Small CNN Zoo of Unterthiner et al.: one matrix of weights, one row per checkpoint.
 
-    weights.npy      [checkpoints, weights], float32
-    layout.csv       which columns are which tensor of TensorFlow
+weights.npy      [checkpoints, weights], float32
+    layout.csv       the columns of every TensorFlow tensor
     metrics.csv.gz   hyperparameters, step, accuracies
-    *_split.csv      the order of the rows that neural functionals are compared in, if at hand
+    *_split.csv      the order of the rows in which neural functionals are compared (optional)
 
-Published in google-research/dnn_predict_accuracy; the split rule is that of the package `nfn`.
+Published in google-research/dnn_predict_accuracy. The rule for splits is that of the package
+`nfn`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _LAYOUT = ("varname", "start_idx", "end_idx", "shape")
 _METRICS = ("config.activation", "step", "test_accuracy")
 _SHAPE = re.compile(r"\(\s*\d+\s*(,\s*\d+\s*)*,?\s*\)")
 _VARIABLE = re.compile(r"(?:.*/)?([^/]+)/(kernel|bias):0")
-#: Training ends here; the published split keeps these checkpoints.
+#: The last training step. The published split uses only checkpoints of this step.
 LAST_STEP = 86
-# Only the shape of the last feature map depends on it, and it is averaged away.
+# It only affects the shape of the last feature map, which is averaged.
 _IMAGE_SIZE = 28
 
 
 class Variable(NamedTuple):
-    """A tensor of TensorFlow: its name in PyTorch's terms, its columns, its own shape."""
+    """A TensorFlow tensor: its name in PyTorch's terms, its columns, and its original shape."""
 
     key: str
     start: int
@@ -77,7 +78,7 @@ class SmallCnnSource(ZooSource):
             kind="cnn",
             label="test_accuracy",
             splits=f"step {LAST_STEP}, {rule}; test: the second half; validation: a fifth of the "
-            f"first",
+            f"first half",
             assumptions=(
                 "3 x 3 convolutions with stride 2 and without padding, each followed by the "
                 "activation; then the mean over positions and a dense layer",
@@ -114,11 +115,11 @@ class SmallCnnSource(ZooSource):
             )
 
     def name(self, index: int) -> str:
-        """The row in the matrix."""
+        """Names the row of the matrix."""
         return f"row {index} of '{self.path / 'weights.npy'}'"
 
     def read(self, index: int) -> Checkpoint:
-        """One row, cut into tensors in PyTorch's order of axes."""
+        """Reads one row, split into tensors with PyTorch's axis order."""
         row = torch.from_numpy(np.array(self.weights[index]))
         tensors = {}
         for key, start, stop, shape in self.variables:
@@ -127,7 +128,7 @@ class SmallCnnSource(ZooSource):
         return Checkpoint({key: x.contiguous() for key, x in tensors.items()}, {})
 
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """Three convolutions, a mean, a dense layer."""
+        """Returns a network of convolutions, a mean and a dense layer."""
         keys = list(dict.fromkeys(key.rsplit(".", 1)[0] for key in tensors))
         layers = weight_layers(tensors, keys)
         strided = tuple(x._replace(stride=2) if len(x.shape) == 4 else x for x in layers)
@@ -135,7 +136,7 @@ class SmallCnnSource(ZooSource):
 
 
 def read_layout(path: Path) -> list[Variable]:
-    """The tensors in a row of the matrix, which they fill without gaps."""
+    """Reads the tensors of a row of the matrix, which they must fill without gaps."""
     variables: list[Variable] = []
     position = 0
     for number, row in enumerate(read_table(path, _LAYOUT), start=1):
@@ -146,8 +147,8 @@ def read_layout(path: Path) -> list[Variable]:
         dims = 0 if variable is None else {"kernel": len(shape), "bias": 1}[variable[2]]
         if variable is None or not fits or dims not in KERNEL_ORDER | {1: ()} or not shape:
             raise ConversionError(
-                f"Expected a kernel or bias with as many columns as its shape has entries, from "
-                f"column {position} on, in record {number} of '{path}' (got {dict(row)})"
+                f"Expected a kernel or bias with one column per entry of its shape, starting at "
+                f"column {position}, in record {number} of '{path}' (got {dict(row)})"
             )
         part = {"kernel": "weight", "bias": "bias"}[variable[2]]
         variables.append(Variable(f"{variable[1]}.{part}", start, stop, shape))
@@ -166,16 +167,16 @@ def _order_file(path: Path) -> Path | None:
     if len(files) > 1:
         raise ConversionError(
             f"Expected one file *_split.csv in '{path}' (got {', '.join(f.name for f in files)}). "
-            f"Give one as split_file"
+            f"Pass one of them as split_file"
         )
     return files[0] if files else None
 
 
 def read_order(path: Path, count: int) -> list[int]:
-    """The order of the rows: a number per line.
+    """Reads the order of the rows, with one number per line.
 
-    The published files begin with a head line `0`, which the published code takes for a row
-    number, so that row 0 comes twice. So do we: the splits are those of the published results.
+    The published files begin with a header line `0`, which the published code reads as a row
+    number, so row 0 occurs twice. We do the same to obtain the splits of the published results.
     """
     order = []
     text = check_regular(path).read_text("utf-8", "replace")
@@ -196,7 +197,7 @@ def read_order(path: Path, count: int) -> list[int]:
 
 
 def published_splits(order: Sequence[int], steps: Sequence[int]) -> dict[str, list[int]]:
-    """The last checkpoints: the second half for testing, the first half shuffled and cut 80/20."""
+    """Splits the last checkpoints: the second half for testing, the first half shuffled 80/20."""
     final = [i for i in order if steps[i] == LAST_STEP]
     half = len(final) // 2
     first = list(range(half))

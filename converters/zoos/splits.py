@@ -1,4 +1,4 @@
-"""Published splits: lists of paths in a JSON file, which name the files of a zoo."""
+"""Published splits: JSON files with lists of paths that name the files of a zoo."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.zoos.files import read_json
 from nfn_graph.messages import UserError
 
-#: How published files and folders call the splits, and how we do.
+#: The names of splits in published files and folders, and our names.
 SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
 
 
 class Splits(NamedTuple):
-    """What a split file says.
+    """The content of a split file.
 
     Attributes:
         indices: The networks of each split.
-        columns: Further lists of the file, such as labels: by name, a value for each network
-            that is in a split.
+        columns: Further lists in the file, such as labels: by name, a value for each network that
+            is in a split.
     """
 
     indices: dict[str, list[int]]
@@ -28,27 +28,27 @@ class Splits(NamedTuple):
 
 
 def refuse_split_file(path: Path, given: Path | None) -> None:
-    """Raises where a layout has no file of splits, but one was given."""
+    """Raises if a split file was given for a layout that has none."""
     if given is not None:
         raise UserError(f"Expected no split file for '{path}' (got '{given}')")
 
 
 def find_split_file(path: Path, names: Sequence[str], given: Path | None) -> Path | None:
-    """The split file that was given, or one of these names in the zoo's folder or above it."""
+    """Returns the given split file, or one of these names in the zoo's folder or above it."""
     if given is not None:
         if not given.is_file():
-            raise FileNotFoundError(f"Expected a split file (got '{given}', which is none)")
+            raise FileNotFoundError(f"Expected a split file (got '{given}', which is not a file)")
         return given
     candidates = [folder / name for folder in (path, path.parent) for name in names]
     return next((file for file in candidates if file.is_file()), None)
 
 
 def read_splits(file: Path, paths: Sequence[str]) -> Splits:
-    """The splits of a file, whose paths may begin with folders of another machine.
+    """Reads the splits of a file, whose paths may begin with folders of another machine.
 
     Args:
         file: `{"train": {"path": [...], "label": [...]}, ...}` or `{"train": [...], ...}`.
-        paths: The networks' paths within the zoo, with `/`, all equally deep.
+        paths: The networks' paths within the zoo, with `/`, all of the same depth.
     """
     content = read_json(file)
     if not isinstance(content, dict) or not content or not set(content) <= set(SPLIT_NAMES):
@@ -65,7 +65,7 @@ def read_splits(file: Path, paths: Sequence[str]) -> Splits:
         found = splits.indices.setdefault(SPLIT_NAMES[split], [])
         for number, path in enumerate(lists.pop("path")):
             record = f"entry {number} of '{split}'"
-            # The other machine may have joined folders with backslashes.
+            # Paths from another machine may contain backslashes.
             parts = path.replace("\\", "/").split("/") if isinstance(path, str) else []
             at = index.get("/".join(parts[-depth:]))
             if at is None:

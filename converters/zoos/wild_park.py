@@ -3,9 +3,9 @@
     <run>/checkpoint_000010/checkpoint.pt   `model`, `config`, `last_result`, `iteration`
 
 Published with mkofinas/neural-graphs. Layer `i` may add the activations of an earlier layer
-`residual[i]` to its own outputs, as many of the first channels as both have. Where the two have
-different numbers of channels, the layers are split into neurons that are tied and neurons that
-are not.
+`residual[i]` to its own outputs. If the two have different numbers of channels, only the first
+channels that both have are added, and the layers are split into neurons that are tied and neurons
+that are not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nfn_graph.converters.zoos.zoo import Checkpoint, Network, Row, ZooDescripti
 
 _FILE = "checkpoint.pt"
 _SPLIT_FILE = "cnn_park_splits.json"
-# Only the positions of the last feature map depend on it, and they are averaged away.
+# It only affects the positions of the last feature map, which are averaged.
 _IMAGE_SIZE = 32
 _ASK = (
     "Save a copy with plain values: checkpoint['config'] = "
@@ -43,7 +43,7 @@ _ASK = (
 
 @dataclass(frozen=True)
 class ParkConfig:
-    """The architecture of one network, as the zoo's files describe it."""
+    """The architecture of one network, as described in its file."""
 
     n_layers: int
     n_classes: int
@@ -91,7 +91,7 @@ class ParkCnn(nn.Module):
         self.fc = nn.Linear(channels[-1], config.n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[batch, classes]` of images `[batch, channels, height, width]`."""
+        """Computes logits `[batch, classes]` of images `[batch, channels, height, width]`."""
         kept: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             x = layer(x)
@@ -107,7 +107,7 @@ class ParkCnn(nn.Module):
 
 
 def _add_first(x: Tensor, other: Tensor, size: int, other_size: int) -> Tensor:
-    """Adds as many of the first channels as both have; the rest of `x` stays as it is."""
+    """Adds the first channels that both have; the other channels of `x` stay unchanged."""
     shared = min(size, other_size)
     if other_size > shared:
         other = other[:, :shared]
@@ -118,7 +118,7 @@ def _add_first(x: Tensor, other: Tensor, size: int, other_size: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def make_park_cnn(config: ParkConfig) -> Network:
-    """The network on the meta device; one object for all checkpoints of a run."""
+    """Creates the network on the meta device; all checkpoints of a run share it."""
     with torch.device("meta"):
         example = torch.empty(1, config.channels[0], _IMAGE_SIZE, _IMAGE_SIZE)
         return Network(ParkCnn(config), example)
@@ -132,7 +132,7 @@ def is_wild_park(path: Path) -> bool:
 class WildParkSource(ZooSource):
     """The files of a CNN Wild Park."""
 
-    unsplit = f"The runs were split at random: give the published {_SPLIT_FILE} as split_file"
+    unsplit = f"The runs were split at random: pass the published {_SPLIT_FILE} as split_file"
 
     def __init__(self, path: Path, split_file: Path | None = None) -> None:
         self.path = path
@@ -158,11 +158,11 @@ class WildParkSource(ZooSource):
         )
 
     def details(self, index: int) -> Row:
-        """Architecture and accuracy, for which the file is opened."""
+        """Returns architecture and accuracy, for which the file is opened."""
         return self.read(index).details
 
     def read(self, index: int) -> Checkpoint:
-        """One checkpoint."""
+        """Reads one checkpoint."""
         path, row = self.path / self.rows[index]["path"], self.rows[index]
         content = self._reader.read(path)
         model = content.get("model")
@@ -184,14 +184,14 @@ class WildParkSource(ZooSource):
         return Checkpoint(state_dict_in(path, model), {**measured, "config": config})
 
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """The network of a checkpoint's own architecture."""
+        """Returns the network with the architecture of a checkpoint."""
         config: dict[str, Any] = row["config"]
         hashable = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
         return make_park_cnn(ParkConfig(**cast(dict[str, Any], hashable)))
 
 
 def _config(path: Path, content: Any) -> dict[str, Any]:
-    """The architecture as plain values, checked for their types."""
+    """Returns the architecture as plain values after checking their types."""
     found = plain(content)
     kinds = ParkConfig.__annotations__
     if not isinstance(found, dict) or set(found) != set(kinds):

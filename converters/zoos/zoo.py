@@ -1,4 +1,4 @@
-"""A published zoo as its users see it: graphs, rows of metadata, splits."""
+"""The interface to a published zoo: graphs, rows of metadata, splits."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ZooDescription:
 
 
 class Checkpoint(NamedTuple):
-    """What the files of one network hold.
+    """The contents of the files of one network.
 
     Attributes:
         tensors: Its state dict.
-        details: What they say of it beyond its row.
+        details: Metadata in these files that is not in its row.
     """
 
     tensors: Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class Checkpoint(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network without values, on the meta device, and an input of it where that matters."""
+    """A network without values, on the meta device, and an example input if it needs one."""
 
     module: nn.Module
     example: Tensor | None = None
@@ -76,10 +76,10 @@ class ZooSource(ABC):
 
     Attributes:
         path: The zoo's folder.
-        description: What is known of all networks.
-        rows: The metadata of every network that is known without opening its own files.
-        splits: The published splits: for each name, which networks.
-        unsplit: What to do where there are no splits.
+        description: Facts that hold for all networks.
+        rows: The metadata of every network that is known without opening the network's own files.
+        splits: The networks of each published split, by name.
+        unsplit: Advice for the case that there are no splits.
     """
 
     path: Path
@@ -89,19 +89,19 @@ class ZooSource(ABC):
     unsplit: str = ""
 
     def name(self, index: int) -> str:
-        """The file of a network, and where it has several, the record in it."""
+        """Returns the file of a network, with the record if the file holds several networks."""
         return f"'{self.path / self.rows[index]['path']}'"
 
     @abstractmethod
     def read(self, index: int) -> Checkpoint:
-        """Everything about one network."""
+        """Reads everything about one network."""
 
     @abstractmethod
     def network(self, tensors: Mapping[str, Tensor], row: Row) -> Network:
-        """The network that computes with these tensors as published."""
+        """Returns the published network that computes with these tensors."""
 
     def details(self, index: int) -> Row:
-        """What the files of a network say of it beyond its row."""
+        """Returns metadata from the files of a network that is not in its row."""
         return {}
 
 
@@ -147,12 +147,12 @@ class Zoo(Sequence[WeightGraph]):
 
     @property
     def description(self) -> ZooDescription:
-        """What is known of all networks."""
+        """Facts that hold for all networks."""
         return self.source.description
 
     @property
     def splits(self) -> Mapping[str, Sequence[int]]:
-        """The published splits: for each name, which networks of the whole zoo."""
+        """The published splits: for each name, networks of the whole zoo."""
         return self.source.splits
 
     def __len__(self) -> int:
@@ -177,11 +177,11 @@ class Zoo(Sequence[WeightGraph]):
 
     @property
     def labels(self) -> list[Any]:
-        """What is to be predicted of each network."""
+        """The label of each network, which models learn to predict."""
         return self.column(self.description.label)
 
     def column(self, name: str) -> list[Any]:
-        """One entry of the metadata of each network."""
+        """Returns one entry of the metadata of each network."""
         found = []
         for i, at in enumerate(self.indices):
             row = self.source.rows[at]
@@ -192,7 +192,7 @@ class Zoo(Sequence[WeightGraph]):
         return found
 
     def split(self, name: str) -> Zoo:
-        """The networks of a published split, in the published order."""
+        """Returns the networks of a published split, in the published order."""
         if name not in self.splits:
             known = ", ".join(self.splits) or "none"
             raise UserError(
@@ -202,17 +202,17 @@ class Zoo(Sequence[WeightGraph]):
         return self._at([at for at in self.splits[name] if at in chosen])
 
     def where(self, **values: Any) -> Zoo:
-        """The networks with these metadata, as in `where(step=86)`."""
+        """Returns the networks with these metadata, as in `where(step=86)`."""
         columns = [(self.column(name), value) for name, value in values.items()]
         chosen = (i for i in range(len(self)) if all(c[i] == value for c, value in columns))
         return self.select(list(chosen))
 
     def select(self, indices: Sequence[int]) -> Zoo:
-        """Some of the networks, as a zoo."""
+        """Returns some of the networks as a zoo."""
         return self._at([self.indices[i] for i in indices])
 
     def state_dict(self, index: int) -> dict[str, Tensor]:
-        """The tensors of a network under the names of their files, in PyTorch's order of axes."""
+        """Returns the tensors of a network under the names in its file, in PyTorch's axis order."""
         return dict(self._read(index).tensors)
 
     def module(self, index: int) -> nn.Module:
@@ -244,7 +244,7 @@ class Zoo(Sequence[WeightGraph]):
             if self.check_finite and not torch.isfinite(tensor).all():
                 raise ConversionError(
                     f"Expected finite weights in {self.source.name(at)} (got NaN or infinity in "
-                    f"'{key}'). The file is damaged, or the training failed: leave the network "
+                    f"'{key}'). The file is damaged, or the training failed. Leave the network "
                     f"out, or open the zoo with check_finite=False"
                 )
         return checkpoint

@@ -289,8 +289,8 @@ def test_arch_is_imported_by_name(
     torch.save(model.state_dict(), "x.pt")
     assert cli.main(["inspect", "x.pt"]) == 2
     message = capsys.readouterr().err
-    assert "Give an --input-shape, of which" in message
-    assert "Give the network as --arch, if" in message
+    assert "Pass an --input-shape, of which" in message
+    assert "Pass the network as --arch, if" in message
     assert cli.main(["inspect", "x.pt", "--input-shape", "1", "1", "4", "4"]) == 2
     message = capsys.readouterr().err
     assert "Expected --flatten channels_first or --flatten channels_last (got none)" in message
@@ -355,7 +355,7 @@ def test_graphs_are_not_converted_again(
     # A store elsewhere is passed over, with a message; a graph file is a file like any other.
     assert cli.main(["export", out, "--out", "in/files", "--format", "graph"]) == 0
     assert cli.main(["convert", "in", "--out", "again"]) == 0
-    assert f"passed over the store {out}" in capsys.readouterr().err
+    assert f"skipped the store {out}" in capsys.readouterr().err
     graphs = sorted(n for n in names(Path("again")) if n.startswith("files/"))
     assert len(graphs) == 2 and len(names(Path("again"))) == 4
     assert all(load(Path("in") / name).layout for name in graphs)

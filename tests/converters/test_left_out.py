@@ -122,7 +122,7 @@ def test_patterns_that_cannot_be_meant_are_refused(options: Any, message: str) -
 def test_tied_keys_go_together() -> None:
     module = language_model()
     module.head.weight = module.embed.weight  # type: ignore[union-attr]
-    with pytest.raises(ConversionError, match=r"all keys of one tensor.*embed.*head"):
+    with pytest.raises(ConversionError, match=r"match all keys of a tensor.*embed.*head"):
         from_module(module, WORDS, exclude=["embed.*"])
     graph = from_module(module, WORDS, **WITHOUT_WORDS)
     assert_back(to_state_dict(graph), module.state_dict())
@@ -152,7 +152,7 @@ def test_graph_files_and_stores_keep_them(tmp_path: Path) -> None:
     again = load(tmp_path / "graph.safetensors")
     assert again.layout.aside == graph.layout.aside
     assert_back(to_state_dict(again), to_state_dict(graph))
-    with pytest.raises(ConversionError, match=r"without some of its tensors already"):
+    with pytest.raises(ConversionError, match=r"with tensors already left out"):
         load(tmp_path / "graph.safetensors", exclude=["up.*"])
 
 

@@ -138,7 +138,7 @@ def test_a_decoder_that_counts_down_is_not_read_in_the_order_of_its_numbers() ->
     )  # fmt: skip
     for tensors in (state_dict, dict(sorted(state_dict.items()))):
         for flatten in (None, "channels_first"):
-            with pytest.raises(ConversionError, match="tell the order of the layers"):
+            with pytest.raises(ConversionError, match="determine the order of the layers"):
                 from_state_dict(tensors, flatten=flatten)  # type: ignore[arg-type]
 
 

@@ -297,7 +297,7 @@ def test_a_norm_between_equal_widths_is_read_if_order_and_names_agree() -> None:
     ("keys", "reason"),
     [
         # It counts the norms, not the layers.
-        (("fc1", "fc2", "bn1", "fc3"), r"behind 'fc1\.weight' by name; behind 'fc2\.weight' as s"),
+        (("fc1", "fc2", "bn1", "fc3"), r"after 'fc1\.weight' by name; after 'fc2\.weight' as s"),
         (("fc1", "bn2", "fc2", "bn1", "fc3"), "by name.*as stored"),
         (("fc1", "fc2", "fc3", "bn1", "bn2"), "by name.*as stored"),
         (("fc1", "fc2", "norm", "fc3"), "by size"),

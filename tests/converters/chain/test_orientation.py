@@ -49,7 +49,7 @@ def test_where_both_orientations_chain_the_option_is_named(
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
     tensors = arrays(shapes)
-    pattern = r"both ways\)\. Give orientation='in_out' or orientation='out_in'$"
+    pattern = r"both ways\)\. Pass orientation='in_out' or orientation='out_in'$"
     with pytest.raises(ConversionError, match=pattern):
         from_state_dict(tensors)
     for orientation in ("in_out", "out_in"):
@@ -61,7 +61,7 @@ def test_where_both_orientations_chain_the_option_is_named(
 @pytest.mark.parametrize("shapes", ONLY_TURNED.values(), ids=ONLY_TURNED.keys())
 def test_transposed_weights_are_called_that(shapes: dict[str, tuple[int, ...]]) -> None:
     tensors = arrays(shapes)
-    with pytest.raises(ConversionError, match=r"transposed\)\. Give orientation='in_out'$"):
+    with pytest.raises(ConversionError, match=r"transposed\)\. Pass orientation='in_out'$"):
         from_state_dict(tensors)
     with pytest.raises(ConversionError, match=r"form a chain|transposed|outputs of"):
         from_state_dict(tensors, orientation="out_in")
@@ -127,7 +127,7 @@ def test_the_command_line_says_orientation(
     np.savez(file, *(x.numpy() for x in arrays(AUTOENCODER).values()))
     assert cli.main(["inspect", str(file)]) == 2
     message = capsys.readouterr().err
-    assert message.endswith("Give --orientation in_out or --orientation out_in\n")
+    assert message.endswith("Pass --orientation in_out or --orientation out_in\n")
     for orientation, hidden in (("in_out", "3"), ("out_in", "8")):
         assert cli.main(["inspect", str(file), "--orientation", orientation]) == 0
         rows = capsys.readouterr().out.splitlines()

@@ -176,8 +176,8 @@ def test_a_file_that_became_unreadable_keeps_its_graph(damage: str, tmp_path: Pa
     assert cli.main(["convert", str(path), "--out", str(out)]) == 2
     assert is_of(out, "model.pt", weights)
     reason = report(out)["failed"][str(path)]
-    assert "'model.pt'" in reason and "earlier" in reason
+    assert "'model.pt'" in reason and "previous content" in reason
     # A file that never had one is only refused.
     (tmp_path / "other.pt").write_bytes(b"nonsense" * 9)
     assert cli.main(["convert", str(tmp_path / "other.pt"), "--out", str(out)]) == 2
-    assert "earlier" not in report(out)["failed"][str(tmp_path / "other.pt")]
+    assert "previous content" not in report(out)["failed"][str(tmp_path / "other.pt")]

@@ -333,7 +333,7 @@ class TestBuildStore:
         [
             ([], "a row for each file"),
             ([("nets/000.pt", {"y": 1}), ("nets/000.pt", {"y": 2})], "rows 1 and 2"),
-            ([("nets/000.pt", {"y": 1}), ("nets/002.pt", {"y": "a"})], "one type as label 'y'"),
+            ([("nets/000.pt", {"y": 1}), ("nets/002.pt", {"y": "a"})], "one type for label 'y'"),
             ([("nets/000.pt", {1: 1})], "names of labels"),
             ([("nets/000.pt", {"split": "train"}), ("nets/002.pt", {})], "(got None in row 2)"),
         ],

@@ -483,7 +483,7 @@ def test_what_is_missing_and_what_is_left_over_is_listed() -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConversionError, match=r"5 heads of equally many dimensions"):
+    with pytest.raises(ConversionError, match=r"5 heads with equal numbers of dimensions"):
         from_state_dict(tensors_of("BERT"), heads=5)
     with pytest.raises(ValueError, match=r"positive number of heads"):
         from_state_dict(tensors_of("BERT"), heads=0)

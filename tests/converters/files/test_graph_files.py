@@ -100,13 +100,13 @@ def test_a_doctored_graph_is_refused_or_whole(tmp_path: Path, change: Any) -> No
         (("placements", 0, "start"), [-1, 0], "neurons|at least 0"),
         (("placements", 0, "keys"), ["1.weight"], "placed once"),
         (("placements", 0, "tap"), -1, "taps"),
-        (("placements", 0, "keys"), ["0.weight", "1.weight"], "named once"),
+        (("placements", 0, "keys"), ["0.weight", "1.weight"], "distinct texts"),
         (("placements", 0, "dtype"), "torch.int64", "floating-point"),
         (("placements", 0, "view"), [6], "axes"),
         (("placements", 0, "block"), -1, "below 1"),
         (("placements", 0, "axes"), ["target", "target"], "axes"),
         (("keys",), ["0.weight", "missing"], "missing"),
-        (("keys",), ["0.weight", "0.weight"], "named once"),
+        (("keys",), ["0.weight", "0.weight"], "distinct texts"),
         (("channels",), {"grad": {"missing": "torch.float32"}}, "missing"),
     ],
 )
@@ -193,5 +193,5 @@ def test_a_graph_of_several_channels_is_saved_whole_or_by_name(tmp_path: Path) -
     assert_same(to_state_dict(again), state_dict)
     with pytest.raises(ConversionError, match=r"'\.safetensors' file for a graph"):
         save(graph, tmp_path / "g.pt", as_graph=True)
-    with pytest.raises(ValueError, match="another name"):
+    with pytest.raises(ValueError, match="name other than"):
         from_state_dict(state_dict, channels={"weights": twin})

@@ -41,7 +41,7 @@ def test_a_deadly_file_is_deadly() -> None:
 def test_a_deadly_file_is_refused(tmp_path: Path) -> None:
     write_good(tmp_path / "good.h5")
     for _ in range(2):
-        with pytest.raises(ConversionError, match=r"(?s)damaged\.h5.*ends the process"):
+        with pytest.raises(ConversionError, match=r"(?s)damaged\.h5.*crashes the process"):
             load(DEADLY)
         assert load(tmp_path / "good.h5").spec.neurons
 

@@ -207,7 +207,7 @@ def test_what_cannot_run_says_why(options: dict[str, Any], reason: str, tmp_path
 
 def test_weights_alone_do_not_say_what_is_computed(tmp_path: Path) -> None:
     checkpoints.write_keras(tmp_path / "w.h5", {"dense": dense(3, 4), "dense_1": dense(4, 2)})
-    with pytest.raises(ValueError, match="weights alone"):
+    with pytest.raises(ValueError, match="only weights"):
         load(tmp_path / "w.h5").run(torch.randn(5, 3))
 
 

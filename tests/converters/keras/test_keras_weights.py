@@ -58,11 +58,11 @@ REFUSED: dict[str, tuple[Layers, str]] = {
     ),
     "addition": (
         {"a": dense(nn.Linear(4, 4)), "add_1": {}, "b": dense(nn.Linear(4, 4))},
-        "'add_1', which may join",
+        "'add_1', which may combine",
     ),
     "unknown": (
         {"a": dense(nn.Linear(4, 4)), "mix": {}, "b": dense(nn.Linear(4, 4))},
-        "'mix', which may join",
+        "'mix', which may combine",
     ),
     "inputs": ({"input_1": {}, "input_2": {}, "a": dense(nn.Linear(4, 4))}, "several inputs"),
     "names": (
@@ -221,7 +221,7 @@ class TestCountedLayers:
         with pytest.raises(ConversionError, match=r"'dense' and at 'dense_1', which may be added"):
             load(tmp_path / "x.h5")
         write_counted(tmp_path / "x.h5", {**groups, "add": []})
-        with pytest.raises(ConversionError, match="'add', which may join"):
+        with pytest.raises(ConversionError, match="'add', which may combine"):
             load(tmp_path / "x.h5")
 
     def test_classes_of_one_shape_have_no_order(self, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ class TestCountedLayers:
             load(tmp_path / "x.h5")
         arch = nn.Sequential(nn.ConvTranspose2d(4, 4, 1), nn.Conv2d(4, 4, 1))
         with pytest.raises(
-            ConversionError, match=r"'conv2d' and 'conv2d_transpose'.*counted apart"
+            ConversionError, match=r"'conv2d' and 'conv2d_transpose'.*counted separately"
         ):
             load(tmp_path / "x.h5", arch=arch)
 

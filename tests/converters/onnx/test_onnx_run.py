@@ -93,9 +93,9 @@ def test_any_number_of_inputs_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        ([node("Conv", "x a", "h", auto_pad="SAME_UPPER")], "choose their padding"),
+        ([node("Conv", "x a", "h", auto_pad="SAME_UPPER")], "the padding of its convolutions"),
         ([node("Conv", "x a", "g"), node("Selu", "g", "h")], "'Selu' of ONNX"),
-        ([node("Conv", "x a", "g"), node("Reshape", "g shape", "h")], "one size of batch"),
+        ([node("Conv", "x a", "g"), node("Reshape", "g shape", "h")], "one batch size"),
     ],
 )
 def test_what_cannot_run_says_why(nodes: list[onnx.NodeProto], reason: str, tmp_path: Path) -> None:

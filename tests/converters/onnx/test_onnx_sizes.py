@@ -62,7 +62,7 @@ def test_an_example_says_what_the_file_leaves_open(tmp_path: Path) -> None:
         "minus": torch.tensor([-1]), "four_channels": torch.tensor([4]),
     }  # fmt: skip
     path = write(tmp_path / "x.onnx", nodes, tensors, [None, 2, None, None])
-    with pytest.raises(ConversionError, match=r"'Reshape_1'.*Give an example_input"):
+    with pytest.raises(ConversionError, match=r"'Reshape_1'.*Pass an example_input"):
         load(path)
     assert load(path, example_input=torch.zeros(1, 2, 3, 5)).spec.neuron["hidden1"].taps == 0
     with pytest.raises(ConversionError, match=r"example_input that fits input 'x'.*\[1, 3, 3, 5\]"):

@@ -252,5 +252,5 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         r"1 \(Linear\).*hook",
     ),
     "no weights": (lambda: S(nn.ReLU()), (2, 3), r"weight between two layers"),
-    "wrong example": (lambda: S(nn.Linear(4, 4)), (2, 3), r"example_input that the network takes"),
+    "wrong example": (lambda: S(nn.Linear(4, 4)), (2, 3), r"that the network accepts"),
 }  # fmt: skip

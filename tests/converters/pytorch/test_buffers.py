@@ -145,7 +145,7 @@ def test_quantised_weights_are_refused() -> None:
     )
     module.register_buffer("scale", torch.rand(8, 1))
     for example in (None, torch.randn(2, 3)):
-        with pytest.raises(ConversionError, match=r"'mask'.*whole numbers"):
+        with pytest.raises(ConversionError, match=r"'mask'.*integer tensor"):
             from_module(module, example)
 
 

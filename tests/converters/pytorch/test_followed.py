@@ -108,7 +108,7 @@ def test_a_matrix_before_a_value_of_unknown_shape_needs_an_example() -> None:
         w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(2, 8)),
         c=nn.Parameter(torch.rand(8)),
     )  # fmt: skip
-    with pytest.raises(ConversionError, match=r"a vector or with a matrix.*example_input"):
+    with pytest.raises(ConversionError, match=r"by a vector or by a matrix.*example_input"):
         from_module(module)
 
 

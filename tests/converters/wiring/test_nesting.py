@@ -263,7 +263,7 @@ def test_what_a_graph_has_no_place_for_is_said_in_the_words_of_the_network() -> 
             one = heads[..., 4, :] * torch.tensor([1.0, 2.0])
             return self.out(heads.select(-1, 0)) * one.sum()
 
-    with pytest.raises(ConversionError, match="cuts its layers in several ways"):
+    with pytest.raises(ConversionError, match="splits its layers in several ways"):
         from_module(Cut(), torch.randn(2, 3))
 
 

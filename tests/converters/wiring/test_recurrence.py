@@ -387,7 +387,7 @@ def keras_outputs(kind: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", FROM_KERAS)
-@pytest.mark.parametrize("form", ["h5", "keras", "weights alone"])
+@pytest.mark.parametrize("form", ["h5", "keras", "only weights"])
 def test_keras(kind: str, form: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     layers = {"r": keras_tensors(kind), "d": {"kernel": torch.randn(4, 2)}}
@@ -473,6 +473,6 @@ def test_keras_options(tmp_path: Path) -> None:
 
 def test_state_dicts_of_recurrent_networks_need_their_network() -> None:
     module = last(r=nn.GRU(3, 4, batch_first=True))
-    with pytest.raises(ConversionError, match=r"weight_.h_l0.*no link of a chain.*arch"):
+    with pytest.raises(ConversionError, match=r"weight_.h_l0.*not part of a chain.*arch"):
         from_state_dict(module.state_dict())
     assert from_state_dict(module.state_dict(), arch=module).spec == from_module(module).spec

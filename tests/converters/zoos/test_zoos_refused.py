@@ -151,7 +151,7 @@ class TestOtherNetworks:
             (lambda s: s.update({"seq.1.bias": torch.ones(31)}), r"bias for each"),
             (lambda s: s.update({"seq.0.bias": torch.ones(32).long()}), r"seq\.0\.bias"),
             (lambda s: s.update({"seq.0.bias": "text"}), r"seq\.0\.bias' of str"),
-            (lambda s: s.pop("label"), r"'label' in .* a whole number \(got None\)"),
+            (lambda s: s.pop("label"), r"'label' in .* an integer \(got None\)"),
         ],
     )
     def test_inrs(self, change: Callable[[Any], Any], match: str, tmp_path: Path) -> None:
