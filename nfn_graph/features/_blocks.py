@@ -88,11 +88,11 @@ def family_of(spec: NetworkSpec, site: Site) -> Key:
     return ("*", *site.indices)  # type: ignore[return-value]
 
 
-def kept_labels(fold: FoldedSpec, site: Site, cover: int) -> Labels:
-    """The indices of a site that a cover keeps, in the cover's order."""
-    coarser = fold.sites[site.covers[cover]].indices
+def kept_labels(fold: FoldedSpec, site: Site, position: int) -> Labels:
+    """The indices of a site that one of its covers keeps, in the order of that cover."""
+    coarser = fold.sites[site.covers[position]].indices
     if any(index.endswith(PRIME) for index in site.indices):
-        return (site.indices[cover],)  # The target or the source of one type.
+        return (site.indices[position],)  # The target or the source of one type.
     return coarser
 
 
@@ -154,8 +154,8 @@ def block_tables(
             add_start(weight.key, kept)
     for fold in folds:
         for site in fold.sites:
-            for cover in range(len(site.covers)):
-                add_start(family_of(spec, site), kept_labels(fold, site, cover))
+            for position in range(len(site.covers)):
+                add_start(family_of(spec, site), kept_labels(fold, site, position))
             for part in site.parts:
                 if part.below is not None:
                     add_start(family_of(spec, fold.site[part.entry]), part.kept)

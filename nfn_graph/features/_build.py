@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, size_product
-from nfn_graph.features._rows import Block, Rows, Segments, is_capturing
+from nfn_graph.features._rows import Block, Grouping, Rows, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
@@ -82,11 +82,11 @@ class RowBuilder:
         if family in self.weights and kept == list(ends_of(self.spec, family)):
             return replace(self.weights[family], counts=list(counts))
         if family in self.neurons and kept == [()]:
-            return self._rows(self.neurons[family].covers, counts)
+            return self._rows(self.neurons[family].groupings, counts)
         table = self.blocks[family]
         listed = self._listed(table)
-        covers = [self._segments(table, labels, listed) for labels in kept]
-        return self._rows(covers, counts, table.total)
+        groupings = [self._grouping(table, labels, listed) for labels in kept]
+        return self._rows(groupings, counts, table.total)
 
     def _neuron_rows(self, name: str) -> Rows:
         table = self.blocks[name]
@@ -95,12 +95,12 @@ class RowBuilder:
         last = table.indices[-1]
         self.positions[name] = digits[last]
         self.layer_sizes[name] = table.size[last][block]
-        return self._rows([self._segments(table, (), listed)], [None])
+        return self._rows([self._grouping(table, (), listed)], [None])
 
     def _weight_rows(self, key: WeightKey) -> Rows:
         table = self.blocks[key]
         listed = self._listed(table)
-        ends = [self._segments(table, labels, listed) for labels in ends_of(self.spec, key)]
+        ends = [self._grouping(table, labels, listed) for labels in ends_of(self.spec, key)]
         return self._rows(ends, [None])
 
     def _self_edges(self, key: WeightKey) -> Rows:
@@ -131,7 +131,7 @@ class RowBuilder:
             "counts": degrees,
         }
         at_target, at_source = (
-            Segments(
+            Grouping(
                 groups=end + offset,
                 order=order,  # type: ignore[arg-type]
                 contiguous=order is steps,
@@ -160,7 +160,7 @@ class RowBuilder:
         digits = table.digits(block, local, table.indices) if table.indices else {}
         return block, local, row, digits, views
 
-    def _segments(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Segments:
+    def _grouping(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Grouping:
         """The rows by the rows of the coarser site that keeps some of their indices."""
         block, local, order, digits, large = listed
         dropped = tuple(i for i in table.indices if i not in kept)
@@ -192,7 +192,7 @@ class RowBuilder:
         )
         # The tensors of a type join layers in order, so that every group is one run of `order`.
         pointers = self._pointers(degrees)
-        return Segments(
+        return Grouping(
             rows=table.total,
             count=total,
             groups=groups,  # type: ignore[arg-type]
@@ -207,44 +207,44 @@ class RowBuilder:
 
     def _rows(
         self,
-        covers: Sequence[Segments],
+        groupings: Sequence[Grouping],
         counts: Sequence[Any],
         count: int | None = None,
     ) -> Rows:
-        """Puts the covers together.
+        """Puts the rows of a site together from their groupings, one for every cover.
 
         Args:
-            covers: The rows by the rows of each coarser site.
+            groupings: The rows grouped by the rows of each cover.
             counts: The counts of the site's parts.
-            count: The number of rows, if there are no covers that tell.
+            count: The number of rows, which only a site without covers needs.
         """
-        count = covers[0].rows if count is None else count
+        count = groupings[0].rows if count is None else count
         none: Any = self.steps[:0]
-        if not covers:
+        if not groupings:
             return Rows(count, (), list(counts), none, none, [])
-        if len(covers) == 1:
-            (only,) = covers
+        if len(groupings) == 1:
+            (only,) = groupings
             return Rows(count, (only,), list(counts), only.groups, none, only.bags)
-        # The parts of the joint order serve as the orders of the covers: one memory for both.
-        order: Any = np.concatenate([cover.order for cover in covers])
-        listed = len(covers[0].order)
-        ends: Any = np.empty((listed, len(covers)), dtype=self.dtype)
-        pointers: list[Any] = [covers[0].pointers]
+        # The orders of the groupings are slices of the joint order, so both share one memory.
+        order: Any = np.concatenate([grouping.order for grouping in groupings])
+        listed = len(groupings[0].order)
+        ends: Any = np.empty((listed, len(groupings)), dtype=self.dtype)
+        pointers: list[Any] = [groupings[0].pointers]
         offset = 0
-        for i, cover in enumerate(covers):
-            np.add(cover.groups, offset, out=ends[:, i])
-            offset += cover.count
+        for i, grouping in enumerate(groupings):
+            np.add(grouping.groups, offset, out=ends[:, i])
+            offset += grouping.count
             if i:
-                pointers.append(cover.pointers[1:] + i * listed)
-        pairs = self.multiples.setdefault(len(covers), len(covers) * self.steps)
+                pointers.append(grouping.pointers[1:] + i * listed)
+        pairs = self.multiples.setdefault(len(groupings), len(groupings) * self.steps)
         if len(pairs) <= listed:
-            pairs = np.arange(listed + 1, dtype=self.dtype) * len(covers)
+            pairs = np.arange(listed + 1, dtype=self.dtype) * len(groupings)
         joint: Any = np.concatenate(pointers, dtype=self.dtype)
         return Rows(
             count=count,
-            covers=tuple(
-                self._sharing(cover, order[i * listed : (i + 1) * listed])
-                for i, cover in enumerate(covers)
+            groupings=tuple(
+                self._sharing(grouping, order[i * listed : (i + 1) * listed])
+                for i, grouping in enumerate(groupings)
             ),
             counts=list(counts),
             ends=ends.ravel(),
@@ -252,8 +252,8 @@ class RowBuilder:
             bags=self._bags(order, joint),
         )
 
-    def _sharing(self, cover: Segments, order: Any) -> Segments:
-        return replace(cover, order=order, bags=[order, *cover.bags[1:]])
+    def _sharing(self, grouping: Grouping, order: Any) -> Grouping:
+        return replace(grouping, order=order, bags=[order, *grouping.bags[1:]])
 
     def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
         """Sums one after another, none of which has more rows than allowed."""
@@ -373,6 +373,6 @@ def _find(
             _find(value, places, roots, seen)
         elif kind is Rows:
             _find(value.__dict__, places, roots, seen)
-        elif key == "covers":
-            for cover in value:
-                _find(cover.__dict__, places, roots, seen)
+        elif key == "groupings":
+            for grouping in value:
+                _find(grouping.__dict__, places, roots, seen)

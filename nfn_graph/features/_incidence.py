@@ -129,8 +129,8 @@ class Incidence:
         own, sequence = self.spec.indices(key), tuple(sequence)
         if own == sequence:
             return x
-        segments = self.rows(key).covers[0]
-        if segments.blocks and not segments.runs:
+        grouping = self.rows(key).groupings[0]
+        if grouping.blocks and not grouping.runs:
             first, second = (sequence, own) if back else (own, sequence)
             axes = [first.index(i) for i in second]
             parts = [
@@ -138,7 +138,7 @@ class Incidence:
                 .view(*(block.sizes[own.index(i)] for i in first), -1)
                 .permute(*axes, len(own))
                 .reshape(block.num_rows, *x.shape[1:])
-                for block in segments.blocks
+                for block in grouping.blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         blocks = self._blocks[key]
@@ -153,7 +153,7 @@ class Incidence:
         if key == NETWORK:
             return self._blocks[NETWORK].graph
         if isinstance(key, str):
-            return self.neurons[key].covers[0].index
+            return self.neurons[key].groupings[0].index
         family: Key = key
         if isinstance(spec, FoldedSpec):
             site = spec.site[key]

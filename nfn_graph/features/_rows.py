@@ -82,7 +82,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class Grouping:
     """Rows in groups.
 
     Most rows are *listed* in index tensors: those of group `i` are
@@ -107,8 +107,8 @@ class Segments:
         >>> from nfn_graph import NetworkSpec
         >>> from nfn_graph.testing import random_graph
         >>> graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 2})
-        >>> segments = graph.features().rows(("input", "weight", "hidden1")).targets
-        >>> segments.groups.tolist(), segments.pointers.tolist()  # two edges to each neuron
+        >>> grouping = graph.features().rows(("input", "weight", "hidden1")).targets
+        >>> grouping.groups.tolist(), grouping.pointers.tolist()  # two edges to each neuron
         ([0, 0, 1, 1], [0, 2, 4])
     """
 
@@ -159,15 +159,16 @@ class Rows:
 
     Attributes:
         count: The number of rows.
-        covers: The rows by the rows of each coarser site: the weights of a layer by target and
-            by source neuron, its neurons by network.
+        groupings: For every cover of the site (each coarser site that it sums into), the rows
+            grouped by the rows of that cover: the weights of a layer by target and by source
+            neuron, its neurons by network.
         counts: For every part of the site's summary, the number of entries that are averaged
             in each row; None for the site's own entries.
         ends: `[listed rows * covers]`, for each listed row its row in every cover, in a table of
             the rows of all covers one after another.
         pairs: `[listed rows + 1]`, where each row begins in `ends`.
         bags: The sums of the listed rows by each cover, one cover after another; see
-            :class:`Segments`.
+            :class:`Grouping`.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -179,61 +180,61 @@ class Rows:
     """
 
     count: int
-    covers: tuple[Segments, ...]
+    groupings: tuple[Grouping, ...]
     counts: Sequence[Tensor | None]
     ends: Tensor
     pairs: Tensor
     bags: Sequence[Tensor]
 
     @property
-    def targets(self) -> Segments:
+    def targets(self) -> Grouping:
         """The weights of a layer by target neuron."""
-        return self.covers[0]
+        return self.groupings[0]
 
     @property
-    def sources(self) -> Segments:
+    def sources(self) -> Grouping:
         """The weights of a layer by source neuron."""
-        return self.covers[-1]
+        return self.groupings[-1]
 
     @property
     def target(self) -> Tensor:
         """`[count]`, the row of each weight's target neuron."""
-        return self.covers[0].index.long()
+        return self.groupings[0].index.long()
 
     @property
     def source(self) -> Tensor:
         """`[count]`, the row of each weight's source neuron."""
-        return self.covers[-1].index.long()
+        return self.groupings[-1].index.long()
 
     @property
     def transposed(self) -> Tensor:
         """`[count]`, the weights of a layer with itself by source, then target."""
-        return self.covers[-1].order
+        return self.groupings[-1].order
 
     @cached_property
     def cover_sizes(self) -> list[int]:
         """The number of rows of every cover."""
-        return [cover.count for cover in self.covers]
+        return [grouping.count for grouping in self.groupings]
 
     @cached_property
     def blocks(self) -> list[tuple[Block, ...]]:
         """The large blocks, each at every cover, numbered in the table of all covers."""
-        if not self.covers or not self.covers[0].blocks:
+        if not self.groupings or not self.groupings[0].blocks:
             return []
         found, offset = [], 0
-        for cover in self.covers:
-            found.append([b._replace(first=b.first + offset) for b in cover.blocks])
-            offset += cover.count
+        for grouping in self.groupings:
+            found.append([b._replace(first=b.first + offset) for b in grouping.blocks])
+            offset += grouping.count
         return list(zip(*found, strict=True))
 
     def owners(self, rows: Tensor) -> Tensor:
         """`[len(rows), covers]`, for some rows the row in the table of all covers."""
-        width = len(self.covers)
+        width = len(self.groupings)
         if not self.blocks:
             return self.ends.view(self.count, width).index_select(0, rows)
         owners = self.ends.new_zeros(len(rows), width, dtype=torch.long)
         listed = 0
-        for start, count in self.covers[0].runs:
+        for start, count in self.groupings[0].runs:
             inside = (rows >= start) & (rows < start + count)
             place = (rows - start + listed).clamp(0, max(self.ends.shape[0] // width - 1, 0))
             found = self.ends.view(-1, width).index_select(0, place)

@@ -190,7 +190,7 @@ class ChunkedFeatures:
         if site.is_self:
             # A weight reads its transposed one, and that one reads it: both go along.
             rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-        width = len(edges.covers)
+        width = len(edges.groupings)
         ends = edges.owners(rows).flatten()
         steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
         x = self.input[key].index_select(0, rows)

@@ -111,7 +111,7 @@ def up(
         summary = values[number]
         if not site.is_leaf:
             found = [part.below for part in site.parts if part.below is not None]
-            parts = [below[finer][cover][place] for finer, cover, place in found]
+            parts = [below[finer][position][place] for finer, position, place in found]
             summary = torch.cat([*parts, cast(summary, wide)], 1)
         summaries.append(summary)
         table = None if sums is None else sums.get(number)

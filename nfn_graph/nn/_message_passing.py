@@ -57,9 +57,9 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                finer, cover, place = part.below
+                finer, position, place = part.below
                 below = columns(sums[finer], sites[finer].parts[place], in_channels).to(wide)
-                parts.append(segment_sum(below, rows[finer].covers[cover]))
+                parts.append(segment_sum(below, rows[finer].groupings[position]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One square map of every summary, and down: the messages of coarser sites to its parts.
     messages: dict[int, Tensor] = {}
@@ -71,11 +71,11 @@ def message_passing(
             summary = torch.cat([summary, summary.index_select(0, rows[number].transposed)], 1)
         constant = bias.to(summary.dtype) if bias is not None and not site.indices else None
         new = summary if matrix is None else linear(summary, matrix.to(summary.dtype), constant)
-        for cover, senders, segments in zip(
-            site.covers, site.senders, rows[number].covers, strict=True
+        for cover, senders, grouping in zip(
+            site.covers, site.senders, rows[number].groupings, strict=True
         ):
             sent = message_to(site, sites[cover], senders, messages[cover], out_channels)
-            new = new + expand(sent.to(new.dtype), segments)
+            new = new + expand(sent.to(new.dtype), grouping)
         messages[number] = new
     # Not views: users may change what they get in place.
     return [

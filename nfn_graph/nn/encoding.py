@@ -165,9 +165,9 @@ class IOEncoding(nn.Module):
             if isinstance(key, str):
                 return _cat_channels(x, code + fixed[key] if key in fixed else code)
             rows = features.rows(key)
-            for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
+            for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                 if name in fixed:
-                    code = code + fixed[name].index_select(0, segments.index)
+                    code = code + fixed[name].index_select(0, grouping.index)
             return _cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import Segments, WeightFeatures
+from nfn_graph.features import Grouping, WeightFeatures
 from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded
 from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
@@ -125,7 +125,9 @@ def network_summary(
             total = totals[part.entry]
         else:
             x = features[part.entry].flatten(1)
-            path = [rows[number].covers[cover] for number, cover in reversed(spec.path(part))]
+            path = [
+                rows[number].groupings[position] for number, position in reversed(spec.path(part))
+            ]
             gated = relu and not isinstance(part.entry, str)
             total = _aggregate(x, path, reduce, gated)
         if reduce == "mean" and count is not None:
@@ -134,22 +136,22 @@ def network_summary(
     return torch.cat(found, 1).to(features.dtype)
 
 
-def _aggregate(x: Tensor, path: list[Segments], reduce: Reduce, relu: bool) -> Tensor:
+def _aggregate(x: Tensor, path: list[Grouping], reduce: Reduce, relu: bool) -> Tensor:
     if reduce == "max":
         return _largest(x, path)
     x = x.to(sum_dtype(x.dtype))
     # Through coarser and coarser sites: many short sums, which run in parallel.
-    for segments in path:
-        x, relu = segment_sum(x, segments, relu), False
+    for grouping in path:
+        x, relu = segment_sum(x, grouping, relu), False
     return x
 
 
-def _largest(x: Tensor, path: list[Segments]) -> Tensor:
+def _largest(x: Tensor, path: list[Grouping]) -> Tensor:
     if not path:
         return x
     index = path[0].index
-    for segments in path[1:]:
-        index = segments.index.index_select(0, index)
+    for grouping in path[1:]:
+        index = grouping.index.index_select(0, index)
     return segment_max(x, index, path[-1].count)
 
 

@@ -324,9 +324,9 @@ class ProbeEncoding(nn.Module):
                 code = codes.get(key, zeros)
             else:
                 rows = features.rows(key)
-                for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
+                for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                     if name in codes:
-                        code = code + codes[name].index_select(0, segments.index)
+                        code = code + codes[name].index_select(0, grouping.index)
             return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})

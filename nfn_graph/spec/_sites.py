@@ -70,8 +70,8 @@ class Part(NamedTuple):
         start: The first tap of the slice.
         taps: The number of taps.
         below: Where the mean comes up from, and its message goes down to: the number of a finer
-            site, which of its covers this site is, and the part that is averaged further. None
-            for the site's own entries.
+            site, the position of this site among its covers, and the part that is averaged
+            further. None for the site's own entries.
         kept: The indices of the entry that the site has; of a self or role weight they tell
             the mean over a target neuron's edges from the one over a source neuron's.
 
@@ -229,11 +229,14 @@ class FoldedSpec:
         return not any(n.role for n in self.unfolded.neurons)
 
     def path(self, part: Part) -> list[tuple[int, int]]:
-        """The finer sites, and of each the cover, through which a mean comes up, last first."""
+        """The finer sites through which a mean comes up, last first.
+
+        Each comes with the position, among its covers, of the site that the mean goes up to.
+        """
         steps = []
         while part.below is not None:
-            site, cover, place = part.below
-            steps.append((site, cover))
+            site, position, place = part.below
+            steps.append((site, position))
             part = self.sites[site].parts[place]
         return steps
 
@@ -311,18 +314,18 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                site, cover, finer = part.below
-                senders[site][cover][finer] = place
+                site, position, finer = part.below
+                senders[site][position][finer] = place
     used = [
-        [i for i, parts in enumerate(covers) if any(part is not None for part in parts)]
-        for covers in senders
+        [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
+        for found in senders
     ]
 
     def renumbered(part: Part) -> Part:
         if part.below is None:
             return part
-        site, cover, finer = part.below
-        return part._replace(below=(site, used[site].index(cover), finer))
+        site, position, finer = part.below
+        return part._replace(below=(site, used[site].index(position), finer))
 
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
     return tuple(
@@ -444,13 +447,13 @@ def _end(parts: list[Part]) -> int:
     return parts[-1].start + parts[-1].taps if parts else 0
 
 
-def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:
+def _dropped(finer: _Draft, coarser: _Draft, position: int) -> str:
     """The index that a site has and its cover has not."""
     left = [i for i in finer.indices if i not in coarser.indices]
     if left and not left[0].endswith(PRIME):
         return left[0]
     # Both neurons of such a weight are of one type: the covers are its target and its source.
-    return finer.indices[1 - cover]
+    return finer.indices[1 - position]
 
 
 def _label(part: Part, dropped: str) -> str:
