@@ -30,7 +30,7 @@ def chain_layout(
     return _layout_of(kinds), tensors
 
 
-@lru_cache(maxsize=256)  # Thousands of networks of one kind share their layout.
+@lru_cache(maxsize=256)  # Thousands of networks of one kind share a layout.
 def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> Layout:
     """The layout of a chain, from the names, shapes and dtypes of its tensors."""
     layers: list[list[tuple[str, Tensor]]] = []

@@ -1,4 +1,4 @@
-"""What layers pass to each other, and which rows of a batch belong together."""
+"""The features that layers pass to each other, and which rows of a batch belong together."""
 
 from nfn_graph.features._features import WeightFeatures
 from nfn_graph.features._incidence import Incidence

@@ -1,4 +1,4 @@
-"""The two scatter operations by the package torch-scatter."""
+"""The two scatter operations with the package torch-scatter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nfn_graph.ops._kernels import plain_expand, plain_segment_sum
 
 def segment_sum(x: Tensor, grouping: Grouping) -> Tensor:
     """Sums the rows of every group."""
-    if not x.shape[1] or grouping.blocks:  # It does not know tensors without columns.
+    if not x.shape[1] or grouping.blocks:  # torch-scatter does not support tensors without columns.
         return plain_segment_sum(x, grouping)
     scatter = import_module("torch_scatter")
     if grouping.contiguous:

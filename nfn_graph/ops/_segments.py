@@ -1,7 +1,7 @@
 """Sums, means and copies between rows and the coarser rows that they belong to.
 
-All of them act on rows, `[count, width]`. The means over the weights of a target neuron are
-the paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggregates
+All of them act on rows, `[count, width]`. The means over the weights of a target neuron are the
+paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggregates
 :math:`W_{*,k}`, those of a network the layer aggregates :math:`W_{*,*}`.
 """
 
@@ -25,7 +25,7 @@ def segment_sum(x: Tensor, grouping: Grouping, relu: bool = False) -> Tensor:
 
     Args:
         x: The rows.
-        grouping: Which rows belong together.
+        grouping: The division of the rows into groups.
         relu: Whether to sum the ReLU of the rows.
 
     Example:
@@ -63,7 +63,7 @@ def segment_mean(x: Tensor, grouping: Grouping) -> Tensor:
 
 
 def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """The largest of the rows with each index, value by value; 0 where there is none.
+    """The maximum over the rows with each index, value by value; 0 where there are no rows.
 
     Example:
         >>> import torch

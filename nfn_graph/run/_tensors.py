@@ -1,4 +1,4 @@
-"""The tensors of networks, read from the stores of their graph, differentiably."""
+"""Reads the tensors of networks from the stores of their graph, differentiably."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Stores = Mapping[Key, Tensor]
 
 
 def read_tensors(layout: Layout, stores: Stores) -> dict[int, Tensor]:
-    """The tensors `[networks, *shape]` of networks of one layout, by their numbers."""
+    """Reads the tensors `[networks, *shape]` of networks of one layout, by number."""
     offsets = first_rows(layout)
     return {
         number: read_entries(placements, stores, offsets)
@@ -37,10 +37,10 @@ def first_rows(layout: Layout) -> dict[tuple[Key, int], int]:
 def read_entries(
     placements: Sequence[Placement], stores: Stores, offsets: Mapping[tuple[Key, int], int]
 ) -> Tensor:
-    """A tensor `[networks, *shape]` of networks of one layout.
+    """Reads a tensor `[networks, *shape]` of networks of one layout.
 
     Args:
-        placements: Where its parts are.
+        placements: The places of the parts of the tensor.
         stores: The values of every store.
         offsets: The first row of every block of a store.
     """
