@@ -278,9 +278,9 @@ def _check_values(call: functools.partial[int]) -> None:
     for name, value in _values({**dict(zip(names, call.args, strict=False)), **call.keywords}):
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"Expected a finite number of {option} (got {value})")
+            raise UserError(f"Expected {option} to be a finite number (got {value})")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"Expected {option} of less than 2**63 (got {value})")
+            raise UserError(f"Expected {option} to be less than 2**63 (got {value})")
         if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
             raise UserError(f"Expected text without zero bytes (got {str(value)!r})")
 

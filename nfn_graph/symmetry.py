@@ -96,7 +96,7 @@ def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tenso
             counts = [layout.num_rows(name) for name in ends]
             if math.prod(counts) != p.count:
                 raise UserError(
-                    f"Expected neurons in the way of '{key}', which was left out of the graph (got "
+                    f"Expected the neurons that '{key}', left out of the graph, was made for (got "
                     f"{dict(zip(ends, counts, strict=True))}). Undo transforms first."
                 )
             if key not in found:

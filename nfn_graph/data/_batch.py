@@ -259,6 +259,6 @@ def _check_channels(graphs: Sequence[WeightGraph]) -> None:
     if len(set(channels)) > 1:
         first = next(i for i, c in enumerate(channels) if c != channels[0])
         raise UserError(
-            f"Expected {channels[0]} channels of every graph, as of graph 0 "
-            f"(got {channels[first]} of graph {first})"
+            f"Expected {channels[0]} channels of every graph, as in graph 0 "
+            f"(got {channels[first]} in graph {first})"
         )

@@ -68,7 +68,7 @@ def _check_chain(
         raise UserError("Expected at least one weight tensor (got none)")
     if len(biases) != len(weights) or len(keys) != len(weights):
         raise UserError(
-            f"Expected as many biases and keys as weights (got {len(weights)} weights, "
+            f"Expected equal numbers of weights, biases and keys (got {len(weights)} weights, "
             f"{len(biases)} biases, {len(keys)} keys)"
         )
     check_unique([name for pair in keys for name in pair], "tensors")

@@ -199,7 +199,7 @@ class WeightGraph(HeteroData):
             raise UserError("Expected one network (got a batch; take batch[i] of it)")
         if not self.layout.placements:
             raise UserError(
-                "Expected a graph made of tensors (got one made of features, such as by "
+                "Expected a graph made from tensors (got one made from features, such as by "
                 "nfn_graph.testing.random_graph)"
             )
         tensors = scatter_tensors(self.layout, stored_tensors(self, self.spec))
@@ -298,8 +298,8 @@ class WeightGraph(HeteroData):
         """
         if args or kwargs:
             raise TypeError(
-                "Expected no argument but spec (WeightGraph.to_homogeneous takes none of PyG's; "
-                "for its options call materialize().to_homogeneous(...))"
+                "Expected no argument except spec. For the options of PyG's own method, call "
+                "materialize().to_homogeneous(...)."
             )
         return to_data(self, spec)
 
@@ -382,7 +382,7 @@ class WeightGraph(HeteroData):
                 channels = x.shape[2] if channels is None else channels
                 if x.shape[2] != channels:
                     raise UserError(
-                        f"Expected {channels} channels of {kind} type {key!r} as of the "
+                        f"Expected {channels} channels of {kind} type {key!r}, as of the "
                         f"others (got {x.shape[2]})"
                     )
 
@@ -405,7 +405,7 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
     for key, type_ in own.unsized.types.items():
         if key not in known:
             raise UserError(
-                f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
+                f"Expected a spec with all types of the graph (got one without {key!r}). "
                 f"Use NetworkSpec.union of the specs of all networks."
             )
         if known[key] != type_:

@@ -40,7 +40,7 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
             )
         if neuron.parents and (sum(sizes) == 0 or sum(sizes) % inside):
             raise UserError(
-                f"Expected equally many neurons of type '{neuron.name}' in each of the {inside} "
+                f"Expected one number of neurons of type '{neuron.name}' in each of the {inside} "
                 f"neurons of '{neuron.parents[0]}' (got {sum(sizes)} neurons)"
             )
     for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
@@ -53,9 +53,9 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
         # In this order, the edges of a neuron are contiguous both by target and by source.
         if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
             raise UserError(
-                f"Expected tensors of weight type {weight.key} that join other layers each, in "
-                f"order (got (target, source) layers {blocks}). Give parallel tensors types of "
-                f"different names."
+                f"Expected the tensors of weight type {weight.key} to connect different pairs of "
+                f"layers, in order (got (target, source) layers {blocks}). Give parallel tensors "
+                f"types with different names."
             )
 
 
@@ -67,7 +67,7 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
     used: dict[str, int] = {}
     for p in placements:
         if p.store not in spec.types:
-            raise UserError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
+            raise UserError(f"Expected '{p.keys[0]}' in a type of the spec (got {p.store!r})")
         blocks = len(layers[p.store] if isinstance(p.store, str) else joined[p.store])
         if not 0 <= p.block < blocks:
             raise UserError(

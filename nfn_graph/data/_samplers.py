@@ -173,18 +173,18 @@ class EdgeBatchSampler(Sampler[list[int]]):
         smallest, largest = min(self.sizes), max(self.sizes)
         if smallest < 1:
             where = self.sizes.index(smallest)
-            raise UserError(f"Expected networks with edges (got {smallest} of network {where})")
+            raise UserError(f"Expected networks with edges (got {smallest} in network {where})")
         if largest > self.max_edges:
             where = self.sizes.index(largest)
             raise UserError(
                 f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
-                f"{largest} of network {where}). Raise max_edges, or leave such networks out."
+                f"{largest} in network {where}). Raise max_edges, or leave out such networks."
             )
 
     def _no_equal_counts(self) -> ValueError:
         return ValueError(
-            f"Expected networks that {self.world_size} ranks can share in equally many batches of "
-            f"at most max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
+            f"Expected networks that {self.world_size} ranks can share in equal numbers of batches "
+            f"with max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
             f"too many fill a batch alone). Raise max_edges, or leave the last "
             f"{len(self.sizes) % self.world_size} out."
         )

@@ -23,9 +23,9 @@ class Pool(nn.Module):
                  v^{(1)}_\star, \ldots, v^{(L)}_\star) \\
         \tilde P(U) &= (P(U), W^{(1)}_{\star,:}, W^{(L)}_{:,\star}, v^{(L)})
 
-    The law is :math:`f(\sigma U) = f(U)`. On an NP fold the entries are those of :math:`P`,
-    on an HNP fold those of :math:`\tilde P` without the entries that are aggregates of
-    others; `full=True` keeps all of :math:`\tilde P`, in its order.
+    The law is :math:`f(\sigma U) = f(U)`. On an NP fold, the entries are those of :math:`P`. On an
+    HNP fold, they are those of :math:`\tilde P` without the entries that are aggregates of others;
+    `full=True` keeps all entries of :math:`\tilde P`, in its order.
 
     Args:
         spec: The folded spec of the features.
@@ -33,8 +33,8 @@ class Pool(nn.Module):
         full: Whether to keep the redundant entries of :math:`\tilde P`, which are
             :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
             are fixed, so all of its entries take the place of rows and columns.
-        act: An activation of the input. The mean or sum of a ReLU keeps only the input for
-            the gradient, where an activation before the pool keeps its own result too.
+        act: An activation of the input. The mean or sum of a ReLU keeps only the input for the
+            gradient, whereas an activation before the pool also keeps its own result.
 
     Shapes:
         - input: features of `spec`.
@@ -62,7 +62,7 @@ class Pool(nn.Module):
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
-        # Where the aggregates of tensors with a fixed axis are in the folded summary.
+        # The positions of the aggregates of tensors with a fixed axis in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
         self.num_entries = (
             self._coarse.summary_taps + len(self._kept) if self._coarse else spec.summary_taps
@@ -84,12 +84,12 @@ class Pool(nn.Module):
         return f"{self.num_entries} entries, {self.aggr}, {self.spec.symmetry}"
 
     def _sums_relu(self) -> bool:
-        """Whether the sums over the weights take the ReLU themselves."""
+        """Whether the sums over the weights apply the ReLU themselves."""
         relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
         return relu and self.aggr != "max" and not self.full
 
     def _activated(self, features: WeightFeatures, relu: bool) -> WeightFeatures:
-        """The activation, except for weights if their sums take the ReLU themselves."""
+        """Applies the activation, except to weights whose sums apply the ReLU themselves."""
         if self.act is None:
             return features
         left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
@@ -108,15 +108,16 @@ def network_summary(
     totals: dict[Key, Tensor] | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """One aggregate for every tap of every type, `[graphs, summary taps * channels]`: the
-    summary that the network's map of the NF-Layer reads.
+    """One aggregate for every tap of every type, `[graphs, summary taps * channels]`.
+
+    This is the summary that the map of the network reads in the NF-Layer.
 
     Args:
         features: Features of that spec.
-        spec: The folded spec, whose order the entries have.
+        spec: The folded spec, which determines the order of the entries.
         reduce: The aggregate.
-        totals: The sums (or the largest) of some kinds of entries, where they are known.
-        relu: Whether to take the ReLU of the weights first, for a mean or a sum.
+        totals: The sums (or maxima) of some kinds of entries, if they are known.
+        relu: Whether to apply a ReLU to the weights first, for a mean or a sum.
     """
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []
@@ -140,7 +141,7 @@ def _aggregate(x: Tensor, path: list[Grouping], reduce: Reduce, relu: bool) -> T
     if reduce == "max":
         return _largest(x, path)
     x = x.to(sum_dtype(x.dtype))
-    # Through coarser and coarser sites: many short sums, which run in parallel.
+    # Summing through coarser and coarser sites gives many short sums, which run in parallel.
     for grouping in path:
         x, relu = segment_sum(x, grouping, relu), False
     return x

@@ -252,8 +252,7 @@ class Group:
         return flat.index_select(0, index)
 
     def _straight_place(self, number: int) -> Placement | None:
-        """The place of a tensor that is stored whole and in its own order in all networks, or
-        None."""
+        """The placement of a tensor that every network stores in its own order, or None."""
         first = self.kinds[0][0].sources[number][0]
         for layout, _ in self.kinds:
             own = layout.sources[number]

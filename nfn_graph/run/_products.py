@@ -178,8 +178,7 @@ class Layers:
         self.runs = tuple(runs)
 
     def has_long_runs(self, columns: int, short: int) -> bool:
-        """Whether the runs are long enough for batched products to be faster than sums over
-        edges."""
+        """Whether batched products of the runs are faster than sums over edges."""
         return len(self.runs) == 1 or self.num_edges * columns >= short * len(self.runs)
 
     @property
@@ -341,8 +340,7 @@ class Product(_Bilinear):
 
 
 class Back(_Bilinear):
-    """The derivative of :class:`Product` in the sources, a map from weights and targets to
-    sources."""
+    """The map from weights and targets to sources: the derivative of :class:`Product`."""
 
     @staticmethod
     def forward(
@@ -385,8 +383,7 @@ class Back(_Bilinear):
 
 
 class Inner(_Bilinear):
-    """The derivative of :class:`Product` in the weights, a map from targets and sources to
-    weights."""
+    """The map from targets and sources to weights: the derivative of :class:`Product`."""
 
     @staticmethod
     def forward(

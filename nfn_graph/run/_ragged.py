@@ -375,7 +375,7 @@ def _ends(weight: Stored, x: NeuronRows) -> tuple[tuple[int, ...], tuple[int, ..
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
         i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
-        raise UserError(f"Expected {sources[i]} neurons to read (got {x.counts[i]})")
+        raise UserError(f"Expected an input of {sources[i]} neurons (got {x.counts[i]})")
     return tuple(shape[0] for shape in weight.shapes), sources
 
 

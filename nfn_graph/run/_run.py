@@ -100,7 +100,7 @@ def _check_known(plan: Plan) -> None:
         number, reason = plan.reason
         which = "the network" if len(plan.layouts) == 1 else f"network {number}"
         raise UserError(
-            f"Expected a graph that knows what its network computes (got none for {which}: "
+            f"Expected a graph that records what its network computes (got no record for {which}: "
             f"{reason}). Convert a module, or a checkpoint with arch=, that can be followed."
         )
 
@@ -248,20 +248,17 @@ def _one_after_the_other(parts: Sequence[Results]) -> Results:
 
 
 def _alike(outputs: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Collects each output from several groups; an output must have the same shape in all of
-    them."""
+    """Collects each output from several groups, in which it must have the same shape."""
     numbers = [len(own) for own in outputs]
     if len(set(numbers)) > 1:
         raise UserError(
-            f"Expected networks with as many outputs (got {numbers}). Run batch[i] one by one."
+            f"Expected networks with one number of outputs (got {numbers}). Run each batch[i]."
         )
     found = list(zip(*outputs, strict=True))
     for parts in found:
         shapes = [list(x.shape[1:]) for x in parts]
         if any(shape != shapes[0] for shape in shapes):
-            raise UserError(
-                f"Expected outputs of one shape (got {shapes}). Run batch[i] one by one."
-            )
+            raise UserError(f"Expected outputs of one shape (got {shapes}). Run each batch[i].")
     return found
 
 
@@ -270,8 +267,8 @@ def _cat_positions(name: str, parts: Sequence[Tensor]) -> Tensor:
     shapes = {x.shape[1:] for x in parts}
     if len(shapes) > 1:
         raise UserError(
-            f"Expected activations of '{name}' at equally many positions (got "
-            f"{sorted(map(list, shapes))}). Run batch[i] one by one."
+            f"Expected activations of '{name}' at one number of positions (got "
+            f"{sorted(map(list, shapes))}). Run each batch[i]."
         )
     return torch.cat(list(parts))
 

@@ -68,11 +68,11 @@ def check_nesting(spec: NetworkSpec) -> None:
         if len(parents) == 1 and parents[0].fixed and not neuron.fixed:
             raise UserError(
                 f"Expected a free parent of the free {what} (got '{parents[0].name}', whose "
-                f"neurons keep their order). Give the neurons inside each a type of their own."
+                f"neurons keep their order). Use one type for the neurons inside each of them."
             )
     for weight in spec.weights:
         if weight.source == weight.target and spec.neuron[weight.source].parents:
             raise UserError(
-                f"Expected the weight type {weight.key} between two neuron types, or of one "
-                f"without parents with itself (got '{weight.source}', which has parents)"
+                f"Expected weight type {weight.key} to connect two neuron types, or one without "
+                f"parents to itself (got '{weight.source}', which has parents)"
             )

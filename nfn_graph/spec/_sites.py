@@ -188,13 +188,13 @@ class FoldedSpec:
             if neuron.fixed and neuron.size is None:
                 raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for 'hnp' "
-                    f"(got networks of different sizes, or none given). Use 'np', or "
-                    f"networks that agree there."
+                    f"(got networks of different sizes, or no size). Use 'np', or networks "
+                    f"of one size."
                 )
             if neuron.role:
                 raise UserError(
                     f"Expected depth types for 'hnp' (got the role type '{neuron.name}': the fold "
-                    f"would give its neurons taps that only some of its layers own). Use 'np'."
+                    f"would give its neurons taps that only some of its layers have). Use 'np'."
                 )
         return cls(spec, symmetry)._prepared()
 

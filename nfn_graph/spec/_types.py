@@ -271,7 +271,7 @@ hidden1->hidden2:1, hidden2->output:1)
             if key in theirs and mine[key] != theirs[key]
         ]
         if not parts and self != other:
-            parts.append("the types come in another order")
+            parts.append("the types are in another order")
         return "; ".join(parts)
 
     @cached_property

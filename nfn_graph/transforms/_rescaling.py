@@ -1,10 +1,10 @@
-r"""Which neurons of a network can be rescaled, and with which tensors.
+r"""The neurons of a network that can be rescaled, and the tensors that change with them.
 
 A neuron whose activation function satisfies :math:`f(s z) = s f(z)` can be multiplied by `s`: its
 incoming weights and its bias are multiplied, and its outgoing weights are divided by `s`. ReLU
-allows every positive `s`, odd functions such as tanh allow `s = -1`. Whether a network as a whole
-allows it is decided here from the record of what it computes: every result is followed together
-with the axis along which it is multiplied, and the outputs must not change.
+allows every positive `s`, odd functions such as tanh allow `s = -1`. This module decides whether a
+whole network allows it. It follows every result of the recorded computation, together with the axis
+along which it is multiplied; the outputs must not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ODD |= {"softsign", "tanhshrink", "hardshrink", "softshrink"}
 _SHAPES = frozenset({"shape", "size", "dim", "numel"})
 _EXTREMES = frozenset({"amax", "amin"})
 _REDUCTIONS = _EXTREMES | {"mean", "sum"}
-# Where norm layers have their statistics, weight and bias among their arguments.
+# The positions of the statistics, and of weight and bias, among the arguments of norm layers.
 _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "batch_norm": ((1, 2), (3, 4)),
     "instance_norm": ((1, 2), (3, 4)),
@@ -37,12 +37,12 @@ _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-# The names of those that are named; the statistics are not.
+# The names of the arguments at these positions; the statistics have none.
 _NAMES = ("", "", "weight", "bias", "bias")
 
 
 class Taps(NamedTuple):
-    """Some taps of a store."""
+    """A range of taps of a store."""
 
     store: Key
     first: int
@@ -51,15 +51,15 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True)
 class Rescaling:
-    """How the neurons of a type can be rescaled.
+    """The way in which the neurons of a type can be rescaled.
 
     Args:
         name: The neuron type.
-        kind: Whether by positive factors, by signs, or by the signs and shifts of sines.
+        kind: `scale` for positive factors, `sign` for signs, `phase` for signs and shifts of sines.
         incoming: The taps that are multiplied by the factor of the neuron they lead to.
         outgoing: The taps that are divided by the factor of the neuron they come from.
-        measured: Those of `incoming` that no later type changes any more; they decide the factor.
-        w0: The factor inside of the sine, if the kind is `phase`.
+        measured: The taps of `incoming` that no later type changes; they determine the factor.
+        w0: The factor inside the sine, if the kind is `phase`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Rescaling:
 
 
 class _Along(NamedTuple):
-    """One axis of a result, counted from the end, along which it is multiplied by factors.
+    """An axis of a result, counted from the end, along which the result is multiplied by factors.
 
     After a flatten, the neurons are the outer or the inner part of their axis.
     """
@@ -85,7 +85,7 @@ _State = tuple[_Along, ...]
 
 
 class _RefusedError(Exception):
-    """A step does not allow the factors, for a reason; `step` counts the steps before it."""
+    """The reason why a step does not allow the factors; `step` is the number of steps before it."""
 
     def __init__(self, reason: str, step: int = -1) -> None:
         super().__init__(reason)
@@ -93,7 +93,7 @@ class _RefusedError(Exception):
 
 
 def rescalings(layout: Layout) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
-    """The neuron types that can be rescaled, first layer first, and why the others cannot."""
+    """The neuron types that can be rescaled, in order, and the reasons why others cannot."""
     return _rescalings(layout.spec, layout.placements, layout.computation)
 
 
@@ -112,7 +112,7 @@ def _rescalings(
         if neuron.fixed:
             continue
         if neuron.role or neuron.parents or neuron.name in parents:
-            what = "a role type" if neuron.role else "nested in other neurons, or holds others"
+            what = "a role type" if neuron.role else "nested in other neurons, or contains others"
             left.append((neuron.name, f"it is {what}"))
         elif computation.reason is not None:
             left.append((neuron.name, f"its computation is not known: {computation.reason}"))
@@ -126,7 +126,7 @@ def _rescalings(
 
 
 def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
-    """Measures each type by what comes from types before it, or from types that stay."""
+    """Determines the taps by which each type is measured: those that no later type changes."""
     rest = [rescaling.name for rescaling in found]
     ordered = []
     for rescaling in found:
@@ -151,12 +151,12 @@ def _rescaling(
             follow = _Follow(name, kind, sources, computation, still)
             first = follow.run()
         except _RefusedError as error:
-            # The function that got further is the one that the network means.
+            # The kind that was followed further gives the more helpful reason.
             refused = error if error.step >= refused.step else refused
             continue
         incoming, outgoing = follow.taps()
         if not incoming or not outgoing:
-            raise _RefusedError("no weights lead to these neurons, or none leave them")
+            raise _RefusedError("these neurons have no incoming or no outgoing weights")
         w0 = _frequency(computation, follow) if kind == "sign" else None
         if w0 is not None:
             return first, Rescaling(name, "phase", incoming, outgoing, (), w0)
@@ -165,7 +165,7 @@ def _rescaling(
 
 
 def _kept_tensors(computation: Computation) -> frozenset[int]:
-    """Tensors whose own neurons are not multiplied: slopes, statistics, what a norm divides."""
+    """Tensors whose own neurons are not multiplied: slopes, statistics, and inputs of a norm."""
     kept: set[int] = set()
     steps = computation.steps
 
@@ -203,7 +203,7 @@ def _is_product(operation: str) -> bool:
 
 
 def _frequency(computation: Computation, follow: _Follow) -> float | None:
-    """The factor inside of the sine, if the type is one layer with a bias and a sine behind it."""
+    """The factor inside the sine, if the type is a single layer with a bias, followed by a sine."""
     steps = computation.steps
     if set(follow.functions) != {"sin"} or len(follow.functions) != 1:
         return None
@@ -250,7 +250,7 @@ class _Follow:
         self.used: dict[int, _State] = {}
 
     def run(self) -> int:
-        """Raises if a step refuses; else the number of the first step with such a result."""
+        """Raises an error if a step refuses; returns the first step whose result is multiplied."""
         first = -1
         for number, step in enumerate(self.computation.steps):
             try:
@@ -306,7 +306,7 @@ class _Follow:
         return self._entrywise(step), rank
 
     def _parameter(self, number: int) -> _State:
-        """Along which axes of a tensor the neurons of the type are."""
+        """The axes of a tensor along which the neurons of the type lie."""
         placements = self.sources[number]
         if not any(
             self.name in ((s,) if isinstance(s := p.store, str) else s[::2]) for p in placements
@@ -326,7 +326,7 @@ class _Follow:
         return self.states[argument.step] if isinstance(argument, Ref) else ()
 
     def _product(self, step: Step) -> _State:
-        """A linear layer or a convolution: contracts the inputs, and gives the outputs."""
+        """Follows a linear layer or a convolution, which sums over its inputs."""
         x, weight = self._state(step.args[0]), self._state(step.args[1])
         bias = _argument(step, 2, "bias")
         spatial = 0 if step.operation == "linear" else int(step.operation[-2])
@@ -374,11 +374,11 @@ class _Follow:
         operation = step.operation
         if operation in ("clamp", "clamp_min", "clip", "hardtanh"):
             if not self._clamps(step):
-                raise _RefusedError(f"the bounds of {operation} do not move along")
+                raise _RefusedError(f"the bounds of {operation} do not change with it")
         elif operation not in known:
             raise _RefusedError(
-                f"{operation} is not known to be positively homogeneous, as relu is, or odd, as "
-                f"tanh is"
+                f"{operation} is not known to be positively homogeneous (like relu) or odd (like "
+                f"tanh)"
             )
         if any(self._state(arg) for arg in step.args[1:]):
             raise _RefusedError(f"{operation} takes it as a parameter")
@@ -386,7 +386,7 @@ class _Follow:
         return self._state(step.args[0])
 
     def _clamps(self, step: Step) -> bool:
-        """Whether the bounds are zero, or for signs, opposite."""
+        """Whether the bounds are zero, or opposite numbers if only signs change."""
         names = ("min_val", "max_val") if step.operation == "hardtanh" else ("min", "max")
         low, high = _argument(step, 1, names[0]), _argument(step, 2, names[1])
         if step.operation == "hardtanh":
@@ -398,7 +398,7 @@ class _Follow:
     def _contract(
         self, first: _State, axis: int, second: _State, into: int
     ) -> tuple[_State, _State]:
-        """What is left of two states when an axis of each is summed over."""
+        """The remaining states of two factors after an axis of each is summed over."""
         power, places = 0, []
         for along in (
             *(a for a in first if a.axis == axis),
@@ -406,16 +406,16 @@ class _Follow:
         ):
             power += along.power
             places.append(along.where)
-        # A weight that has one entry per neuron leaves no room for positions beside them.
+        # A weight with one entry per neuron has no positions next to the neurons.
         fits = not places or (len(places) == 2 and places[1] in ("alone", places[0]))
         if not fits or (power % 2 if self.kind == "sign" else power):
-            raise _RefusedError("what reads it is not divided by its factors")
+            raise _RefusedError("the tensor that reads it is not divided by its factors")
         return tuple(a for a in first if a.axis != axis), tuple(a for a in second if a.axis != into)
 
     def _add(self, step: Step) -> _State:
         states = [self._state(arg) for arg in step.args[:2] if arg != 0]
         if len(set(states)) != 1 or step.kwargs:
-            raise _RefusedError("it is added to values that are not multiplied alike")
+            raise _RefusedError("it is added to values with other factors")
         return states[0]
 
     def _mul(self, step: Step) -> _State:
@@ -426,7 +426,7 @@ class _Follow:
         for along in second:
             other = found.get(along.axis)
             if other is not None and other.where != along.where:
-                raise _RefusedError("its neurons meet others")
+                raise _RefusedError("its neurons are combined with others")
             power = along.power + (other.power if other else 0)
             found[along.axis] = along._replace(power=power)
         if self.kind == "sign":
@@ -437,7 +437,7 @@ class _Follow:
         first, second = (self._state(arg) for arg in step.args[:2])
         first, second = self._contract(first, -1, second, -2)
         if any(a.axis != -1 for a in second) or any(a.axis == -2 for a in first):
-            raise _RefusedError("its neurons meet others")
+            raise _RefusedError("its neurons are combined with others")
         if first and second:
             raise _RefusedError("two axes would be multiplied")
         return first or second
@@ -454,7 +454,7 @@ class _Follow:
         return tuple(a._replace(axis=a.axis + sum(d > a.axis for d in dims)) for a in state)
 
     def _dims(self, step: Step) -> tuple[tuple[int, ...] | None, bool]:
-        """The axes that a sum is over, counted from the end, and whether they stay."""
+        """The axes of a reduction, counted from the end, and whether they are kept."""
         (x,) = step.args[:1]
         rank = self.ranks[x.step] if isinstance(x, Ref) else None
         given = _argument(step, 1, "dim")
@@ -470,7 +470,7 @@ class _Follow:
         return tuple(found), keeps
 
     def _rank(self, step: Step) -> int | None:
-        """How many axes the result of a step has, as far as that is known."""
+        """The number of axes of the result of a step, or None if it is not known."""
         operation = step.operation
         ranks = [self.ranks[ref.step] for ref in step.operands]
         known = [rank for rank in ranks if rank is not None]
@@ -490,7 +490,7 @@ class _Follow:
         return ranks[0] if ranks else None
 
     def _flatten(self, step: Step) -> _State:
-        """All axes but the first become one, in which the neurons come first or last."""
+        """Follows a flatten of all axes but the first, in which neurons come first or last."""
         x = step.args[0]
         rank = (self.ranks[x.step] if isinstance(x, Ref) else None) or 2
         state = self._state(x)
@@ -500,18 +500,18 @@ class _Follow:
             or state[0].where != "alone"
             or state[0].axis <= -rank
         ):
-            raise _RefusedError("its neurons are laid out anew")
+            raise _RefusedError("its neurons are rearranged")
         (along,) = state
         if rank == 2:
             return state
         if along.axis not in (1 - rank, -1):
-            raise _RefusedError("its neurons are laid out anew")
+            raise _RefusedError("its neurons are rearranged")
         return (along._replace(axis=-1, where="inner" if along.axis == -1 else "outer"),)
 
     def _permute(self, step: Step) -> _State:
         dims = _numbers(step.args[1:])
         if not all(isinstance(dim, int) for dim in dims):
-            raise _RefusedError("its axes are in an order that is computed")
+            raise _RefusedError("the order of its axes is computed")
         order = [int(str(dim)) % len(dims) - len(dims) for dim in dims]
         return tuple(
             a._replace(axis=order.index(a.axis) - len(dims)) for a in self._state(step.args[0])
@@ -534,7 +534,7 @@ class _Follow:
         padded = len(pads) // 2 if isinstance(pads, tuple) else 0
         value = _argument(step, 3, "value")
         if not padded or value not in (None, 0) or any(a.axis >= -padded for a in state):
-            raise _RefusedError("its neurons are padded, or with other values than 0")
+            raise _RefusedError("its neurons are padded, or the padding is not 0")
         return state
 
     def _getitem(self, step: Step) -> _State:
@@ -551,7 +551,7 @@ class _Follow:
 
 
 def _flattens(step: Step) -> bool:
-    """Whether a step makes one axis of all but the first."""
+    """Whether a step flattens all axes but the first."""
     if step.operation == "reshape":
         sizes = _numbers(step.args[1:])
         return len(sizes) == 2 and sizes[1] == -1
@@ -560,13 +560,13 @@ def _flattens(step: Step) -> bool:
 
 
 def _numbers(args: Iterable[object]) -> tuple[object, ...]:
-    """The numbers of a call that takes them one by one or as a tuple."""
+    """The numbers of a call that accepts them one by one or as a tuple."""
     given = tuple(args)
     return given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
 
 
 def _own_axis(placement: Placement, axis: int, power: int) -> _Along:
-    """Which axis of a tensor an axis of its view is, or which it is the outer or inner part of."""
+    """The axis of a tensor to which an axis of its view belongs, as a whole or as a part."""
     begin = 0
     for number, size in enumerate(placement.shape):
         end, product = begin, 1
@@ -581,7 +581,7 @@ def _own_axis(placement: Placement, axis: int, power: int) -> _Along:
             if where is not None:
                 return _Along(number - len(placement.shape), power, where)
         begin = end
-    raise _RefusedError(f"its neurons lie inside of an axis of '{placement.keys[0]}'")
+    raise _RefusedError(f"its neurons lie in the middle of an axis of '{placement.keys[0]}'")
 
 
 _HANDLERS: dict[str, Callable[[_Follow, Step], _State]] = {
