@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -158,6 +159,20 @@ class Placement:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     @cached_property
+    def view_axes(self) -> tuple[range, ...]:
+        """The axes of the view that belong to each axis of the tensor."""
+        found, end = [], 0
+        for size in self.shape:
+            begin, product = end, 1
+            while end < len(self.view) and (
+                product < size or (end == begin and size == self.view[end])
+            ):
+                product *= self.view[end]
+                end += 1
+            found.append(range(begin, end))
+        return tuple(found)
+
+    @cached_property
     def _order(self) -> list[int]:
         rank = {"target": 0, "neuron": 0, "source": 1, "tap": 2}
         return sorted(range(len(self.axes)), key=lambda i: (rank[self.axes[i]], i))
@@ -258,6 +273,17 @@ class Layout:
             blocks.setdefault(placement.block, []).append(placement)
         return {store: list(blocks.values()) for store, blocks in found.items()}
 
+    @cached_property
+    def first_rows(self) -> dict[tuple[Key, int], int]:
+        """The first row of every block of a store."""
+        return {
+            (store, block[0].block): begin
+            for store, blocks in self.fillings.items()
+            for block, begin in zip(
+                blocks, accumulate((b[0].count for b in blocks), initial=0), strict=False
+            )
+        }
+
     def num_rows(self, store: Key) -> int:
         """The number of rows that this network has in a store; 0 if it lacks the type."""
         return self._num_rows.get(store, 0)
@@ -314,19 +340,13 @@ def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, T
         dict_keys(['0.weight', '1.weight'])
     """
     tensors: dict[str, Tensor] = {}
-    offsets: dict[tuple[Key, int], int] = {}
-    filled: dict[Key, int] = {}
-    for placement in sorted(layout.placements, key=lambda p: p.block):
-        if (placement.store, placement.block) not in offsets:
-            offsets[placement.store, placement.block] = filled.get(placement.store, 0)
-            filled[placement.store] = filled.get(placement.store, 0) + placement.count
     for placement in layout.placements:
         rows = stores[placement.store]
         tensor = tensors.get(placement.keys[0])
         if tensor is None:
             shape = (*placement.shape, rows.shape[-1])
             tensor = torch.empty(shape, dtype=placement.dtype, device=rows.device)
-        begin = offsets[placement.store, placement.block]
+        begin = layout.first_rows[placement.store, placement.block]
         part = rows[begin : begin + placement.count]
         placement.put(part[:, placement.tap : placement.tap + placement.taps], tensor)
         tensors.update(dict.fromkeys(placement.keys, tensor))

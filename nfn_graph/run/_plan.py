@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
 from nfn_graph.run._operations import ENTRYWISE
 from nfn_graph.run._ragged import Stored
-from nfn_graph.run._tensors import first_rows, read_entries
+from nfn_graph.run._tensors import read_entries
 from nfn_graph.spec import Key, NetworkSpec
 
 #: The number of cached plans: most training runs repeat few mixtures of networks.
@@ -76,7 +76,7 @@ class Plan:
         order = [network for group in self.groups for network in group.networks]
         is_sorted = order == list(range(len(order)))
         self._back = None if is_sorted else sorted(range(len(order)), key=order.__getitem__)
-        self._indices: dict[Any, Tensor | None] = {}
+        self._indices: dict[Any, Tensor] = {}
 
     @property
     def reason(self) -> tuple[int, str] | None:
@@ -108,8 +108,7 @@ class Plan:
         if place not in self._indices:
             order = torch.cat([group.own_rows(name) for group in self.groups])
             self._indices[place] = order.argsort().to(joined.device)
-        index = self._indices[place]
-        return joined if index is None else joined.index_select(0, index)
+        return joined.index_select(0, self._indices[place])
 
 
 class Group:
@@ -142,7 +141,7 @@ class Group:
         self._is_whole = self.networks == list(range(len(plan.layouts)))
         self._shapes: dict[Any, Shapes] = {}
         self._straight: dict[int, Placement | None] = {}
-        self._indices: dict[Any, Tensor | None] = {}
+        self._indices: dict[Any, Tensor] = {}
 
     @property
     def count(self) -> int:
@@ -165,7 +164,7 @@ class Group:
         if shapes == own:
             return Stored(flat, own, own)
         zeros = flat.new_zeros(sum(map(math.prod, shapes)))
-        places = self._filled_places(number, flat.device)
+        places = self._index(("filled", number), flat.device, lambda: self._filled_places(number))
         return Stored(zeros.index_copy(0, places, flat), shapes, own)
 
     def parts(self, most: int, is_filled: bool) -> list[int]:
@@ -194,19 +193,15 @@ class Group:
             self._shapes["filled", number] = found
         return self._shapes["filled", number]
 
-    def _filled_places(self, number: int, device: torch.device) -> Tensor:
+    def _filled_places(self, number: int) -> Tensor:
         """The places of the original entries of a tensor after it is padded with zeros."""
-        index = self._indices.get(("filled", number, device))
-        if index is None:
-            found, begin = [], 0
-            for own, _, view, n in self._filled_views(number):
-                end = begin + n * math.prod(view)
-                places = torch.arange(begin, end).reshape(n, *view)
-                found.append(places[(slice(None), *map(slice, own))].reshape(-1))
-                begin = end
-            index = torch.cat(found).to(device)
-            self._keep(("filled", number, device), index)
-        return index
+        found, begin = [], 0
+        for own, _, view, n in self._filled_views(number):
+            end = begin + n * math.prod(view)
+            places = torch.arange(begin, end).reshape(n, *view)
+            found.append(places[(slice(None), *map(slice, own))].reshape(-1))
+            begin = end
+        return torch.cat(found)
 
     def _filled_views(
         self, number: int
@@ -219,12 +214,7 @@ class Group:
         """Selects the rows of the group's networks from a store of the graph."""
         if self._is_whole:
             return x
-        place = (key, x.device)
-        index = self._indices.get(place)
-        if index is None:
-            index = self.own_rows(key).to(x.device)
-            self._keep(place, index)
-        return x.index_select(0, index)
+        return x.index_select(0, self._index(key, x.device, lambda: self.own_rows(key)))
 
     def own_rows(self, key: Key) -> Tensor:
         """The places of the rows of the group's networks in a store of the graph."""
@@ -245,10 +235,7 @@ class Group:
         # index.
         keys = list(dict.fromkeys(p.store for own, _ in self.kinds for p in own.sources[number]))
         flat = torch.cat([self.rows(key, stores[key]).reshape(-1) for key in keys])
-        index = self._indices.get((number, flat.device))
-        if index is None:
-            index = self._places(number, keys, stores).to(flat.device)
-            self._keep((number, flat.device), index)
+        index = self._index(number, flat.device, lambda: self._places(number, keys, stores))
         return flat.index_select(0, index)
 
     def _straight_place(self, number: int) -> Placement | None:
@@ -277,13 +264,17 @@ class Group:
                 end = begin[key] + networks * rows * taps
                 own[key] = torch.arange(begin[key], end).reshape(networks, rows, taps)
                 begin[key] = end
-            found = read_entries(layout.sources[number], own, first_rows(layout))
-            places.append(found.reshape(-1))
+            places.append(read_entries(layout, number, own).reshape(-1))
         return torch.cat(places)
 
-    def _keep(self, place: Any, index: Tensor) -> None:
-        if index.numel() <= _MOST_INDICES:
-            self._indices[place] = index
+    def _index(self, place: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """An index on a device, which is made once unless it is large."""
+        index = self._indices.get((place, device))
+        if index is None:
+            index = make().to(device)
+            if index.numel() <= _MOST_INDICES:
+                self._indices[place, device] = index
+        return index
 
 
 def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] | None:
@@ -349,17 +340,7 @@ def _filled_view(
         n if axis == "tap" else by_name[source if axis == "source" else target]
         for axis, n in zip(placement.axes, placement.view, strict=True)
     )
-    if len(view) == len(placement.shape):
-        return view, view
-    # Merge the axes of the view that belong to one axis of the tensor.
-    shape, rest = [], list(zip(placement.view, view, strict=True))
-    for size in placement.shape:
-        own = new = 1
-        while rest and own < size:
-            factor, filled = rest.pop(0)
-            own, new = own * factor, new * filled
-        shape.append(new)
-    return tuple(shape), view
+    return tuple(math.prod(view[i] for i in axes) for axes in placement.view_axes), view
 
 
 def _kinds(layouts: Sequence[Layout]) -> tuple[list[Layout], list[int]]:

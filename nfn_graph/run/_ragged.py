@@ -139,6 +139,7 @@ class Stored:
 
 
 Value = Same | NeuronRows | Stored
+_Handler = Callable[..., Value | None]
 
 
 def evaluate_ragged(
@@ -239,7 +240,8 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
     if not values:
         return OPERATIONS[name](*args, **kwargs)
     if name in _HANDLERS:
-        return _HANDLERS[name](num_networks, *args, **kwargs)
+        found = _HANDLERS[name](num_networks, *args, **kwargs)
+        return _equal_sizes(name, args, kwargs, num_networks) if found is None else found
     if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
         if name not in _KEEPS_FINITE and any(
             isinstance(v, NeuronRows) and v.is_filled for v in values
@@ -350,9 +352,9 @@ def _sizes(name: str, x: NeuronRows | Same, axis: int | None = None) -> Any:
     return tuple(sizes) if axis is None else sizes[axis]
 
 
-def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value:
+def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value | None:
     if not isinstance(weight, Stored) or weight.rank != 2:
-        return _equal_sizes("linear", [x, weight, bias], {}, num_networks)
+        return None
     inputs, shared = _sources(x, -1, num_networks)
     layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
@@ -391,7 +393,7 @@ def _with_vector(
     return replace(x, data=function(x.data, column.reshape(-1, *[1] * (x.rank - 1))))
 
 
-def _convolution(spatial: int) -> Callable[..., Value]:
+def _convolution(spatial: int) -> _Handler:
     def apply(
         num_networks: int,
         x: Value,
@@ -401,10 +403,9 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-    ) -> Value:
+    ) -> Value | None:
         if not isinstance(weight, Stored) or groups != 1 or x.rank != spatial + 2:
-            rest = [stride, padding, dilation, groups]
-            return _equal_sizes(f"conv{spatial}d", [x, weight, bias, *rest], {}, num_networks)
+            return None
         kernels = {shape[2:] for shape in weight.shapes}
         if len(kernels) > 1:
             raise NotRaggedError
@@ -463,19 +464,18 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Value:
+) -> Value | None:
     if not isinstance(x, NeuronRows) or training or mean is None or variance is None:
-        rest = [mean, variance, weight, bias, training, momentum, eps]
-        return _equal_sizes("batch_norm", [x, *rest], {}, num_networks)
+        return None
     y = _with_vector(num_networks, torch.sub, x, mean, 1)
     y = _with_vector(num_networks, lambda a, v: a * (v + eps).rsqrt(), y, variance, 1)
     y = y if weight is None else _with_vector(num_networks, torch.mul, y, weight, 1)
     return y if bias is None else _with_vector(num_networks, torch.add, y, bias, 1)
 
 
-def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
+def _prelu(num_networks: int, x: Value, weight: Value) -> Value | None:
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("prelu", [x, weight], {}, num_networks)
+        return None
     if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
         slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
             -1, *[1] * (x.rank - 1)
@@ -484,32 +484,31 @@ def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
     return _with_vector(num_networks, lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
 
 
-def _at_positions(name: str, spatial: int | None) -> Callable[..., Value]:
+def _at_positions(name: str, spatial: int | None) -> _Handler:
     """Makes a handler for an operation on single channels, along the axes after the channels."""
 
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
         axes = len(args[0] if args else kwargs["pad"]) // 2 if spatial is None else spatial
         if not isinstance(x, NeuronRows) or kwargs.get("return_indices"):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+            return None
         if x.at >= x.rank - axes or (spatial is not None and (x.at, x.rank) != (1, spatial + 2)):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+            return None
         # The batch takes the place of the channels, and the neurons take that of the batch.
         return replace(x, data=OPERATIONS[name](x.data, *args, **kwargs))
 
     return apply
 
 
-def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **named: int) -> Value:
-    start, stop = named.get("start_dim", start), named.get("end_dim", stop)
+def _flatten(num_networks: int, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value | None:
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
-    first, last = start % x.rank, stop % x.rank
+        return None
+    first, last = start_dim % x.rank, end_dim % x.rank
     if x.at < first:
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
     if x.at not in (first, last) or (x.is_filled and x.at != first):
-        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
+        return None
     joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
@@ -521,12 +520,12 @@ def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **name
     return NeuronRows(data, first, tuple(n * positions for n in x.counts), own)
 
 
-def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
+def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value | None:
     shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
     is_flatten = isinstance(x, NeuronRows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
     if isinstance(x, NeuronRows) and is_flatten and shape[0] == x.data.shape[1]:
         return _flatten(num_networks, x, 1)
-    return _equal_sizes("reshape", [x, *sizes], named, num_networks)
+    return None
 
 
 def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronRows:
@@ -543,7 +542,7 @@ def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronR
     return replace(x, data=data.squeeze(tuple(own)), at=at)
 
 
-def _average_pool(spatial: int) -> Callable[..., Value]:
+def _average_pool(spatial: int) -> _Handler:
     """Makes a handler for average pooling to a given number of positions, usually one."""
     elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
 
@@ -557,41 +556,28 @@ def _average_pool(spatial: int) -> Callable[..., Value]:
     return apply
 
 
-def _reduction(name: str) -> Callable[..., Value]:
-    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
-        dims = args[0] if args else kwargs.get("dim")
-        keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-        if (
-            not isinstance(x, NeuronRows)
-            or dims is None
-            or len(args) > 2
-            or kwargs.keys()
-            - {
-                "dim",
-                "keepdim",
-            }
-        ):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        axes = {d % x.rank for d in ((dims,) if isinstance(dims, int) else dims)}
-        if x.at in axes:
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        return _reduced(name, x, axes, keepdim)
+def _reduction(name: str) -> _Handler:
+    def apply(
+        num_networks: int, x: Value, dim: Any = None, keepdim: bool = False, **others: Any
+    ) -> Value | None:
+        if not isinstance(x, NeuronRows) or dim is None or others:
+            return None
+        axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
+        return None if x.at in axes else _reduced(name, x, axes, keepdim)
 
     return apply
 
 
-def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
-    if not isinstance(x, NeuronRows) or len(dims) != 1 or not isinstance(dims[0], int):
-        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
-    axis = dims[0] % x.rank
-    if axis == x.at:
-        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
+def _squeeze(num_networks: int, x: Value, dim: Any = None) -> Value | None:
+    if not isinstance(x, NeuronRows) or not isinstance(dim, int) or dim % x.rank == x.at:
+        return None
+    axis = dim % x.rank
     if x.data.shape[axis + (axis < x.at)] != 1:
         return x
     return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
 
 
-def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
+def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value | None:
     order = named.get("dims", dims[0] if dims and isinstance(dims[0], tuple) else dims)
     if isinstance(x, Stored):
         order = tuple(axis % x.rank for axis in order)
@@ -602,7 +588,7 @@ def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
         ]
         return Stored(x.data.index_select(0, index), turned[0] or (), turned[1])
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("permute", [x, *dims], named, num_networks)
+        return None
     order = [axis % x.rank for axis in order]
     # The neurons always come first in the data; the other axes are permuted.
     others = [axis + (axis < x.at) for axis in order if axis != x.at]
@@ -628,22 +614,22 @@ def _owned(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
     return torch.cat([torch.arange(a, a + n) for a, n in zip(starts, own, strict=True)])
 
 
-def _transpose(num_networks: int, x: Value) -> Value:
+def _transpose(num_networks: int, x: Value) -> Value | None:
     return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
 
 
-def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
+def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     axis = named.get("dim", axis)
     like = next((v for v in values if isinstance(v, NeuronRows)), None)
     if like is None:
-        return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+        return None
     if like.at != axis % like.rank:
         if any(
             not isinstance(v, NeuronRows)
             or (v.at, v.counts, v.is_filled) != (like.at, like.counts, like.is_filled)
             for v in values
         ):
-            return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+            return None
         at = axis % like.rank
         return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
     rows = [as_rows(v, axis, num_networks) for v in values]
@@ -662,7 +648,8 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
 
 
 _POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
-_HANDLERS: dict[str, Callable[..., Any]] = {
+#: They return None for values that have the same shape in all networks, or must have.
+_HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
     "batch_norm": _batch_norm,
     "prelu": _prelu,

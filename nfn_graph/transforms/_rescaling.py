@@ -9,6 +9,7 @@ along which it is multiplied; the outputs must not change.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ from nfn_graph.spec import Key, NetworkSpec
 
 Kind = Literal["scale", "sign", "phase"]
 _Where = Literal["alone", "outer", "inner"]
+_Sources = tuple[tuple[Placement, ...], ...]
 
 _LINEAR = frozenset({"positive", "detach", "neg"})
 _HOMOGENEOUS = _LINEAR | {"relu", "leaky_relu", "prelu", "abs"}
@@ -94,17 +96,13 @@ class _RefusedError(Exception):
 
 def rescalings(layout: Layout) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
     """The neuron types that can be rescaled, in order, and the reasons why others cannot."""
-    return _rescalings(layout.spec, layout.placements, layout.computation)
+    return _rescalings(layout.spec, layout.sources, layout.computation)
 
 
 @lru_cache(maxsize=256)
 def _rescalings(
-    spec: NetworkSpec, placements: tuple[Placement, ...], computation: Computation
+    spec: NetworkSpec, sources: _Sources, computation: Computation
 ) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
-    tensors: dict[str, list[Placement]] = {}
-    for placement in placements:
-        tensors.setdefault(placement.keys[0], []).append(placement)
-    sources = tuple(map(tuple, tensors.values()))
     found: list[tuple[int, Rescaling]] = []
     left: list[tuple[str, str]] = []
     parents = {parent for neuron in spec.neurons for parent in neuron.parents}
@@ -140,9 +138,7 @@ def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
     return tuple(ordered)
 
 
-def _rescaling(
-    name: str, sources: tuple[tuple[Placement, ...], ...], computation: Computation
-) -> tuple[int, Rescaling]:
+def _rescaling(name: str, sources: _Sources, computation: Computation) -> tuple[int, Rescaling]:
     refused = _RefusedError("")
     still = _kept_tensors(computation)
     kinds: tuple[Kind, ...] = ("scale", "sign")
@@ -205,17 +201,11 @@ def _is_product(operation: str) -> bool:
 def _frequency(computation: Computation, follow: _Follow) -> float | None:
     """The factor inside the sine, if the type is a single layer with a bias, followed by a sine."""
     steps = computation.steps
-    if set(follow.functions) != {"sin"} or len(follow.functions) != 1:
+    if [name for name, _ in follow.functions] != ["sin"]:
         return None
-    uses: dict[int, int] = {}
-    for step in steps:
-        for ref in step.operands:
-            uses[ref.step] = uses.get(ref.step, 0) + 1
-    for ref in computation.outputs:
-        uses[ref.step] = uses.get(ref.step, 0) + 1
-    w0, step = 1.0, steps[follow.functions["sin"][-1]]
-    if len(follow.functions["sin"]) != 1:
-        return None
+    operands = (ref for step in steps for ref in step.operands)
+    uses = Counter(ref.step for ref in (*operands, *computation.outputs))
+    w0, step = 1.0, steps[follow.functions[0][1]]
     while True:
         tensors = [arg for arg in step.args if isinstance(arg, Ref)]
         numbers = [arg for arg in step.args if isinstance(arg, int | float)]
@@ -238,7 +228,7 @@ class _Follow:
         self,
         name: str,
         kind: Kind,
-        sources: tuple[tuple[Placement, ...], ...],
+        sources: _Sources,
         computation: Computation,
         kept: frozenset[int],
     ) -> None:
@@ -246,7 +236,8 @@ class _Follow:
         self.computation = computation
         self.states: list[_State] = []
         self.ranks: list[int | None] = []
-        self.functions: dict[str, list[int]] = {}
+        # The functions of single entries, and the numbers of their steps.
+        self.functions: list[tuple[str, int]] = []
         self.used: dict[int, _State] = {}
 
     def run(self) -> int:
@@ -325,6 +316,9 @@ class _Follow:
     def _state(self, argument: object) -> _State:
         return self.states[argument.step] if isinstance(argument, Ref) else ()
 
+    def _rank_of(self, argument: object) -> int | None:
+        return self.ranks[argument.step] if isinstance(argument, Ref) else None
+
     def _product(self, step: Step) -> _State:
         """Follows a linear layer or a convolution, which sums over its inputs."""
         x, weight = self._state(step.args[0]), self._state(step.args[1])
@@ -382,7 +376,7 @@ class _Follow:
             )
         if any(self._state(arg) for arg in step.args[1:]):
             raise _RefusedError(f"{operation} takes it as a parameter")
-        self.functions.setdefault(operation, []).append(len(self.states))
+        self.functions.append((operation, len(self.states)))
         return self._state(step.args[0])
 
     def _clamps(self, step: Step) -> bool:
@@ -455,19 +449,21 @@ class _Follow:
 
     def _dims(self, step: Step) -> tuple[tuple[int, ...] | None, bool]:
         """The axes of a reduction, counted from the end, and whether they are kept."""
-        (x,) = step.args[:1]
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
-        given = _argument(step, 1, "dim")
-        keeps = bool(_argument(step, 2, "keepdim"))
+        given, keeps = _argument(step, 1, "dim"), bool(_argument(step, 2, "keepdim"))
         dims = given if isinstance(given, tuple) else (given,)
+        if not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
+            return None, keeps
+        return self._from_end(step, dims), keeps
+
+    def _from_end(self, step: Step, axes: Iterable[object]) -> tuple[int, ...]:
+        """Axes of the operand of a step, counted from the end."""
+        rank = self._rank_of(step.args[0])
         found = []
-        for dim in dims:
-            if not isinstance(dim, int) or isinstance(dim, bool):
-                return None, keeps
-            if dim >= 0 and rank is None:
+        for axis in axes:
+            if not isinstance(axis, int) or (axis >= 0 and rank is None):
                 raise _RefusedError("the number of its axes is not known")
-            found.append(dim if dim < 0 else dim - (rank or 0))
-        return tuple(found), keeps
+            found.append(axis if axis < 0 else axis - (rank or 0))
+        return tuple(found)
 
     def _rank(self, step: Step) -> int | None:
         """The number of axes of the result of a step, or None if it is not known."""
@@ -491,22 +487,13 @@ class _Follow:
 
     def _flatten(self, step: Step) -> _State:
         """Follows a flatten of all axes but the first, in which neurons come first or last."""
-        x = step.args[0]
-        rank = (self.ranks[x.step] if isinstance(x, Ref) else None) or 2
-        state = self._state(x)
-        if (
-            not _flattens(step)
-            or len(state) != 1
-            or state[0].where != "alone"
-            or state[0].axis <= -rank
-        ):
+        rank, state = self._rank_of(step.args[0]) or 2, self._state(step.args[0])
+        fits = len(state) == 1 and state[0].where == "alone" and state[0].axis in (1 - rank, -1)
+        if not fits or not _flattens(step):
             raise _RefusedError("its neurons are rearranged")
-        (along,) = state
         if rank == 2:
             return state
-        if along.axis not in (1 - rank, -1):
-            raise _RefusedError("its neurons are rearranged")
-        return (along._replace(axis=-1, where="inner" if along.axis == -1 else "outer"),)
+        return (state[0]._replace(axis=-1, where="inner" if state[0].axis == -1 else "outer"),)
 
     def _permute(self, step: Step) -> _State:
         dims = _numbers(step.args[1:])
@@ -518,16 +505,10 @@ class _Follow:
         )
 
     def _transpose(self, step: Step) -> _State:
-        x = step.args[0]
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
         ends = step.args[1:3] if step.operation == "transpose" else (-1, -2)
-        swapped: list[int] = []
-        for axis in ends:
-            if not isinstance(axis, int) or (axis >= 0 and rank is None):
-                raise _RefusedError("the number of its axes is not known")
-            swapped.append(axis if axis < 0 else axis - (rank or 0))
-        moved = {swapped[0]: swapped[1], swapped[1]: swapped[0]}
-        return tuple(a._replace(axis=moved.get(a.axis, a.axis)) for a in self._state(x))
+        first, second = self._from_end(step, ends)
+        moved = {first: second, second: first}
+        return tuple(a._replace(axis=moved.get(a.axis, a.axis)) for a in self._state(step.args[0]))
 
     def _pad(self, step: Step) -> _State:
         state, pads = self._state(step.args[0]), step.args[1]
@@ -539,8 +520,7 @@ class _Follow:
 
     def _getitem(self, step: Step) -> _State:
         x, taken = step.args[:2]
-        state = self._state(x)
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
+        state, rank = self._state(x), self._rank_of(x)
         if isinstance(taken, tuple) and len(taken) == rank:
             whole = {i - rank for i, part in enumerate(taken) if part == Range()}
             if all(isinstance(part, Range) for part in taken) and all(
@@ -567,20 +547,11 @@ def _numbers(args: Iterable[object]) -> tuple[object, ...]:
 
 def _own_axis(placement: Placement, axis: int, power: int) -> _Along:
     """The axis of a tensor to which an axis of its view belongs, as a whole or as a part."""
-    begin = 0
-    for number, size in enumerate(placement.shape):
-        end, product = begin, 1
-        while end < len(placement.view) and (product < size or end == begin):
-            product *= placement.view[end]
-            end += 1
-        if begin <= axis < end:
-            wide = [i for i in range(begin, end) if placement.view[i] != 1 or i == axis]
-            where: _Where | None = "alone" if wide == [axis] else None
-            if where is None and axis in (wide[0], wide[-1]):
-                where = "outer" if axis == wide[0] else "inner"
-            if where is not None:
-                return _Along(number - len(placement.shape), power, where)
-        begin = end
+    for number, axes in enumerate(placement.view_axes):
+        wide = [i for i in axes if placement.view[i] != 1 or i == axis]
+        if axis in axes and axis in (wide[0], wide[-1]):
+            where: _Where = "alone" if wide == [axis] else "outer" if axis == wide[0] else "inner"
+            return _Along(number - len(placement.shape), power, where)
     raise _RefusedError(f"its neurons lie in the middle of an axis of '{placement.keys[0]}'")
 
 
