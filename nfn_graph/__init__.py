@@ -73,8 +73,8 @@ __all__ = [
     "use_backend",
 ]
 
-# The rooms, and whose the names are that are not layers. All are imported when they are first
-# used, so that the command line answers before torch is there.
+# The folders, and the folder of each public name that is not a layer. They are imported at first
+# use, so that the command line can answer before torch is loaded.
 _ROOMS = ("data", "features", "memory", "nn", "ops", "run", "spec", "symmetry")
 _NAMES = {
     "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),

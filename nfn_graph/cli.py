@@ -1,7 +1,7 @@
 """The command line `nfn-graph`.
 
-It stands above the rooms and imports one of them only when a command of it is called. A room
-adds a command as a function with typed arguments, named here; tyro makes options of them.
+It imports a folder of the package only when one of its commands is called. A folder adds a command
+as a function with typed arguments, which is listed here; tyro turns the arguments into options.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nfn_graph.messages import UserError, is_bug, one_line, reason_of
 
 
 class Command(NamedTuple):
-    """A command: where its function is, what it does in one line, and what it is divided into."""
+    """A command: its function, a description in one line, and the table of its subcommands."""
 
     function: str
     description: str
@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Its subcommands, from the table that is named; it is looked into only when asked."""
+        """The names of its subcommands, read from its table on demand."""
         module, _, table = self.table.partition(":")
         if not module:
             return ()
@@ -93,12 +93,12 @@ COMMANDS = {
     ),
 }
 
-# Exit codes beside 0.
+# Exit codes other than 0.
 PART_FAILED, WRONG_CALL, BUG, INTERRUPTED, CLOSED_PIPE = 1, 2, 70, 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, or one of those above."""
+    """Runs one command and returns its exit code: 0, or one of those above."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         print(_help())
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = f". Did you mean 'nfn-graph {nearest}'?" if nearest else ""
         return _fail(f"Expected a command: {', '.join(COMMANDS)} (got '{given[0]}'){advice}")
     try:
-        # Only in a process of our own. What reads checkpoints returns the memory of each.
+        # Only in a process of our own. Commands that read checkpoints free the memory of each.
         if arguments is None and COMMANDS[given[0]].function.startswith("nfn_graph.tasks"):
             keep_memory()
         return _run(given[0], given[1:])
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except FloatingPointError as error:
-        # A training that diverged: what was asked for could be done, and has failed.
+        # A training run that diverged: the call was valid, but the computation failed.
         return _fail(str(error), PART_FAILED)
     except Exception as error:
         return _fail(reason_of(error), BUG if is_bug(error) else WRONG_CALL)
@@ -151,7 +151,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _exit_when_interrupted() -> Iterator[None]:
-    """Ends the process on Ctrl-C while libraries are imported, when there is nothing to tidy up.
+    """Ends the process on Ctrl-C during imports, when there is nothing to clean up yet.
 
     Some libraries catch every exception of their optional imports. They would swallow a
     KeyboardInterrupt, and the command would go on.
@@ -161,7 +161,7 @@ def _exit_when_interrupted() -> Iterator[None]:
         _fail("Interrupted")
         os._exit(INTERRUPTED)
 
-    # Python lets only the main thread set handlers, and another handler is not ours to replace.
+    # Only the main thread may set handlers, and a handler that somebody else has set is kept.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -176,10 +176,10 @@ def _exit_when_interrupted() -> Iterator[None]:
 def _parse(
     name: str, command: Callable[..., int], arguments: list[str]
 ) -> functools.partial[int] | None:
-    """The command with its arguments; None if they asked for help, which was printed."""
+    """Parses a command and its arguments; prints the help and returns None if it was asked for."""
     import tyro
 
-    # Some commands have words that stand for others.
+    # Some commands accept words that stand for several others.
     arguments = getattr(command, "expanded", list)(arguments)
 
     @functools.wraps(command)
@@ -191,7 +191,7 @@ def _parse(
             bind,
             prog=f"nfn-graph {name}",
             args=words,
-            # tyro's own reading of the docstring would leave out the examples.
+            # tyro leaves out the examples when it reads a docstring by itself.
             description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
         )
         return call
@@ -206,7 +206,7 @@ def _parse(
             if parts and not set(arguments) & set(parts):
                 print(_options_of_parts(name, parsed))
             return None
-        # Of options that were checked when they were made, the reason is ours.
+        # Options that check themselves raise errors of ours, which already give the reason.
         reason = getattr(stop.__context__, "__context__", None)
         if isinstance(reason, UserError):
             raise reason from None
@@ -247,12 +247,12 @@ def _options_of_parts(name: str, parse: Callable[[list[str]], object]) -> str:
 
 
 def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:
-    """What may have been meant by the first word that is not known.
+    """Suggests what the first unknown word may have been meant to be.
 
     Args:
         arguments: The words that were given.
-        parts: The subcommands of which one should have been given.
-        page: The help of the command, which names its options.
+        parts: The subcommands, one of which is expected.
+        page: The help text of the command, which lists its options.
     """
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _plain(page)))
     for word in (argument.partition("=")[0] for argument in arguments):
@@ -264,7 +264,7 @@ def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str | None:
-    """The word that is spelled almost so, or that has these initials: `lr` of learning-rate."""
+    """Finds the word with a similar spelling, or with these initials: `lr` for learning-rate."""
     plain = {name.lstrip("-"): name for name in sorted(known)}
     wanted = word.lstrip("-").replace("_", "-").lower()
     initials = [n for n in plain if "".join(p[:1] for p in n.split("-")) == wanted and "-" in n]
@@ -273,20 +273,20 @@ def _nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _check_values(call: functools.partial[int]) -> None:
-    """What no option can mean: numbers without end, and paths that no system has."""
+    """Refuses values that no option can take: infinite numbers, and paths that no system allows."""
     names = inspect.signature(call.func).parameters
     for name, value in _values({**dict(zip(names, call.args, strict=False)), **call.keywords}):
         option = f"--{name.replace('_', '-')}"
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"Expected a finite number of {option} (got {value})")
+            raise UserError(f"Expected {option} to be a finite number (got {value})")
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise UserError(f"Expected {option} of less than 2**63 (got {value})")
+            raise UserError(f"Expected {option} to be less than 2**63 (got {value})")
         if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
             raise UserError(f"Expected text without zero bytes (got {str(value)!r})")
 
 
 def _values(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every single value with the name of its option."""
+    """Lists every single value with the name of its option."""
     for name, value in named.items():
         if dataclasses.is_dataclass(value):
             yield from _values({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
@@ -297,7 +297,7 @@ def _values(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _first_section(box: str) -> str:
-    """What tyro complains of, out of the box that it draws around it."""
+    """Extracts tyro's message from the box that it draws around it."""
     plain = _plain(box)
     rows = [line.strip("│ ") for line in plain.splitlines() if line.startswith("│")]
     first = itertools.takewhile(lambda row: not row.startswith("──"), rows)
@@ -305,7 +305,7 @@ def _first_section(box: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without its colours."""
+    """Removes the colours from a text."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
@@ -315,7 +315,7 @@ def _fail(message: str, code: int = WRONG_CALL) -> int:
 
 
 def _versions(verbose: bool) -> list[str]:
-    """The version of the package and, for bug reports, of all that it may run with."""
+    """Lists the version of the package and, for bug reports, those of its dependencies."""
     import platform
     from importlib.metadata import PackageNotFoundError, requires, version
 

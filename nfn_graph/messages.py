@@ -1,4 +1,4 @@
-"""What a person is told: the error for their own mistakes, and text that a terminal can show."""
+"""Messages to the user: the error for invalid input, and text that is safe for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: the message says what was expected and what was found.
+    """An error in the user's input: the message says what was expected and what was found.
 
     Commands print it in one line and exit with code 2. Every other exception, apart from those
     of the system (no such file, no memory, no such package), is a bug in this package, and
@@ -23,7 +23,7 @@ class UserError(ValueError):
     """
 
 
-# Errors of the system, which no check of ours can rule out.
+# Errors of the system, which our checks cannot rule out.
 _OF_THE_SYSTEM = (OSError, ImportError, MemoryError)
 
 
@@ -33,7 +33,7 @@ def is_bug(error: Exception) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Why something failed, in one line; of a bug in this package, the traceback is shown first."""
+    """The reason of a failure in one line; prints the traceback of a bug in this package first."""
     if is_bug(error):
         traceback.print_exception(error)
         return one_line(
@@ -47,26 +47,26 @@ def reason_of(error: Exception) -> str:
 
 
 def _is_want_of_memory(error: Exception) -> bool:
-    """Torch says so with a `RuntimeError`."""
+    """Whether torch ran out of memory, which it reports as a `RuntimeError`."""
     return isinstance(error, RuntimeError) and "allocate" in str(error)
 
 
 def exit_code(done: int, failed: int) -> int:
-    """The exit code of a command that goes through many: 1 if some failed, 2 if all of them."""
+    """The exit code of a command that processes many items: 1 if some failed, 2 if all failed."""
     return 0 if not failed else 1 if done else 2
 
 
 def one_line(error: BaseException | str) -> str:
-    """What an error says, without line breaks and other signs that a terminal would obey."""
+    """The message of an error, without line breaks and control characters."""
     return printable(" ".join(str(error).split()) or type(error).__name__)
 
 
 def located(path: Path | str, reason: str) -> str:
-    """A reason in one line that names its file."""
+    """A reason in one line that includes the name of its file."""
     file, line = one_line(str(path)), one_line(reason)
     return line if file in line else f"{file}: {line}"
 
 
 def printable(text: str) -> str:
-    """Text of a file or a name, without signs that a terminal would obey."""
+    """Replaces control characters, which a terminal would obey, by their escape sequences."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

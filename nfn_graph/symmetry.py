@@ -21,8 +21,8 @@ class Permutation:
     r"""An element :math:`\sigma` of the group of a graph or batch.
 
     Attributes:
-        index: For every permuted neuron type, :math:`\sigma^{-1}` as rows of that type: the
-            neuron that comes to each place. It stays within networks and layers.
+        index: For every permuted neuron type, :math:`\sigma^{-1}` as rows of that type: the neuron
+            that moves to each place. Neurons stay within their network and layer.
 
     Example:
         >>> from nfn_graph import NetworkSpec, symmetry
@@ -39,7 +39,7 @@ class Permutation:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it moves no neuron."""
+        """Whether this element leaves every neuron in its place."""
         return all(
             torch.equal(i, torch.arange(len(i), device=i.device)) for i in self.index.values()
         )
@@ -49,7 +49,7 @@ class Permutation:
         return Permutation({name: index.argsort() for name, index in self.index.items()})
 
     def apply(self, graph: WeightGraph) -> WeightGraph:
-        r"""The same network with its neurons in another order (the paper's Eq. 1).
+        r"""Puts the neurons of a network into another order (the paper's Eq. 1).
 
         .. math:: [\sigma W]^{(i)}_{jk} = W^{(i)}_{\sigma_i^{-1}(j), \sigma_{i-1}^{-1}(k)}
         """
@@ -70,7 +70,7 @@ class Permutation:
         return permuted
 
     def _carrying(self, graph: WeightGraph) -> list[Layout]:
-        """The layouts with the tensors that were left out of the graph permuted, too."""
+        """The layouts in which the tensors that were left out of the graph are permuted as well."""
         first = dict.fromkeys(self.index, 0)
         layouts = []
         for layout in graph.layouts:
@@ -87,7 +87,7 @@ class Permutation:
 
 
 def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one network that are no part of its graph, with their axes permuted."""
+    """Permutes the axes of the tensors of a network that are not part of its graph."""
     found: dict[str, Tensor] = {}
     for key, placements in layout.aside.items():
         tensor = layout.carried[key]
@@ -96,7 +96,7 @@ def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tenso
             counts = [layout.num_rows(name) for name in ends]
             if math.prod(counts) != p.count:
                 raise UserError(
-                    f"Expected neurons in the way of '{key}', which was left out of the graph (got "
+                    f"Expected the neurons that '{key}', left out of the graph, was made for (got "
                     f"{dict(zip(ends, counts, strict=True))}). Undo transforms first."
                 )
             if key not in found:
@@ -117,7 +117,7 @@ def sample(
     """A random element of a graph's (or batch's) group, uniform over the whole group.
 
     `"np"` permutes all layers, `"hnp"` all but those of fixed types. Neurons with a parent are
-    permuted inside of it, and go along with it.
+    permuted within it and move together with it.
 
     Example:
         >>> from nfn_graph import NetworkSpec, symmetry
@@ -136,8 +136,10 @@ def sample(
 
 
 def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
-    """For every index that a group permutes, the sizes of what it permutes by itself: the
-    layers of a type, or the neurons inside each parent."""
+    """The sizes of the sets that a group permutes independently, for every index.
+
+    These sets are the layers of a type, or the neurons inside each parent.
+    """
     if symmetry not in ("np", "hnp"):
         raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
     spec = graph.spec
@@ -158,12 +160,12 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
 
 
 def from_places(graph: WeightGraph, places: Mapping[str, Tensor]) -> Permutation:
-    """The group element that permutes the neurons of each layer, or inside each parent.
+    """Makes the group element that permutes the neurons of each layer, or within each parent.
 
     Args:
         graph: The graph or batch.
-        places: For some neuron types with an index of their own, for every place the position,
-            in its layer or inside its parent, of the neuron that comes there.
+        places: For some neuron types with an index of their own, the position of the neuron that
+            moves to each place, counted in its layer or inside its parent.
     """
     raw, spec = graph.features(), graph.spec
     index: dict[str, Tensor] = {}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from nfn_graph import Batch, NetworkSpec, NeuronType, WeightFeatures, WeightGraph, WeightType
-from nfn_graph.features import Segments
+from nfn_graph.features import Grouping
 from nfn_graph.testing import random_graph
 
 
@@ -235,11 +235,11 @@ def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: i
     )
 
 
-def all_segments() -> list[Segments]:
+def all_groupings() -> list[Grouping]:
     """Contiguous, strided, and with empty groups (a network without the type)."""
     mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
     incidence = mixed.features().incidence
-    found = [rows.covers[0] for rows in incidence.neurons.values()]
+    found = [rows.groupings[0] for rows in incidence.neurons.values()]
     for edges in incidence.weights.values():
         found += [edges.targets, edges.sources]
     return found

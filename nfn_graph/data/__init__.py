@@ -16,8 +16,8 @@ from nfn_graph.data._layout import (
 from nfn_graph.data._samplers import EdgeBatchSampler, network_sizes
 from nfn_graph.spec import NetworkSpec, NeuronType, Shape, WeightType
 
-# The classes that `torch.load` meets in a graph, and may make without being told to trust the
-# file. They hold data alone.
+# The classes in a saved graph, which `torch.load` may construct without being told to trust the
+# file. They contain nothing but data.
 torch.serialization.add_safe_globals(
     [
         BaseStorage,

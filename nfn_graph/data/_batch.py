@@ -21,7 +21,7 @@ from nfn_graph.spec import Key, NetworkSpec
 
 
 class _StaticInheritance(DynamicInheritance, type(WeightGraph)):  # type: ignore[misc]
-    """PyG derives a class per kind of graph; this one is derived already."""
+    """Keeps PyG from deriving a class for every kind of graph: this one is already derived."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("_base_cls", None)
@@ -32,8 +32,8 @@ class _StaticInheritance(DynamicInheritance, type(WeightGraph)):  # type: ignore
 class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignore[misc, metaclass]
     """Networks of different widths, and of different types, as one graph.
 
-    Networks that lack a type of the union get an empty store of it before PyG's own collate,
-    so that pointers and `batch[i]` come out right.
+    A network that lacks a type of the union gets an empty store for it before PyG collates the
+    graphs, so that pointers and `batch[i]` are correct.
 
     Example:
         >>> from nfn_graph import Batch, NetworkSpec
@@ -80,7 +80,8 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
     ) -> Batch:
         """Builds a batch from features that are already concatenated.
 
-        It is what :meth:`from_data_list` makes of the single networks, without them.
+        The result is the same as that of :meth:`from_data_list`, without making a graph of every
+        network.
 
         Args:
             layouts: The layout of every network.
@@ -94,7 +95,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         kinds = {id(layout): layout for layout in layouts}
         spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
         inside = {number: layout.inside(spec) for number, layout in kinds.items()}
-        # Types that the first network lacks come after its own.
+        # Types that the first network lacks follow its own types.
         own = layouts[0].spec
         keys: list[Key] = [*{**own.neuron, **spec.neuron}, *{**own.weight, **spec.weight}]
         rows = {number: [layout.num_rows(key) for key in keys] for number, layout in kinds.items()}
@@ -112,7 +113,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         return batch
 
     def get_example(self, idx: int) -> WeightGraph:
-        """The network at a position, with the types that it came with."""
+        """The network at a position, with its original types."""
         number = int(idx)
         if not -self.num_graphs <= number < self.num_graphs:
             raise IndexError(f"Expected an index below {self.num_graphs} (got {number})")
@@ -132,15 +133,15 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
 
 
 class GraphList(Sequence[WeightGraph]):
-    """Graphs that can be batched without making every one of them.
+    """Graphs that can be batched without making each of them.
 
-    What `dataset.__getitems__` may return: any loader can take it for a list of graphs, and
-    :class:`DataLoader` calls :meth:`collate`. With workers it does so in the process that uses
-    the batch, so that little is sent there: a list must be cheap to pickle.
+    `dataset.__getitems__` may return such a list: any loader can treat it as a list of graphs, and
+    :class:`DataLoader` calls :meth:`collate`. With workers, it does so in the process that uses the
+    batch, so that little data is sent there; a list must therefore be cheap to pickle.
     """
 
     def collate(self) -> Batch:
-        """The batch of all graphs, as `Batch.from_data_list` makes it."""
+        """Makes the batch of all graphs, equal to that of `Batch.from_data_list`."""
         raise NotImplementedError
 
 
@@ -173,7 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         exclude_keys: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.pop("collate_fn", None)  # Lightning builds loaders again from their attributes.
+        kwargs.pop("collate_fn", None)  # Lightning rebuilds loaders from their attributes.
         self.follow_batch = follow_batch
         self.exclude_keys = exclude_keys
         collate = _Collater(dataset, follow_batch, exclude_keys)
@@ -191,7 +192,7 @@ class _Collater(PyGCollater):
 
 
 class _CollatedWhenSent:
-    """A list of graphs on its way to another process, where it arrives as a batch."""
+    """A list of graphs that is sent to another process, where it arrives as a batch."""
 
     def __init__(self, graphs: GraphList) -> None:
         self._graphs = graphs
@@ -205,10 +206,10 @@ def _collate(graphs: GraphList) -> Batch:
 
 
 class _Parts:
-    """What PyG's collate makes of networks, put together without them.
+    """The result of PyG's collate, put together without graphs of the single networks.
 
     Args:
-        count: How many networks there are.
+        count: The number of networks.
     """
 
     def __init__(self, count: int) -> None:
@@ -219,12 +220,12 @@ class _Parts:
         self.increments: dict[Any, Any] = {}
 
     def add_attribute(self, name: str, values: Any, increments: Tensor | None) -> None:
-        """An attribute of the graphs, with one row per network."""
+        """Adds an attribute of the graphs, with one row per network."""
         self.mapping["_global_store"][name] = values
         self.slices[name], self.increments[name] = self.each, increments
 
     def add_store(self, key: Key, x: Tensor, counts: Tensor) -> None:
-        """The features of a type, of which every network has so many rows."""
+        """Adds the features of a type, given the number of rows of every network."""
         attribute = "x" if isinstance(key, str) else "edge_attr"
         pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         self.mapping[key] = {attribute: x}
@@ -236,7 +237,7 @@ class _Parts:
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
-    """A shallow copy with empty stores for the types that the graph lacks, if it lacks any."""
+    """Returns a shallow copy with empty stores for the types that the graph lacks, if any."""
     layout = graph.layout.inside(spec)
     if layout is graph.layout and layout.within is None:
         return graph
@@ -258,6 +259,6 @@ def _check_channels(graphs: Sequence[WeightGraph]) -> None:
     if len(set(channels)) > 1:
         first = next(i for i, c in enumerate(channels) if c != channels[0])
         raise UserError(
-            f"Expected {channels[0]} channels of every graph, as of graph 0 "
-            f"(got {channels[first]} of graph {first})"
+            f"Expected {channels[0]} channels of every graph, as in graph 0 "
+            f"(got {channels[first]} in graph {first})"
         )

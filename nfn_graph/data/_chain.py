@@ -30,7 +30,7 @@ def chain_layout(
     return _layout_of(kinds), tensors
 
 
-@lru_cache(maxsize=256)  # Thousands of networks of one kind share their layout.
+@lru_cache(maxsize=256)  # Thousands of networks of one kind share a layout.
 def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> Layout:
     """The layout of a chain, from the names, shapes and dtypes of its tensors."""
     layers: list[list[tuple[str, Tensor]]] = []
@@ -68,7 +68,7 @@ def _check_chain(
         raise UserError("Expected at least one weight tensor (got none)")
     if len(biases) != len(weights) or len(keys) != len(weights):
         raise UserError(
-            f"Expected as many biases and keys as weights (got {len(weights)} weights, "
+            f"Expected equal numbers of weights, biases and keys (got {len(weights)} weights, "
             f"{len(biases)} biases, {len(keys)} keys)"
         )
     check_unique([name for pair in keys for name in pair], "tensors")

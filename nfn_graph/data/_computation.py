@@ -1,4 +1,4 @@
-"""What a network computes with its tensors, step by step."""
+"""The computation of a network with its tensors, step by step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Ref:
 
 @dataclass(frozen=True)
 class Range:
-    """A `slice`, which Python cannot hash; its bounds may be results of steps.
+    """A hashable replacement for `slice`, whose bounds may be results of steps.
 
     Args:
         start: The first index.
         stop: The index after the last one.
-        step: The distance of neighbours.
+        step: The distance between neighbouring indices.
 
     Example:
         >>> print(Range(1, Ref(3)))
@@ -52,7 +52,7 @@ class Range:
         return ":".join("" if part is None else str(part) for part in parts)
 
 
-# mypy resolves a recursive alias only with the names of Union.
+# mypy resolves a recursive alias only if it is written with Union.
 Argument = Union[  # noqa: UP007
     Ref, Range, EllipsisType, None, bool, int, float, str, tuple["Argument", ...]
 ]
@@ -66,10 +66,11 @@ class Step:
     """One operation.
 
     Args:
-        operation: Its name in :data:`nfn_graph.run.OPERATIONS`; `input` and `parameter` take the
-            number of the input, or of the tensor in the order of the layout's placements.
-        args: Its arguments.
-        kwargs: Its named arguments.
+        operation: The name in :data:`nfn_graph.run.OPERATIONS`. The operations `input` and
+            `parameter` take the number of the input, or of the tensor in the order of the layout's
+            placements.
+        args: The positional arguments.
+        kwargs: The named arguments.
 
     Example:
         >>> print(Step("flatten", (Ref(0),), (("start_dim", 1),)))
@@ -86,20 +87,20 @@ class Step:
         return f"{self.operation}({', '.join(shown)})"
 
     def renamed(self, moved: Mapping[int, Ref]) -> Step:
-        """The same with operands that have other numbers."""
+        """Renumbers the operands of the step."""
         args = tuple(_renamed(arg, moved) for arg in self.args)
         kwargs = tuple((name, _renamed(arg, moved)) for name, arg in self.kwargs)
         return Step(self.operation, args, kwargs)
 
     @property
     def operands(self) -> Iterator[Ref]:
-        """The results that it takes."""
+        """The results that the step reads."""
         return _refs((*self.args, *(arg for _, arg in self.kwargs)))
 
 
 @dataclass(frozen=True)
 class Neurons:
-    """Which result holds the activations of a neuron type.
+    """The result that holds the activations of a neuron type.
 
     Args:
         name: The neuron type.
@@ -118,17 +119,18 @@ class Neurons:
 
 @dataclass(frozen=True)
 class Computation:
-    """What a network computes: a value without tensors, equal for networks that differ in width.
+    """The computation of a network, without tensors: networks that differ in width share it.
 
     Converters record it while they follow a network, and :meth:`nfn_graph.WeightGraph.run`
-    carries it out. Tensors are named by their place among the layout's placements, so names of
-    checkpoints do not matter.
+    carries it out. Tensors are identified by their place among the layout's placements, so the
+    names in a checkpoint do not matter.
 
     Args:
-        steps: The operations in their order.
+        steps: The operations in order.
         outputs: The results that the network returns.
-        activations: Where the activations of the neuron types are found, as far as they are.
-        reason: Why the computation is not known; there are no steps then.
+        activations: The results that hold the activations of neuron types, as far as they are
+            known.
+        reason: The reason why the computation is not known, in which case there are no steps.
 
     Example:
         >>> steps = Step("input", (0,)), Step("parameter", (0,)), Step("linear", (Ref(0), Ref(1)))
@@ -162,21 +164,21 @@ class Computation:
         return hash((self.steps, self.outputs, self.activations, self.reason))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has other hashes of the same text.
+        # The hashes of strings differ between processes.
         derived = ("_hash", "last_uses", "parameters", "num_inputs")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     @classmethod
     def unknown(cls, reason: str) -> Computation:
-        """A computation of which only is known why it is not known."""
+        """Makes an unknown computation, which gives the reason why it is not known."""
         return cls(reason=reason)
 
     def reading(self, views: Mapping[int, Sequence[View]]) -> Computation:
-        """The same computation of tensors that are stored otherwise.
+        """The same computation for tensors that are stored in another form.
 
         Args:
-            views: For the numbers of such tensors, the operations that make of a stored tensor
-                the one that is computed with: names, and arguments after the tensor.
+            views: For the numbers of such tensors, the operations that turn a stored tensor into
+                the one that the computation uses: names, and the arguments after the tensor.
         """
         steps: list[Step] = []
         moved: dict[int, Ref] = {}
@@ -208,13 +210,13 @@ class Computation:
 
     @cached_property
     def parameters(self) -> tuple[int, ...]:
-        """The numbers of the tensors that it reads."""
+        """The numbers of the tensors that the computation reads."""
         found = [step.args[0] for step in self.steps if step.operation == "parameter"]
         return tuple(dict.fromkeys(number for number in found if isinstance(number, int)))
 
     @cached_property
     def num_inputs(self) -> int:
-        """How many inputs the network takes."""
+        """The number of inputs of the network."""
         numbers = [step.args[0] for step in self.steps if step.operation == "input"]
         return 1 + max((n for n in numbers if isinstance(n, int)), default=-1)
 

@@ -31,8 +31,9 @@ _COLLATE_HINT = (
 class WeightStorage(EdgeStorage):
     """The edges of one weight type.
 
-    PyG's transforms silently skip edges without an `edge_index`. Here they would skip all
-    edges, so asking for it, or whether there is one, raises an error that says how to get it.
+    PyG's transforms silently skip edges without an `edge_index`, and here they would skip all
+    edges. Reading the `edge_index`, or asking whether there is one, therefore raises an error that
+    says how to get one.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -47,12 +48,11 @@ class WeightStorage(EdgeStorage):
 class WeightGraph(HeteroData):
     r"""A network as a PyG graph: neurons are nodes by layer, weights are edges.
 
-    One node store per neuron type with `x` of shape `[neurons, taps, channels]` (biases and
-    norm parameters; no taps without any), one edge store per weight type with `edge_attr` of
-    shape `[edges, taps, channels]`, ordered target-major like a `[out, in, ...]` tensor.
-    Layers are completely connected, so no `edge_index` is stored; :meth:`materialize` adds it.
-
-    Made by :meth:`from_tensors`, :meth:`from_placements` and the converters.
+    Every neuron type has a node store with `x` of shape `[neurons, taps, channels]`, its biases and
+    norm parameters (there are no taps if it has neither). Every weight type has an edge store with
+    `edge_attr` of shape `[edges, taps, channels]`, ordered target-major like a `[out, in, ...]`
+    tensor. Layers are completely connected, so no `edge_index` is stored; :meth:`materialize` adds
+    it. Graphs are made by :meth:`from_tensors`, :meth:`from_placements` and the converters.
 
     Example:
         >>> import torch
@@ -72,17 +72,17 @@ class WeightGraph(HeteroData):
         biases: Sequence[Tensor | None] | None = None,
         keys: Sequence[tuple[str, str]] | None = None,
     ) -> WeightGraph:
-        """The graph of a chain of layers, an MLP or a plain CNN.
+        """Makes the graph of a chain of layers: an MLP or a plain CNN.
 
         Args:
-            weights: Tensors `[out, in, ...]`, first layer first; axes after the second are
+            weights: Tensors `[out, in, ...]`, first layer first. The axes after the second one are
                 those of convolution kernels.
-            biases: Tensors `[out]`, or None where a layer has none.
-            keys: The names of each layer's weight and bias, `("0.weight", "0.bias")` for
-                the first unless given.
+            biases: Tensors `[out]`, or None for a layer without a bias.
+            keys: The names of each layer's weight and bias; by default, `("0.weight", "0.bias")`
+                for the first layer, and so on.
 
-        The graph shares the tensors' memory, and gradients flow back to them: detach
-        parameters that are data.
+        The graph shares the memory of the tensors, and gradients flow back to them. Detach
+        parameters that are only data.
         """
         return cls.from_placements(*chain_layout(weights, biases, keys))
 
@@ -106,7 +106,7 @@ class WeightGraph(HeteroData):
 
     @property
     def layouts(self) -> list[Layout]:
-        """The layout of every network: one, or those of a batch."""
+        """The layout of the network, or of every network of a batch."""
         layout = self._global_store.get("layout")
         if layout is None:
             raise UserError(
@@ -133,13 +133,13 @@ class WeightGraph(HeteroData):
     def features(
         self, symmetry: Symmetry | None = None, spec: NetworkSpec | None = None
     ) -> WeightFeatures:
-        """The features that layers work on.
+        """Makes the features that layers work on.
 
         Args:
-            symmetry: `"np"` or `"hnp"` for the folded view of that group; None for the
-                tensors as they are.
-            spec: A spec that holds all types of this graph, and perhaps more: the spec of a
-                model that was built for several kinds of networks. The graph's own if None.
+            symmetry: `"np"` or `"hnp"` for the folded view of that group; None for the networks'
+                own tensors.
+            spec: A spec that contains all types of this graph and possibly more, such as that of a
+                model that was built for several kinds of networks. The graph's own spec if None.
         """
         own = self.spec
         self._check(own)
@@ -163,7 +163,7 @@ class WeightGraph(HeteroData):
         return raw if symmetry is None else raw.fold(symmetry)
 
     def with_features(self, tensors: Mapping[Any, Tensor]) -> WeightGraph:
-        """The same network, or batch, with other values; labels and all else are kept."""
+        """Replaces the values of the network or batch; labels and all other attributes are kept."""
         graph = copy.copy(self)
         spec = self.spec
         for neuron in spec.neurons:
@@ -174,9 +174,9 @@ class WeightGraph(HeteroData):
         return graph
 
     def rebuilt(self, layout: Layout, stores: Mapping[Key, Tensor]) -> WeightGraph:
-        """A network of another layout made of this one, with this one's labels.
+        """Makes a network of another layout with the labels of this one.
 
-        Attributes that were added to single stores are left behind, as their rows change.
+        Attributes that were added to single stores are dropped, since their rows change.
         """
         graph = WeightGraph()
         for key, value in self._global_store.items():
@@ -190,16 +190,16 @@ class WeightGraph(HeteroData):
         return graph
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The tensors that the graph was made from, by name, bit for bit.
+        """Restores the tensors that the graph was made from, by name and bit for bit.
 
-        With one channel they have their original shapes; with several, a last axis of
-        channels follows.
+        With one channel they have their original shapes; with several channels, these are the last
+        axis.
         """
         if len(self.layouts) != 1 or not isinstance(self.layout, Layout):
             raise UserError("Expected one network (got a batch; take batch[i] of it)")
         if not self.layout.placements:
             raise UserError(
-                "Expected a graph made of tensors (got one made of features, such as by "
+                "Expected a graph made from tensors (got one made from features, such as by "
                 "nfn_graph.testing.random_graph)"
             )
         tensors = scatter_tensors(self.layout, stored_tensors(self, self.spec))
@@ -217,27 +217,28 @@ class WeightGraph(HeteroData):
     ) -> Any:
         r"""Runs the network, or every network of a batch, on inputs.
 
-        Networks that compute alike run together, whatever their widths, and the result is
-        differentiable in the features and in the inputs. Sums are at least in float32, also
+        Networks with the same computation run together even if their widths differ. The result is
+        differentiable with respect to the features and the inputs. Sums use at least float32, also
         under autocast. With several channels, the first one holds the weights.
 
         Args:
-            inputs: The input, with a batch axis as the network itself takes it; a sequence if
-                the network takes several.
-            per_network: Whether every network has inputs of its own, along a first axis.
-            return_activations: Whether to return the activations of the neuron types, too.
+            inputs: The input with a batch axis, as the network itself takes it, or a sequence for a
+                network with several inputs.
+            per_network: Whether every network has its own inputs, along a first axis.
+            return_activations: Whether to return the activations of the neuron types as well.
 
         Returns:
-            The output, or a tuple if the network has several; of a batch `[networks, ...]`. With
-            `return_activations`, also a dictionary of `[neurons, inputs, ...]` for the neuron
-            types, in the order of the rows of `graph[name].x`: the last values that the network
-            computes for these neurons and reads no others with.
+            The output, or a tuple if the network has several outputs; for a batch,
+            `[networks, ...]`. With `return_activations`, also a dictionary of tensors
+            `[neurons, inputs, ...]` for the neuron types, in the order of the rows of
+            `graph[name].x`: the last values that the network computes for these neurons before it
+            mixes them with others.
 
         Raises:
-            ValueError: What the network computes is not known, for a reason that is given, or it
-                does not take such inputs.
+            ValueError: The computation of the network is not known (the message gives the reason),
+                or the network does not accept such inputs.
         """
-        from nfn_graph.run import run  # The room is built on this one.
+        from nfn_graph.run import run  # `run` is built on `data`.
 
         return run(self, inputs, per_network=per_network, return_activations=return_activations)
 
@@ -248,16 +249,16 @@ class WeightGraph(HeteroData):
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
     ) -> _Graph:
-        """Moves all tensors to a device, as PyG does, and casts the features.
+        """Moves all tensors to a device, as in PyG, and casts the features.
 
-        As in PyG, the graph itself changes. Labels and other attributes keep their dtype.
+        As in PyG, this changes the graph itself. Labels and other attributes keep their dtype.
 
         Args:
             device: The device, or the dtype of the features.
-            *args: The dtype of the features, and the names of the attributes to move or cast;
-                all of them unless given.
+            *args: The dtype of the features, and the names of the attributes to move or cast; by
+                default, all of them.
             dtype: The dtype of the features.
-            non_blocking: Whether to copy without waiting, see :meth:`torch.Tensor.to`.
+            non_blocking: Whether to copy without waiting; see :meth:`torch.Tensor.to`.
         """
         given = [x for x in (device, *args, dtype) if isinstance(x, torch.dtype)]
         names = [x for x in args if not isinstance(x, torch.dtype)]
@@ -274,31 +275,31 @@ class WeightGraph(HeteroData):
         return self
 
     def materialize(self) -> HeteroData:
-        """A plain `HeteroData` with `edge_index` and two-dimensional features.
+        """Makes a plain `HeteroData` with `edge_index` and two-dimensional features.
 
-        For PyG's hetero convolutions and its transforms of the topology.
+        PyG's heterogeneous convolutions and its transforms of the topology need this form.
         """
         return to_hetero_data(self)
 
     def to_homogeneous(self, *args: Any, spec: NetworkSpec | None = None, **kwargs: Any) -> Data:
-        """A plain `Data` for any PyG model: taps padded with zeros, a mask, type ids.
+        """Makes a plain `Data` for any PyG model, with taps padded by zeros, masks and type ids.
 
         `x` is `[nodes, taps * channels]` with the mask `x_mask`, `edge_attr` is
         `[edges, taps * channels]` with `edge_mask`; `node_type` and `edge_type` are
-        positions in the spec; `batch` tells the networks apart.
+        positions in the spec; `batch` gives the network of each node.
 
-        Without `spec` the positions, and the number of taps, are those of this graph: in
-        networks with other types the same id means another type. A model of several kinds of
-        networks needs one spec for all of them.
+        Without `spec`, the positions and the number of taps are those of this graph, so the same id
+        can stand for another type in other networks. A model of several kinds of networks needs one
+        spec for all of them.
 
         Args:
-            spec: A spec that holds all types of this graph, such as `NetworkSpec.union` of all
+            spec: A spec that contains all types of this graph, such as `NetworkSpec.union` of all
                 networks.
         """
         if args or kwargs:
             raise TypeError(
-                "Expected no argument but spec (WeightGraph.to_homogeneous takes none of PyG's; "
-                "for its options call materialize().to_homogeneous(...))"
+                "Expected no argument except spec. For the options of PyG's own method, call "
+                "materialize().to_homogeneous(...)."
             )
         return to_data(self, spec)
 
@@ -313,7 +314,7 @@ class WeightGraph(HeteroData):
         return graph
 
     def get_edge_store(self, src: str, rel: str, dst: str) -> WeightStorage:
-        """The store of an edge type, made if there is none."""
+        """The store of an edge type, which is created if it does not exist."""
         key = (src, rel, dst)
         if key not in self._edge_store_dict:
             self._check_type_name(rel)
@@ -322,7 +323,7 @@ class WeightGraph(HeteroData):
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key == "_slice_dict" and "layout" in self._global_store:
-            # PyG sets this when it has collated: here a batch that it mixed up is refused.
+            # PyG sets this attribute after collating, so this is where a mixed-up batch is refused.
             self._check(self.spec)
         super().__setattr__(key, value)
 
@@ -355,8 +356,8 @@ class WeightGraph(HeteroData):
         return "\n".join(lines + [f"  also: {', '.join(extra)}"] * bool(extra)) + ")"
 
     def _check(self, spec: NetworkSpec) -> None:
-        """Compares the stores with the layouts, without reading any tensor's memory."""
-        # Networks of one kind share their layout.
+        """Compares the stores with the layouts without reading the memory of any tensor."""
+        # Networks of one kind share a layout.
         layouts = {id(layout): layout for layout in self.layouts}
         counts = Counter(map(id, self.layouts))
         channels = None
@@ -381,13 +382,13 @@ class WeightGraph(HeteroData):
                 channels = x.shape[2] if channels is None else channels
                 if x.shape[2] != channels:
                     raise UserError(
-                        f"Expected {channels} channels of {kind} type {key!r} as of the "
+                        f"Expected {channels} channels of {kind} type {key!r}, as of the "
                         f"others (got {x.shape[2]})"
                     )
 
 
 def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
-    """The features of every type as the graph's stores hold them.
+    """The features of every type, as they are in the stores of the graph.
 
     Example:
         >>> graph = WeightGraph.from_tensors([torch.ones(4, 2)])
@@ -399,12 +400,12 @@ def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
 
 
 def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
-    """Raises unless `spec` has every type of `own`."""
+    """Raises an error unless `spec` has every type of `own`."""
     known = spec.unsized.types
     for key, type_ in own.unsized.types.items():
         if key not in known:
             raise UserError(
-                f"Expected a graph of the types of the spec (got {key!r}, which the spec lacks). "
+                f"Expected a spec with all types of the graph (got one without {key!r}). "
                 f"Use NetworkSpec.union of the specs of all networks."
             )
         if known[key] != type_:

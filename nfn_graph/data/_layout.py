@@ -1,4 +1,4 @@
-"""Where the entries of a network are: sizes of its layers, and placements of its tensors."""
+"""The sizes of a network's layers and the placements of its tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -25,26 +26,27 @@ NOT_RECORDED = Computation.unknown(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one stored tensor, or a slice of it, went. From it the way back is exact.
+    """The place of a stored tensor, or of a slice of it, from which it can be restored exactly.
 
-    The tensor is viewed as `view`, whose axes are named by `axes`; of every axis the part
-    `start:stop` is taken; the result is all of one layer (or pair of layers), as the taps
-    from `tap` on of the store `store`.
+    The tensor is viewed in the shape `view`, whose axes have the roles `axes`, and the part
+    `start:stop` of every axis is taken. The result belongs to one layer (or pair of layers) of the
+    type `store`, where it fills the taps from `tap` on.
 
     Args:
-        keys: The names under which the tensor is stored; several if it is shared.
+        keys: The names under which the tensor is stored; a shared tensor has several.
         shape: The tensor's own shape.
         dtype: The tensor's own dtype.
         store: The neuron type or weight type that holds it.
         view: The shape to view the tensor in, for example with a flattened axis split.
-        axes: The role of each axis of `view`. Several `tap` axes count in their order.
-        start: First index taken of each axis.
-        stop: Index after the last one taken of each axis.
+        axes: The role of each axis of `view`. If there are several `tap` axes, the last one varies
+            fastest.
+        start: The first index that is taken of each axis.
+        stop: The index after the last one that is taken of each axis.
         tap: The first tap in the store.
-        block: Which of the network's layers (or pairs of layers) of that type; role types
+        block: The number of the layer (or pair of layers) among those of its type; only role types
             have several.
-        cut: First and last index of each axis of the tensor's own shape, if only a part of
-            it is viewed: where one axis holds layers with different numbers of positions.
+        cut: The first and the last index of each axis of the tensor's own shape, if only a part of
+            the tensor is viewed because one axis holds layers with different numbers of positions.
 
     Example:
         >>> axes = ("target", "source", "tap", "tap")
@@ -78,7 +80,7 @@ class Placement:
         axes: Sequence[PlacementAxis],
         tap: int = 0,
     ) -> Placement:
-        """A tensor that goes into one store as it is."""
+        """The placement of a tensor that fills one store without changes."""
         shape = tuple(tensor.shape)
         return cls(
             (key,), shape, tensor.dtype, store, shape, tuple(axes), (0,) * len(shape), shape, tap
@@ -86,7 +88,7 @@ class Placement:
 
     @cached_property
     def taps(self) -> int:
-        """How many taps of the store it fills."""
+        """The number of taps of the store that it fills."""
         return math.prod(
             b - a
             for axis, a, b in zip(self.axes, self.start, self.stop, strict=True)
@@ -95,11 +97,11 @@ class Placement:
 
     @cached_property
     def count(self) -> int:
-        """How many rows of the store it fills."""
+        """The number of rows of the store that it fills."""
         return math.prod(self.taken) // max(self.taps, 1)
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The tensor's entries as rows `[count, taps]` of the store; a view if possible."""
+        """Arranges the tensor as rows `[count, taps]` of the store; a view if possible."""
         if tuple(tensor.shape) != self.shape:
             raise UserError(
                 f"Expected tensor '{self.keys[0]}' of shape {self.shape} "
@@ -118,7 +120,7 @@ class Placement:
         view[self.slices] = entries.to(tensor.dtype)
 
     def ordered(self, rows: Tensor) -> Tensor:
-        """Rows `[..., count, taps]` as the entries `[..., *taken]` of the view."""
+        """Arranges rows `[..., count, taps]` as the entries `[..., *taken]` of the view."""
         front = rows.shape[:-2]
         order = self._order
         entries = rows.reshape(*front, *(self.taken[axis] for axis in order))
@@ -126,7 +128,7 @@ class Placement:
         return entries.permute(*range(len(front)), *(len(front) + axis for axis in back))
 
     def viewed(self, tensor: Tensor) -> Tensor:
-        """Tensors `[networks, *shape]` in the shape to view them in; it shares their memory."""
+        """Views tensors `[networks, *shape]` in the shape `view`, sharing their memory."""
         if self.cut is not None:
             tensor = tensor[(slice(None), *(slice(a, b) for a, b in self.cut))]
         return tensor.view(tensor.shape[0], *self.view)
@@ -138,23 +140,37 @@ class Placement:
 
     @cached_property
     def is_straight(self) -> bool:
-        """Whether all of the tensor goes into the store in its own order."""
+        """Whether the store contains the whole tensor in its own order."""
         return self.is_whole and self._order == list(range(len(self.axes)))
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether it takes all of the tensor."""
+        """Whether the whole tensor is taken."""
         return self.cut is None and self.taken == self.view
 
     @cached_property
     def taken(self) -> tuple[int, ...]:
-        """How many indices are taken of each axis."""
+        """The number of indices that are taken of each axis."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """The part that is taken of the view."""
+        """The part of the view that is taken."""
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    @cached_property
+    def view_axes(self) -> tuple[range, ...]:
+        """The axes of the view that belong to each axis of the tensor."""
+        found, end = [], 0
+        for size in self.shape:
+            begin, product = end, 1
+            while end < len(self.view) and (
+                product < size or (end == begin and size == self.view[end])
+            ):
+                product *= self.view[end]
+                end += 1
+            found.append(range(begin, end))
+        return tuple(found)
 
     @cached_property
     def _order(self) -> list[int]:
@@ -164,23 +180,24 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """All of a graph that is not a tensor: its spec, its sizes, where its tensors came from.
+    """Everything in a graph except tensors: its spec, its sizes and the origin of its tensors.
 
     Args:
         spec: The network's own spec.
-        shape: Its sizes, in the order of `spec`.
-        placements: Where the tensors it was made from went.
-        within: The spec of the batch that it was collated into, if any.
-        carried: Tensors of the checkpoint that are no features (counters and other
-            integers), by key, kept as they are.
-        aside: Tensors that were left out on purpose, by key, which are carried, too; and which of
-            their axes lie along neurons of the graph, so that they can be permuted with them.
-        keys: All keys of the checkpoint in its order.
-        channels: Further channels of the features, after the weights themselves: by name,
-            the keys that they hold values for and their dtypes.
-        before: The layout that a transform started from, and the transform's name, so that
-            its inverse is exact.
-        computation: What the network computes with its tensors, or why that is not known.
+        shape: The sizes of the network, in the order of `spec`.
+        placements: The places of the tensors that the graph was made from.
+        within: The spec of the batch that the network was collated into, if any.
+        carried: Tensors of the checkpoint that are not features (counters and other integers), by
+            key; they are kept unchanged.
+        aside: By key, the carried tensors that were left out of the graph on purpose, with the
+            placements that they would have, so that they can be permuted with the neurons.
+        keys: All keys of the checkpoint, in its order.
+        channels: Further channels of the features after the weights themselves: by name, the keys
+            that they contain values for, and their dtypes.
+        before: The layout before a transform and the name of the transform, so that its inverse is
+            exact.
+        computation: The computation of the network with its tensors, or the reason why it is not
+            known.
 
     Example:
         >>> from nfn_graph import WeightGraph
@@ -209,7 +226,7 @@ class Layout:
         return _own_fields(self)
 
     def shape_in(self, spec: NetworkSpec) -> Shape:
-        """The sizes in the order of a spec that holds all types of this network."""
+        """The sizes in the order of a spec that contains all types of this network."""
         if spec is self.spec or list(spec.taps) == list(self.spec.taps):
             return self.shape
         sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
@@ -233,14 +250,14 @@ class Layout:
         return frozenset(key for placement in self.placements for key in placement.keys)
 
     def inside(self, spec: NetworkSpec | None) -> Layout:
-        """The same network as part of a batch of that spec; itself if that is its own."""
+        """The layout of the same network in a batch of that spec; itself if the spec is its own."""
         if spec == self.spec:
             spec = None
         return self if self.within is spec else self.noting(within=spec)
 
     def noting(self, **fields: Any) -> Layout:
-        """A copy with other fields than spec, shape and placements: nothing to check again."""
-        # What is derived once serves all copies: thousands of networks of one kind.
+        """Returns a copy that changes neither spec, shape nor placements, so it needs no checks."""
+        # Copies share derived values, since there may be thousands of networks of one kind.
         _ = (self._num_rows, self.fillings, self.placed)
         copy = object.__new__(Layout)
         copy.__dict__.update(self.__dict__)
@@ -249,12 +266,23 @@ class Layout:
 
     @cached_property
     def fillings(self) -> dict[Key, list[list[Placement]]]:
-        """For every store that tensors fill: by layer or block, the placements by tap."""
+        """For every store and each of its blocks, the placements in the order of their taps."""
         found: dict[Key, dict[int, list[Placement]]] = {}
         for placement in sorted(self.placements, key=lambda p: (p.block, p.tap)):
             blocks = found.setdefault(placement.store, {})
             blocks.setdefault(placement.block, []).append(placement)
         return {store: list(blocks.values()) for store, blocks in found.items()}
+
+    @cached_property
+    def first_rows(self) -> dict[tuple[Key, int], int]:
+        """The first row of every block of a store."""
+        return {
+            (store, block[0].block): begin
+            for store, blocks in self.fillings.items()
+            for block, begin in zip(
+                blocks, accumulate((b[0].count for b in blocks), initial=0), strict=False
+            )
+        }
 
     def num_rows(self, store: Key) -> int:
         """The number of rows that this network has in a store; 0 if it lacks the type."""
@@ -262,7 +290,7 @@ class Layout:
 
     @cached_property
     def num_entries(self) -> int:
-        """The number of entries of all weights, biases left out: edges times taps."""
+        """The number of entries of all weights, without biases: edges times taps."""
         return sum(self.num_rows(weight.key) * weight.taps for weight in self.spec.weights)
 
     @cached_property
@@ -277,13 +305,12 @@ class Layout:
 
 
 def _own_fields(value: Any) -> dict[str, Any]:
-    """The fields of a data class, without what was derived from them: `torch.load` refuses
-    slices and frozen sets."""
+    """The fields of a data class without cached values, whose types `torch.load` refuses."""
     return {field.name: value.__dict__[field.name] for field in fields(value)}
 
 
 def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, Tensor]:
-    """The stores `[count, taps, 1]` that the placements make of named tensors.
+    """Gathers named tensors into stores `[count, taps, 1]` by their placements.
 
     Example:
         >>> from nfn_graph import WeightGraph
@@ -304,7 +331,7 @@ def _side_by_side(parts: list[Tensor]) -> Tensor:
 
 
 def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, Tensor]:
-    """The named tensors that the placements came from, each `[*shape, channels]`.
+    """Restores the named tensors from stores by their placements, each `[*shape, channels]`.
 
     Example:
         >>> from nfn_graph import WeightGraph
@@ -313,19 +340,13 @@ def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, T
         dict_keys(['0.weight', '1.weight'])
     """
     tensors: dict[str, Tensor] = {}
-    offsets: dict[tuple[Key, int], int] = {}
-    filled: dict[Key, int] = {}
-    for placement in sorted(layout.placements, key=lambda p: p.block):
-        if (placement.store, placement.block) not in offsets:
-            offsets[placement.store, placement.block] = filled.get(placement.store, 0)
-            filled[placement.store] = filled.get(placement.store, 0) + placement.count
     for placement in layout.placements:
         rows = stores[placement.store]
         tensor = tensors.get(placement.keys[0])
         if tensor is None:
             shape = (*placement.shape, rows.shape[-1])
             tensor = torch.empty(shape, dtype=placement.dtype, device=rows.device)
-        begin = offsets[placement.store, placement.block]
+        begin = layout.first_rows[placement.store, placement.block]
         part = rows[begin : begin + placement.count]
         placement.put(part[:, placement.tap : placement.tap + placement.taps], tensor)
         tensors.update(dict.fromkeys(placement.keys, tensor))

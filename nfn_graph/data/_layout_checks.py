@@ -1,4 +1,4 @@
-"""That sizes and placements fit a spec: a layout that exists is valid."""
+"""Checks that sizes and placements fit a spec: a layout that exists is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph.spec import Shape
 
 
 def check_shape(spec: NetworkSpec, shape: Shape) -> None:
-    """Raises unless the sizes are those of a network of that spec."""
+    """Raises an error unless the sizes are those of a network of that spec."""
     if len(shape.sizes) != len(spec.neurons) or len(shape.blocks) != len(spec.weights):
         raise UserError(
             f"Expected sizes of {len(spec.neurons)} neuron types and blocks of "
@@ -40,7 +40,7 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
             )
         if neuron.parents and (sum(sizes) == 0 or sum(sizes) % inside):
             raise UserError(
-                f"Expected equally many neurons of type '{neuron.name}' in each of the {inside} "
+                f"Expected one number of neurons of type '{neuron.name}' in each of the {inside} "
                 f"neurons of '{neuron.parents[0]}' (got {sum(sizes)} neurons)"
             )
     for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
@@ -50,24 +50,24 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
                 f"Expected tensors of weight type {weight.key} between layers below "
                 f"({targets}, {sources}) (got (target, source) layers {blocks})"
             )
-        # So that the edges of a neuron are one run in both orders of the edges.
+        # In this order, the edges of a neuron are contiguous both by target and by source.
         if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
             raise UserError(
-                f"Expected tensors of weight type {weight.key} that join other layers each, in "
-                f"order (got (target, source) layers {blocks}). Give parallel tensors types of "
-                f"different names."
+                f"Expected the tensors of weight type {weight.key} to connect different pairs of "
+                f"layers, in order (got (target, source) layers {blocks}). Give parallel tensors "
+                f"types with different names."
             )
 
 
 def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placement, ...]) -> None:
-    """Raises unless the placements fill every entry once, and use every tensor whole."""
+    """Raises an error unless the placements fill every entry once and use all of every tensor."""
     layers = dict(zip(spec.neuron, shape.sizes, strict=True))
     joined = dict(zip(spec.weight, shape.blocks, strict=True))
     taps: dict[tuple[Key, int], list[tuple[int, int]]] = {}
     used: dict[str, int] = {}
     for p in placements:
         if p.store not in spec.types:
-            raise UserError(f"Expected '{p.keys[0]}' at a type of the spec (got {p.store!r})")
+            raise UserError(f"Expected '{p.keys[0]}' in a type of the spec (got {p.store!r})")
         blocks = len(layers[p.store] if isinstance(p.store, str) else joined[p.store])
         if not 0 <= p.block < blocks:
             raise UserError(
@@ -113,7 +113,7 @@ def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placemen
 def shared_neurons(
     spec: NetworkSpec, sizes: Mapping[str, tuple[int, ...]], first: str, second: str
 ) -> int:
-    """The neurons of the parents that two types share: inside each, all pairs are joined."""
+    """The number of parent neurons that two types share; within each, all pairs are connected."""
     if first == second:
         return 1
     shared = [i for i in spec.indices(first) if i in spec.indices(second)]

@@ -40,7 +40,7 @@ def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     neurons, weights = list(features.neurons.values()), list(features.weights.values())
     incidence = features.incidence
     batch = torch.cat([features.graph_of(name) for name in features.neurons]).long()
-    # Types come one after another here; PyG wants the nodes of a network together.
+    # Nodes are ordered by type here, but PyG expects them ordered by network.
     order = batch.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)

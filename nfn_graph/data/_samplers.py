@@ -1,4 +1,4 @@
-"""Batches of networks of different sizes, by the number of their edges."""
+"""Batches of networks of different sizes with a limited number of edges."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from nfn_graph.data._graph import WeightGraph
 from nfn_graph.messages import UserError
 
 Batches = list[list[int]]
-# Networks whose sizes differ by less than such a factor may take each other's place in a batch.
-# The last one keeps the order of sizes: if all else fails, it fits.
+# Networks whose sizes differ by less than such a factor may swap places in a batch. The last factor
+# keeps the order of sizes, which always fits.
 _ALIKE = (2.0, 1.25, 1.0)
 
 
 class EdgeBatchSampler(Sampler[list[int]]):
     """Batches with about the same number of edges, at most `max_edges`.
 
-    For `DataLoader(data, batch_sampler=...)`. Every epoch has every network exactly once. With
-    several ranks, all of them have the same number of batches, in every step of about the same
-    number of edges, and no network is repeated to get there: ranks may have different numbers
-    of networks in a step, so the mean loss of a rank must be weighted by its number (times the
-    ranks, over the number of all) for the average of the gradients to be that of the union.
+    For `DataLoader(data, batch_sampler=...)`. Every epoch visits every network exactly once. With
+    several ranks, all of them have the same number of batches, and in every step about the same
+    number of edges; no network is repeated to achieve this. Ranks may therefore have different
+    numbers of networks in a step. For the average of the gradients to be that of the union, the
+    mean loss of a rank must be multiplied by its number of networks and by the number of ranks, and
+    divided by the number of networks on all ranks.
 
-    Batches are drawn anew in every epoch and depend on the seed and the epoch alone. Networks of
-    like sizes take each other's place; what has no like may meet the same companions again.
+    Batches are sampled again in every epoch and depend only on the seed and the epoch. Networks of
+    similar sizes swap places; a network without any of similar size may share a batch with the same
+    networks again.
 
     Args:
-        data: The networks: graphs, or a dataset with an attribute `sizes`, or the sizes
-            themselves, a sequence of integers. The size of a graph is the number of entries of
-            its weights: an edge of a convolution counts with all its taps.
-        max_edges: The largest number of edges in a batch. A larger network is an error.
-        shuffle: Whether to draw. If not, networks stay in their order, cut where the next one
-            would be too many.
-        seed: The random seed of the batches.
+        data: The networks, as graphs or a dataset with an attribute `sizes`, or their sizes as a
+            sequence of integers. The size of a graph is the number of entries of its weights: every
+            tap of an edge counts.
+        max_edges: The largest number of edges in a batch. A larger network raises an error.
+        shuffle: Whether to sample batches at random. If not, networks stay in order, and a batch
+            ends before it would exceed `max_edges`.
+        seed: The random seed of the sampled batches.
         rank: The number of this process among several.
         world_size: The number of processes.
 
@@ -78,7 +80,7 @@ class EdgeBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> EdgeBatchSampler:
-        """This object: Lightning sets the epoch of the sampler of a batch sampler."""
+        """This object, since Lightning sets the epoch of the sampler of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -103,7 +105,8 @@ class EdgeBatchSampler(Sampler[list[int]]):
         totals = [0] * ranks
         steps = []
         for step in order:
-            # Neighbours in size run at the same time; the largest where there was least before.
+            # Batches of similar sizes share a step; the largest goes to the rank with the fewest
+            # edges.
             together = batches[step * ranks : (step + 1) * ranks]
             found: Batches = [[]] * ranks
             least_first = sorted(range(ranks), key=totals.__getitem__)
@@ -125,10 +128,10 @@ class EdgeBatchSampler(Sampler[list[int]]):
         return batches
 
     def _smallest_count(self) -> int:
-        """About the fewest batches that hold all networks: a multiple of the ranks."""
+        """Approximately the smallest possible number of batches; a multiple of the ranks."""
         ranks, limit = self.world_size, self.max_edges
         largest_first = sorted(range(len(self.sizes)), key=self.sizes.__getitem__, reverse=True)
-        # No batch is empty, so there are no more than networks.
+        # No batch is empty, so there are at most as many batches as networks.
         most = len(self.sizes) // ranks * ranks
         count = min(most, _multiple(sum(self.sizes) / limit, ranks))
         while True:
@@ -170,28 +173,28 @@ class EdgeBatchSampler(Sampler[list[int]]):
         smallest, largest = min(self.sizes), max(self.sizes)
         if smallest < 1:
             where = self.sizes.index(smallest)
-            raise UserError(f"Expected networks with edges (got {smallest} of network {where})")
+            raise UserError(f"Expected networks with edges (got {smallest} in network {where})")
         if largest > self.max_edges:
             where = self.sizes.index(largest)
             raise UserError(
                 f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
-                f"{largest} of network {where}). Raise max_edges, or leave such networks out."
+                f"{largest} in network {where}). Raise max_edges, or leave out such networks."
             )
 
     def _no_equal_counts(self) -> ValueError:
         return ValueError(
-            f"Expected networks that {self.world_size} ranks can share in equally many batches of "
-            f"at most max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
+            f"Expected networks that {self.world_size} ranks can share in equal numbers of batches "
+            f"with max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
             f"too many fill a batch alone). Raise max_edges, or leave the last "
             f"{len(self.sizes) % self.world_size} out."
         )
 
 
 def network_sizes(data: Any) -> list[int]:
-    """The number of weight entries of every network, without reading any.
+    """The number of weight entries of every network, without reading the networks.
 
     Args:
-        data: Graphs, or a dataset with an attribute `sizes`, or a sequence of integers.
+        data: Graphs, a dataset with an attribute `sizes`, or a sequence of integers.
 
     Example:
         >>> from nfn_graph.data import network_sizes
@@ -214,7 +217,7 @@ def _size(network: Any) -> int:
 
 
 def _packed(sizes: Sequence[int], order: Iterable[int], count: int) -> Batches:
-    """Every network in turn into the batch that has the fewest edges so far."""
+    """Puts one network after another into the batch with the fewest edges so far."""
     batches: Batches = [[] for _ in range(count)]
     emptiest = [(0, where) for where in range(count)]
     for index in order:
@@ -225,5 +228,5 @@ def _packed(sizes: Sequence[int], order: Iterable[int], count: int) -> Batches:
 
 
 def _multiple(value: float, of: int) -> int:
-    """The smallest positive multiple of a number that is no smaller than a value."""
+    """The smallest positive multiple of a number that is at least a given value."""
     return max(1, math.ceil(value / of)) * of

@@ -1,14 +1,14 @@
-"""What layers pass to each other, and which rows of a batch belong together."""
+"""The features that layers pass to each other, and which rows of a batch belong together."""
 
 from nfn_graph.features._features import WeightFeatures
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.features._rows import Block, Rows, Segments, group_of_rows, is_lasting
+from nfn_graph.features._rows import Block, Grouping, Rows, group_of_rows, is_lasting
 
 __all__ = [
     "Block",
+    "Grouping",
     "Incidence",
     "Rows",
-    "Segments",
     "WeightFeatures",
     "group_of_rows",
     "is_lasting",

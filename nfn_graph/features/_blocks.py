@@ -1,4 +1,4 @@
-"""The sizes of a batch as tables of blocks: one layer, or one tensor, of one network each."""
+"""The sizes of a batch as tables of blocks. A block is one layer or one tensor of one network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = TypeVar("Array", Tensor, NDArray[np.int64])
 
 
 def take(x: Array, index: Array) -> Array:
-    """The rows of an array or tensor with the given numbers."""
+    """Selects the rows of an array or tensor with the given numbers."""
     return x.index_select(0, index) if isinstance(x, Tensor) else x[index]
 
 
@@ -30,18 +30,18 @@ def take(x: Array, index: Array) -> Array:
 class Blocks(Generic[Array]):
     """The blocks of one family of rows: of a neuron type, a weight type or a site.
 
-    First as arrays on the host, then as tensors on a device.
+    They are built as arrays on the host and become tensors on a device.
 
     Attributes:
         indices: The indices that number the rows of a block, slowest first.
-        total: The rows of all blocks.
-        count: The rows of every block.
+        total: The number of rows of all blocks.
+        count: The number of rows of every block.
         graph: The network of every block.
         start: The first row of every block.
         size: For every index, its size in every block.
-        starts: For the sites that keep some of the indices, the first row there of every block.
+        starts: For every site that keeps some of the indices, the first row of every block there.
         coarser: The families of those sites.
-        filled: How many of their rows belong to one of the blocks.
+        filled: The number of rows of those sites that belong to one of the blocks.
     """
 
     indices: Labels
@@ -55,7 +55,7 @@ class Blocks(Generic[Array]):
     filled: dict[Labels, int] = field(default_factory=dict)
 
     def digits(self, block: Array, number: Array, sequence: Labels) -> dict[str, Array]:
-        """The digits of numbers whose places are the given indices, slowest first."""
+        """Splits row numbers into digits, one for each of the given indices, slowest first."""
         digits: dict[str, Array] = {}
         for index in reversed(sequence[1:]):
             size = take(self.size[index], block)
@@ -65,7 +65,7 @@ class Blocks(Generic[Array]):
         return digits | {sequence[0]: number}
 
     def number(self, block: Array, digits: Mapping[str, Array], sequence: Labels) -> Array:
-        """The numbers with those digits: the inverse of :meth:`digits`."""
+        """Puts row numbers together from their digits: the inverse of :meth:`digits`."""
         number = digits[sequence[0]]
         for index in sequence[1:]:
             number = number * take(self.size[index], block) + digits[index]
@@ -80,7 +80,7 @@ def ends_of(spec: NetworkSpec, key: WeightKey) -> tuple[Labels, Labels]:
 
 
 def family_of(spec: NetworkSpec, site: Site) -> Key:
-    """The family of a site's rows: a stored type that has them, or else the site's own."""
+    """The family of a site's rows: that of a stored type with the same rows, or else its own."""
     if isinstance(site.key, str):
         return site.key
     if site.key[0] != "*" and spec.indices(site.key) == site.indices:
@@ -88,11 +88,11 @@ def family_of(spec: NetworkSpec, site: Site) -> Key:
     return ("*", *site.indices)  # type: ignore[return-value]
 
 
-def kept_labels(fold: FoldedSpec, site: Site, cover: int) -> Labels:
-    """The indices of a site that a cover keeps, in the cover's order."""
-    coarser = fold.sites[site.covers[cover]].indices
+def kept_labels(fold: FoldedSpec, site: Site, position: int) -> Labels:
+    """The indices of a site that one of its covers keeps, in the order of that cover."""
+    coarser = fold.sites[site.covers[position]].indices
     if any(index.endswith(PRIME) for index in site.indices):
-        return (site.indices[cover],)  # The target or the source of one type.
+        return (site.indices[position],)  # The target or the source of one type.
     return coarser
 
 
@@ -103,8 +103,8 @@ def block_tables(
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     sizes = [_Sizes(spec, shape) for shape in kinds]
-    # For each block of a family, the neurons of its type in the layers before; of the weights,
-    # those before the target and those before the source.
+    # For each block of a family, the number of neurons of its type in earlier layers. Weights have
+    # two such numbers, one for the target and one for the source.
     before: dict[Key, NDArray[np.int64]] = {}
     tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
 
@@ -122,7 +122,7 @@ def block_tables(
             if family not in tables:
                 add(family, site.indices, [size.pairs(site) for size in sizes])
     first = {key: _first_rows(table, len(shapes)) for key, table in tables.items()}
-    # Of several families over the same indices the first one, whose order the others follow.
+    # If several families have the same indices, the others follow the order of the first one.
     by_order: dict[Labels, Key] = {}
     by_set: dict[frozenset[str], Key] = {}
     for key, table in tables.items():
@@ -154,14 +154,14 @@ def block_tables(
             add_start(weight.key, kept)
     for fold in folds:
         for site in fold.sites:
-            for cover in range(len(site.covers)):
-                add_start(family_of(spec, site), kept_labels(fold, site, cover))
+            for position in range(len(site.covers)):
+                add_start(family_of(spec, site), kept_labels(fold, site, position))
             for part in site.parts:
                 if part.below is not None:
                     add_start(family_of(spec, fold.site[part.entry]), part.kept)
             for piece in site.pieces if isinstance(site.key, str) else ():
                 add_start(piece.store, site.indices)
-    # The rows of all covers of a site are numbered together.
+    # The rows of all covers of a site are numbered consecutively.
     width = max(2, *(len(site.covers) for fold in folds for site in fold.sites))
     most = max(table.total for table in tables.values()) + 1
     if width * most >= 2**31:
@@ -183,7 +183,7 @@ def _first_rows(table: Blocks[NDArray[np.int64]], graphs: int) -> NDArray[np.int
 
 
 def _narrowed(table: Blocks[NDArray[np.int64]]) -> Blocks[NDArray[np.int64]]:
-    """The same table in numbers of 32 bits."""
+    """Converts a table to 32-bit integers."""
     return replace(
         table,
         count=table.count.astype(np.int32),
@@ -211,7 +211,7 @@ class _Sizes:
         return count
 
     def layers(self, name: str) -> list[_Row]:
-        """The blocks of a neuron type: sizes, and the neurons of the layers before."""
+        """The blocks of a neuron type: sizes, and the number of neurons in earlier layers."""
         sizes = self.of_type[name]
         indices = self.spec.indices(name)
         if len(indices) == 1:
@@ -222,7 +222,7 @@ class _Sizes:
         ]
 
     def tensors(self, number: int) -> list[_Row]:
-        """The blocks of a weight type: sizes, and the neurons of the layers before both ends."""
+        """The blocks of a weight type: sizes, and the numbers of neurons before both ends."""
         weight = self.spec.weights[number]
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
@@ -237,7 +237,7 @@ class _Sizes:
         return blocks
 
     def pairs(self, site: Site) -> list[_Row]:
-        """The block of a site of pairs: present where all of its types are."""
+        """The block of a site of pairs, which exists if the network has all of its types."""
         if not all(self.of_type[index] for index in site.indices):
             return []
         return [tuple(self.index(i, 0) for i in site.indices)]
@@ -246,7 +246,7 @@ class _Sizes:
 def _table(
     indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]
 ) -> tuple[Blocks[NDArray[np.int64]], NDArray[np.int64]]:
-    """The blocks of all networks, from those of each kind, and what else each row says."""
+    """Repeats the blocks of each kind for all networks; also returns what follows the sizes."""
     width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
     counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
     values = np.array([row for rows in blocks for row in rows], dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Building the rows of a batch on the host, and moving all of them to a device in one copy.
+"""Builds the rows of a batch on the host and moves all of them to a device in one copy.
 
 Entries are never listed by value and never sorted. Layers are completely connected and their
 weights lie in the memory order of a `[out, in, ...]` tensor, so the rows of a site are numbers in
-a mixed radix whose digits are its indices. To go to a coarser site is to drop a digit; to order
-weights by source neuron is to exchange two.
+a mixed radix whose digits are its indices. Going to a coarser site drops a digit, and ordering
+weights by source neuron exchanges two digits.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, size_product
-from nfn_graph.features._rows import Block, Rows, Segments, is_capturing
+from nfn_graph.features._rows import Block, Grouping, Rows, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
 _Container = dict[Any, Any] | list[Any]
 _Listed = tuple[Ints, Ints, Ints, dict[str, Ints], list[int]]
 
-# Blocks of this many rows are views; smaller ones are listed in indices. A view needs no memory
-# and is several times faster with few channels, but costs some operations for every block; below
-# this size `embedding_bag` sums many channels faster.
+# Blocks of at least this many rows are views; smaller ones are listed in indices. A view needs no
+# memory and is several times faster with few channels, but costs some operations for every block;
+# below this size `embedding_bag` sums many channels faster.
 LARGE_ROWS = 2**16
 
 
 def longest_bag(device: torch.device) -> int | None:
-    """How many rows one sum may have on a device; None for any number.
+    """The largest number of rows that one sum may have on a device; None if there is no limit.
 
-    On CUDA, one thread of `embedding_bag` adds up a whole bag, so long ones are split.
+    On CUDA, a single thread of `embedding_bag` adds up a whole bag, so long bags are split.
     """
     return 64 if device.type == "cuda" else None
 
 
 class RowBuilder:
-    """Builds rows, with arrays in place of all tensors.
+    """Builds the rows of all types and sites, with arrays in the place of tensors.
 
     Args:
         spec: The types.
         blocks: The tables of all families.
-        longest: How many rows one sum may have; None for any number.
+        longest: The largest number of rows that one sum may have; None if there is no limit.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RowBuilder:
         most = max(table.total for table in blocks.values()) + 1
         listed = (table.count[table.count < LARGE_ROWS].sum() for table in blocks.values())
         few = int(max(listed)) + 1
-        # Where all blocks are small the rows are listed as they are.
+        # If all blocks are small, all rows are listed.
         self.steps = np.arange(most if few == most else few, dtype=self.dtype)
         self.multiples = {2: 2 * self.steps}
         self.counts: dict[tuple[Key, Labels], Ints] = {}
@@ -82,11 +82,11 @@ class RowBuilder:
         if family in self.weights and kept == list(ends_of(self.spec, family)):
             return replace(self.weights[family], counts=list(counts))
         if family in self.neurons and kept == [()]:
-            return self._rows(self.neurons[family].covers, counts)
+            return self._rows(self.neurons[family].groupings, counts)
         table = self.blocks[family]
         listed = self._listed(table)
-        covers = [self._segments(table, labels, listed) for labels in kept]
-        return self._rows(covers, counts, table.total)
+        groupings = [self._grouping(table, labels, listed) for labels in kept]
+        return self._rows(groupings, counts, table.total)
 
     def _neuron_rows(self, name: str) -> Rows:
         table = self.blocks[name]
@@ -95,23 +95,23 @@ class RowBuilder:
         last = table.indices[-1]
         self.positions[name] = digits[last]
         self.layer_sizes[name] = table.size[last][block]
-        return self._rows([self._segments(table, (), listed)], [None])
+        return self._rows([self._grouping(table, (), listed)], [None])
 
     def _weight_rows(self, key: WeightKey) -> Rows:
         table = self.blocks[key]
         listed = self._listed(table)
-        ends = [self._segments(table, labels, listed) for labels in ends_of(self.spec, key)]
+        ends = [self._grouping(table, labels, listed) for labels in ends_of(self.spec, key)]
         return self._rows(ends, [None])
 
     def _self_edges(self, key: WeightKey) -> Rows:
-        """The entries of a self weight off the diagonal as rows of their own, all listed.
+        """The off-diagonal entries of a self weight as rows of their own, all of them listed.
 
-        The order by source is at the same time the place of each entry's transposed entry.
+        The order by source is also the place of the transposed entry of each entry.
         """
         whole, neurons = self.blocks[key], self.neurons[key[0]]
         index = whole.indices[0]
         size, first = whole.size[index], whole.starts[index,]
-        # A neuron's weights leave out the one to itself.
+        # The weight from a neuron to itself is left out.
         count = size * (size - 1)
         block = np.repeat(np.arange(len(count)), count)
         steps = np.arange(len(block), dtype=self.dtype)
@@ -131,7 +131,7 @@ class RowBuilder:
             "counts": degrees,
         }
         at_target, at_source = (
-            Segments(
+            Grouping(
                 groups=end + offset,
                 order=order,  # type: ignore[arg-type]
                 contiguous=order is steps,
@@ -146,9 +146,11 @@ class RowBuilder:
         return self._rows([at_target, at_source], [None])
 
     def _listed(self, table: Blocks[Ints], large: bool = True) -> _Listed:
-        """The rows of a family that are listed: the block of each, the number of each in its
-        block, the rows themselves, and the digits of the numbers. Last, the blocks that are not
-        listed."""
+        """The listed rows of a family.
+
+        Returns the block of each row, its number in the block, the rows themselves, the digits of
+        the numbers, and the blocks that are not listed.
+        """
         counts = table.count
         views = np.flatnonzero(counts >= LARGE_ROWS).tolist() if large else []
         if views:
@@ -160,8 +162,8 @@ class RowBuilder:
         digits = table.digits(block, local, table.indices) if table.indices else {}
         return block, local, row, digits, views
 
-    def _segments(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Segments:
-        """The rows by the rows of the coarser site that keeps some of their indices."""
+    def _grouping(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Grouping:
+        """Groups the rows by those of the coarser site that keeps some of their indices."""
         block, local, order, digits, large = listed
         dropped = tuple(i for i in table.indices if i not in kept)
         total = self.blocks[table.coarser[kept]].total
@@ -190,9 +192,9 @@ class RowBuilder:
             )
             for b in large
         )
-        # The tensors of a type join layers in order, so that every group is one run of `order`.
+        # The tensors of a type connect layers in order, so every group is contiguous in `order`.
         pointers = self._pointers(degrees)
-        return Segments(
+        return Grouping(
             rows=table.total,
             count=total,
             groups=groups,  # type: ignore[arg-type]
@@ -207,44 +209,44 @@ class RowBuilder:
 
     def _rows(
         self,
-        covers: Sequence[Segments],
+        groupings: Sequence[Grouping],
         counts: Sequence[Any],
         count: int | None = None,
     ) -> Rows:
-        """Puts the covers together.
+        """Puts the rows of a site together from their groupings, one for every cover.
 
         Args:
-            covers: The rows by the rows of each coarser site.
+            groupings: The rows grouped by the rows of each cover.
             counts: The counts of the site's parts.
-            count: The number of rows, if there are no covers that tell.
+            count: The number of rows, which only a site without covers needs.
         """
-        count = covers[0].rows if count is None else count
+        count = groupings[0].rows if count is None else count
         none: Any = self.steps[:0]
-        if not covers:
+        if not groupings:
             return Rows(count, (), list(counts), none, none, [])
-        if len(covers) == 1:
-            (only,) = covers
+        if len(groupings) == 1:
+            (only,) = groupings
             return Rows(count, (only,), list(counts), only.groups, none, only.bags)
-        # The parts of the joint order serve as the orders of the covers: one memory for both.
-        order: Any = np.concatenate([cover.order for cover in covers])
-        listed = len(covers[0].order)
-        ends: Any = np.empty((listed, len(covers)), dtype=self.dtype)
-        pointers: list[Any] = [covers[0].pointers]
+        # The orders of the groupings are slices of the joint order, so both share one memory.
+        order: Any = np.concatenate([grouping.order for grouping in groupings])
+        listed = len(groupings[0].order)
+        ends: Any = np.empty((listed, len(groupings)), dtype=self.dtype)
+        pointers: list[Any] = [groupings[0].pointers]
         offset = 0
-        for i, cover in enumerate(covers):
-            np.add(cover.groups, offset, out=ends[:, i])
-            offset += cover.count
+        for i, grouping in enumerate(groupings):
+            np.add(grouping.groups, offset, out=ends[:, i])
+            offset += grouping.count
             if i:
-                pointers.append(cover.pointers[1:] + i * listed)
-        pairs = self.multiples.setdefault(len(covers), len(covers) * self.steps)
+                pointers.append(grouping.pointers[1:] + i * listed)
+        pairs = self.multiples.setdefault(len(groupings), len(groupings) * self.steps)
         if len(pairs) <= listed:
-            pairs = np.arange(listed + 1, dtype=self.dtype) * len(covers)
+            pairs = np.arange(listed + 1, dtype=self.dtype) * len(groupings)
         joint: Any = np.concatenate(pointers, dtype=self.dtype)
         return Rows(
             count=count,
-            covers=tuple(
-                self._sharing(cover, order[i * listed : (i + 1) * listed])
-                for i, cover in enumerate(covers)
+            groupings=tuple(
+                self._sharing(grouping, order[i * listed : (i + 1) * listed])
+                for i, grouping in enumerate(groupings)
             ),
             counts=list(counts),
             ends=ends.ravel(),
@@ -252,11 +254,11 @@ class RowBuilder:
             bags=self._bags(order, joint),
         )
 
-    def _sharing(self, cover: Segments, order: Any) -> Segments:
-        return replace(cover, order=order, bags=[order, *cover.bags[1:]])
+    def _sharing(self, grouping: Grouping, order: Any) -> Grouping:
+        return replace(grouping, order=order, bags=[order, *grouping.bags[1:]])
 
     def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
-        """Sums one after another, none of which has more rows than allowed."""
+        """Splits sums into successive steps, in which no sum has more rows than allowed."""
         bags = [order, pointers]
         while self.longest is not None:
             counts = np.diff(pointers)
@@ -281,7 +283,7 @@ class RowBuilder:
             rows = size_product([table.size[i] for i in part.kept], table.graph)
             dropped = [table.size[i] for i in entry.indices if i not in part.kept]
             if entry.is_self:
-                # A layer has no edge from a neuron to itself: that entry is a tap of the neuron.
+                # The entry between a neuron and itself is a tap of the neuron, not an edge.
                 dropped[-1] = dropped[-1] - 1
             each = size_product(dropped, table.graph)
             total = self.blocks[table.coarser[part.kept]].total
@@ -308,9 +310,9 @@ def _runs(blocks: Sequence[Block], total: int) -> tuple[tuple[int, int], ...]:
 
 
 def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
-    """How many entries each row has, where `size` rows from `start` on have `each`."""
+    """The number of entries of each row, where `size` rows from `start` on have `each` entries."""
     if int(size.sum()) == total and np.array_equal(start, size.cumsum() - size):
-        return np.repeat(each, size)  # The usual case: one block after another.
+        return np.repeat(each, size)  # The usual case: the blocks are contiguous.
     change = np.zeros(total + 1, dtype=each.dtype)
     np.add.at(change, start, each)
     np.add.at(change, start + size, -each)
@@ -318,7 +320,7 @@ def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
 
 
 def on_device(values: Iterable[object], device: torch.device) -> Tensor:
-    """Puts tensors in the place of all arrays of rows and dicts: slices of the one returned."""
+    """Replaces all arrays in rows and dicts by tensors, which are slices of the one returned."""
     places: list[tuple[_Container, Any]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
@@ -339,9 +341,9 @@ def on_device(values: Iterable[object], device: torch.device) -> Tensor:
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device, which the host does not wait for."""
+    """Copies a tensor from the host to a device without waiting for the device."""
     like = torch.empty(0, dtype=x.dtype, device=device)
-    if type(like) is not Tensor:  # A mode in which tensors have shapes only.
+    if type(like) is not Tensor:  # A mode in which tensors have no values.
         return like.new_empty(len(x))
     if is_capturing(device):
         raise RuntimeError(
@@ -373,6 +375,6 @@ def _find(
             _find(value, places, roots, seen)
         elif kind is Rows:
             _find(value.__dict__, places, roots, seen)
-        elif key == "covers":
-            for cover in value:
-                _find(cover.__dict__, places, roots, seen)
+        elif key == "groupings":
+            for grouping in value:
+                _find(grouping.__dict__, places, roots, seen)

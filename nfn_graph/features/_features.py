@@ -1,4 +1,4 @@
-"""Weight-space features: what layers pass to each other."""
+"""Weight-space features, which layers pass to each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph.features._rows import Rows
 from nfn_graph.messages import UserError
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Symmetry, WeightKey
 
-# Graphs make features, and features only hand their graph back.
+# Graphs create features, which only keep a reference to their graph.
 if TYPE_CHECKING:
     from nfn_graph.data import WeightGraph
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class WeightFeatures:
     """Features of all entries of a batch of networks: one tensor for every type.
 
-    Operations return new features; every tensor is `[count, taps, channels]`. A pytree of its
-    tensors.
+    Every tensor has the shape `[count, taps, channels]`. Operations return new features. The class
+    is registered as a pytree of its tensors.
 
     Args:
         tensors: The features of every type, in the order weights, neurons, network.
-        spec: What the rows and taps mean: the networks' own :class:`NetworkSpec`, or the
+        spec: The meaning of rows and taps: the networks' own :class:`NetworkSpec`, or the
             :class:`FoldedSpec` that layers work on.
-        incidence: Which rows belong together, shared by all features of a batch.
+        incidence: The rows that belong together, shared by all features of a batch.
         origin: The graph that the features came from.
 
     Example:
@@ -102,8 +102,7 @@ class WeightFeatures:
         return {NETWORK: self._tensors[NETWORK]} if NETWORK in self._tensors else {}
 
     def rows(self, key: Key) -> Rows:
-        """Which rows of a type belong together: weights by target and source neuron, neurons
-        by network."""
+        """The rows of a type in groups: weights by target and source neuron, neurons by network."""
         if not isinstance(self.spec, FoldedSpec):
             return self.incidence.rows(key)
         number = self.spec.sites.index(self.spec.site[key])
@@ -114,7 +113,7 @@ class WeightFeatures:
         return self.incidence.networks(key, self.spec)
 
     def owned(self) -> WeightFeatures:
-        """Zeros where a network of a union of specs owns no such entry; usually `self`."""
+        """Zeroes taps that a network of a union of specs does not have; usually returns `self`."""
         if not isinstance(self.spec, FoldedSpec):
             return self
         if self.incidence.is_whole:
@@ -127,10 +126,10 @@ class WeightFeatures:
         )
 
     def fold(self, symmetry: Symmetry | FoldedSpec) -> WeightFeatures:
-        """The same features in the view that NP or HNP layers work on.
+        """Folds the features into the view that NP or HNP layers work on.
 
         Args:
-            symmetry: The group, or the spec's own fold if that is at hand.
+            symmetry: The symmetry group, or the folded spec itself if it is available.
         """
         if isinstance(self.spec, FoldedSpec):
             if symmetry in (self.spec, self.spec.symmetry):
@@ -141,7 +140,7 @@ class WeightFeatures:
         return WeightFeatures(tensors, spec, self.incidence, self._origin)
 
     def unfold(self) -> WeightFeatures:
-        """The same features as the networks' own tensors."""
+        """Unfolds the features into the networks' own tensors."""
         if not isinstance(self.spec, FoldedSpec):
             return self
         tensors = unfold(self.spec, self.incidence, self._tensors)
@@ -172,7 +171,7 @@ class WeightFeatures:
 
     @staticmethod
     def cat(features: Sequence[WeightFeatures]) -> WeightFeatures:
-        """Features of the same networks side by side, along the channels."""
+        """Concatenates features of the same networks along the channels."""
         if not features:
             raise UserError("Expected at least one WeightFeatures to concatenate (got none)")
         first = features[0]
@@ -183,7 +182,7 @@ class WeightFeatures:
     def to(self, *args: Any, **kwargs: Any) -> WeightFeatures:
         """Moves or casts all tensors, as :meth:`torch.Tensor.to`.
 
-        The labels of the graph that they came from go along to another device.
+        The labels of the graph that they came from move to the device as well.
         """
         moved = self.map(lambda x: x.to(*args, **kwargs))
         if moved.device == self.device:
@@ -195,11 +194,11 @@ class WeightFeatures:
         return WeightFeatures(moved._tensors, self.spec, incidence, origin)
 
     def detach(self) -> WeightFeatures:
-        """Features that share memory but not gradients."""
+        """Returns features that share memory but not gradients."""
         return self.map(Tensor.detach)
 
     def replace(self, tensors: Mapping[Any, Tensor]) -> WeightFeatures:
-        """The same features with other tensors for some types."""
+        """Replaces the tensors of some types."""
         return self._with({**self._tensors, **tensors})
 
     def __add__(self, other: WeightFeatures | Tensor | float) -> WeightFeatures:
@@ -231,7 +230,7 @@ class WeightFeatures:
         return f"WeightFeatures({self.num_graphs} networks; {shapes})"
 
     def _with(self, tensors: Mapping[Key, Tensor]) -> WeightFeatures:
-        """Features of the same networks with these tensors alone."""
+        """Makes features of the same networks from these tensors only."""
         return WeightFeatures(tensors, self.spec, self.incidence, self._origin)
 
     def _map(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
@@ -270,7 +269,7 @@ def _unflatten(children: Any, context: _Context) -> WeightFeatures:
 
 
 class _Context(NamedTuple):
-    """What features of the same networks share; equal where these are of the same sizes."""
+    """The context that features share; contexts of networks with equal sizes are equal."""
 
     spec: NetworkSpec | FoldedSpec
     incidence: Incidence

@@ -1,6 +1,6 @@
-"""Folding the tensors of a batch into the view of a :class:`FoldedSpec`, and back.
+"""Folds the tensors of a batch into the view of a :class:`FoldedSpec`, and unfolds them.
 
-Both ways are permutations of entries: exact, differentiable, bit for bit.
+Both directions only permute entries, so they are differentiable and exact bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tensors = dict[Key, Tensor]
 
 
 def fold(spec: FoldedSpec, incidence: Incidence, raw: Mapping[Key, Tensor]) -> Tensors:
-    """The stored tensors of a batch as the entries of every site."""
+    """Arranges the stored tensors of a batch as the entries of every site."""
     _check_pairs(spec, incidence)
     template = next(iter(raw.values()))
     folded: Tensors = {}
@@ -56,17 +56,17 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
 
 
 def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
-    """Masks `[count, taps, 1]` of the folded taps that stand for entries of a network.
+    """Masks `[count, taps, 1]` of the folded taps that are entries of a network.
 
     In a union of specs a network may have a neuron type without one of the fixed weights
-    that fold onto it. Those taps hold nothing, and whoever reads a site must read zeros
-    there. Types without such taps, the usual case, have no mask.
+    that fold onto it. Those taps have no values, and every reader of the site must read zeros
+    there. Types without such taps, which is the usual case, have no mask.
     """
-    # A compiled model computes them: it cannot tell whether they are to be kept.
+    # A compiled model computes the masks: it cannot tell whether they may be cached.
     compiling = torch.compiler.is_compiling()
     if not compiling and spec.symmetry in incidence.masks:
         return incidence.masks[spec.symmetry]
-    # Masks made in inference mode could not be used in training later on.
+    # Masks that are made in inference mode cannot be used in training later.
     if compiling:
         masks = _masks(spec, incidence)
     else:
@@ -96,7 +96,7 @@ def _masks(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
 
 
 def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
-    """Tensors that share entries must come together in every network of a batch."""
+    """Raises an error if a network of a batch has only some of the tensors that share entries."""
     if incidence.is_whole:
         return
     order = {weight.key: i for i, weight in enumerate(incidence.spec.weights)}
@@ -116,7 +116,7 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
 
 
 def _sequence(spec: FoldedSpec, site: Site, piece: Piece) -> tuple[str, ...]:
-    """The order of a tensor's indices at a site: the site's own, then the fixed ones."""
+    """The order of the indices of a tensor at a site: those of the site, then the fixed ones."""
     indices = spec.unfolded.indices(piece.store)
     return (*site.indices, *(i for i in indices if i not in site.indices))
 
@@ -144,7 +144,7 @@ def _unfold_piece(
 ) -> Tensor:
     key = piece.store
     if piece.diagonal and not isinstance(key, str):
-        # Behind the entries off the diagonal, since finer sites come first.
+        # The off-diagonal entries are there already, since finer sites come first.
         return found[key].index_copy(0, incidence.diagonals[key].long(), x)
     if site.is_self and not isinstance(key, str):
         zeros = x.new_zeros(incidence.weights[key].count, *x.shape[1:])

@@ -1,4 +1,4 @@
-"""Which rows of the networks of a batch belong together, made once for its sizes."""
+"""Which rows of the networks of a batch belong together, computed once for its sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Shape, Site, S
 
 
 def _folds(spec: NetworkSpec) -> dict[Symmetry, FoldedSpec]:
-    """The folds of a spec under both groups, as far as there are."""
+    """The folds of a spec under both groups, or under NP alone if HNP is not possible."""
     folds: dict[Symmetry, FoldedSpec] = {"np": spec.fold("np")}
     if all(n.size is not None for n in spec.neurons if n.fixed) and not any(
         n.role for n in spec.neurons
@@ -26,10 +26,10 @@ def _folds(spec: NetworkSpec) -> dict[Symmetry, FoldedSpec]:
 
 
 class Incidence:
-    """The incidence of a batch of networks. Made by :meth:`of`, which caches by sizes.
+    """The incidence of a batch of networks, made by :meth:`of`, which caches by sizes.
 
     Args:
-        spec: The types, in whose order the shapes are given.
+        spec: The types, which determine the order of the shapes.
         shapes: The sizes of every network.
         device: The device of the index tensors.
 
@@ -37,10 +37,10 @@ class Incidence:
         neurons: The rows of every neuron type, by network.
         weights: The rows of every weight type, by target and by source neuron.
         sites: For each symmetry group, the rows of every site of the folded spec.
-        positions: For every neuron type, the place of each neuron in its layer, or in its parent.
-        layer_sizes: For every neuron type and each of its neurons, the number of places there.
+        positions: For every neuron type, the position of each neuron in its layer or parent.
+        layer_sizes: For every neuron type, the size of the layer or parent of each neuron.
         diagonals: For the weights of a layer with itself, the row of each neuron's own entry.
-        off_diagonals: The rows of all their other entries.
+        off_diagonals: For the same weights, the rows of all other entries.
         masks: See :func:`owned_taps`.
 
     Example:
@@ -56,7 +56,7 @@ class Incidence:
         self.shapes = shapes
         self.device = device
         self.num_graphs = len(shapes)
-        # Whether every network has every type; the usual case, in which nothing is masked.
+        # Whether every network has every type. In this usual case nothing is masked.
         self.is_whole = all(all(shape.sizes) and all(shape.blocks) for shape in set(shapes))
         self.masks: dict[Symmetry, dict[Key, Tensor]] = {}
         self._scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
@@ -74,7 +74,7 @@ class Incidence:
             for symmetry, fold in folds.items()
         }
         self._blocks: dict[Key, Blocks[Tensor]] = tables  # type: ignore[assignment]
-        # Index tensors made in inference mode could not be used in training later on.
+        # Index tensors that are made in inference mode cannot be used in training later.
         with torch.inference_mode(False):
             self._packed = on_device(
                 (
@@ -89,28 +89,28 @@ class Incidence:
 
     @staticmethod
     def of(spec: NetworkSpec, shapes: Sequence[Shape], device: torch.device) -> Incidence:
-        """The incidence of these sizes; training repeats few of them, so it is cached."""
+        """The incidence of these sizes. It is cached, since training repeats few sizes."""
         sizes = tuple(shapes)
         key = (spec, sizes, device)
         found = _CACHE.get(key)
         return _CACHE.put(key, Incidence(spec, sizes, device)) if found is None else found
 
     def to(self, device: torch.device) -> Incidence:
-        """The same incidence on another device."""
+        """Moves the incidence to another device."""
         if device == self.device:
             return self
         return Incidence.of(self.spec, self.shapes, device)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the index tensors."""
+        """The number of bytes of the index tensors."""
         masks = (mask for masks in self.masks.values() for mask in masks.values())
         scales = (x for scales in self._scales.values() for x in scales if x is not None)
         return sum(x.nbytes for x in (self._packed, *masks, *scales))
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the tensors are ordinary ones, not those of a mode or transform."""
+        """Whether the tensors are ordinary ones, not those of a torch mode or transform."""
         return is_lasting(self._packed)
 
     def rows(self, key: Key) -> Rows:
@@ -118,19 +118,19 @@ class Incidence:
         return self.neurons[key] if isinstance(key, str) else self.weights[key]
 
     def reorder(self, key: Key, x: Tensor, sequence: Sequence[str], back: bool = False) -> Tensor:
-        """The rows of a stored type in another order of its indices.
+        """Puts the rows of a stored type into another order of its indices.
 
         Args:
             key: The type.
             x: Its rows, `[rows, ...]`.
             sequence: Its indices, slowest first.
-            back: Whether to undo it: the rows are in that order, and return to their own.
+            back: Whether to reverse it: from rows in that order to rows in their own order.
         """
         own, sequence = self.spec.indices(key), tuple(sequence)
         if own == sequence:
             return x
-        segments = self.rows(key).covers[0]
-        if segments.blocks and not segments.runs:
+        grouping = self.rows(key).groupings[0]
+        if grouping.blocks and not grouping.runs:
             first, second = (sequence, own) if back else (own, sequence)
             axes = [first.index(i) for i in second]
             parts = [
@@ -138,7 +138,7 @@ class Incidence:
                 .view(*(block.sizes[own.index(i)] for i in first), -1)
                 .permute(*axes, len(own))
                 .reshape(block.num_rows, *x.shape[1:])
-                for block in segments.blocks
+                for block in grouping.blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         blocks = self._blocks[key]
@@ -153,7 +153,7 @@ class Incidence:
         if key == NETWORK:
             return self._blocks[NETWORK].graph
         if isinstance(key, str):
-            return self.neurons[key].covers[0].index
+            return self.neurons[key].groupings[0].index
         family: Key = key
         if isinstance(spec, FoldedSpec):
             site = spec.site[key]
@@ -165,11 +165,13 @@ class Incidence:
         return blocks.graph.index_select(0, self._locate(blocks)[0])
 
     def scales(self, spec: FoldedSpec, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-        """For every site what turns the sums of its summary into means, `[rows, taps, 1]`; None
-        for a leaf, whose summary is its own entries."""
+        """The factors `[rows, taps, 1]` that turn the sums of every site's summary into means.
+
+        They are None for a leaf, whose summary is its own entries.
+        """
         found = self._scales.get((spec.symmetry, dtype))
         if found is None:
-            # Scales made in inference mode could not be used in training later on.
+            # Scales that are made in inference mode cannot be used in training later.
             with torch.inference_mode(False), torch.no_grad():
                 rows = self.sites[spec.symmetry]
                 found = tuple(
@@ -192,7 +194,7 @@ class Incidence:
         return torch.cat(columns, 1).unsqueeze(-1)
 
     def filled(self, key: Key, site: Site) -> int:
-        """How many rows of a site have an entry of a stored type."""
+        """The number of rows of a site that have an entry of a stored type."""
         return self._blocks[key].filled[site.indices]
 
     def owners(self, key: Key, indices: tuple[str, ...]) -> Tensor:
@@ -224,14 +226,14 @@ class Incidence:
     def moved(
         self, name: str, parents: Mapping[str, Tensor], places: Mapping[str, Tensor]
     ) -> Tensor:
-        """For every neuron of a nested type, the neuron that comes to its place.
+        """For every neuron of a nested type, the neuron that moves to its place.
 
         Args:
             name: The type.
-            parents: For the types that it is nested in, the neuron that comes to each place; as
-                they are, if not given.
-            places: For the type itself, the position inside the parent of the neuron that comes
-                to each place.
+            parents: For the types that it is nested in, the neuron that moves to each place. Types
+                that are not given stay as they are.
+            places: For the type itself, the position inside the parent of the neuron that moves to
+                each place.
         """
         blocks = self._blocks[name]
         block, local = self._locate(blocks)
@@ -246,19 +248,19 @@ class Incidence:
         return blocks.start.index_select(0, block) + blocks.number(block, found, blocks.indices)
 
     def _locate(self, blocks: Blocks[Tensor]) -> tuple[Tensor, Tensor]:
-        """For every row, its block and its number there."""
+        """For every row, its block and its number in the block."""
         block = group_of_rows(blocks.count, blocks.total)
         rows = torch.arange(blocks.total, dtype=blocks.start.dtype, device=self.device)
         return block, rows - blocks.start.index_select(0, block)
 
 
 class _Cache:
-    """The incidences used last, as many as fit; safe between threads.
+    """A thread-safe cache of the most recently used incidences.
 
     Args:
-        max_entries: The number to keep.
-        max_bytes: The memory they may have together. One that is larger than this by itself is
-            kept apart until another such comes.
+        max_entries: The largest number of incidences to keep.
+        max_bytes: The most memory that they may use together. A single incidence above this limit
+            is kept apart until the next one of that kind.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -270,7 +272,7 @@ class _Cache:
         self._lock = Lock()
 
     def get(self, key: Hashable) -> Incidence | None:
-        """The incidence of a key, if it is there."""
+        """The incidence of a key, or None."""
         with self._lock:
             if self._oversize is not None and self._oversize[0] == key:
                 return self._oversize[1]
@@ -279,7 +281,7 @@ class _Cache:
             return self._values.get(key)
 
     def put(self, key: Hashable, value: Incidence) -> Incidence:
-        """Keeps an incidence if it may be kept, and returns it."""
+        """Caches an incidence if that is allowed, and returns it."""
         if not value.is_lasting:
             return value
         size = value.num_bytes
@@ -287,8 +289,8 @@ class _Cache:
             if size > self.max_bytes:
                 self._oversize = (key, value)
                 return value
-            # What was used last may have grown since. Measuring all of them for every new one
-            # would cost more than making it.
+            # The most recently used one may have grown. Measuring all of them whenever a new one is
+            # added would take longer than making it.
             if self._values:
                 last = next(reversed(self._values))
                 self._sizes[last] = self._values[last].num_bytes
@@ -300,7 +302,7 @@ class _Cache:
         return value
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Empties the cache."""
         with self._lock:
             self._values.clear()
             self._sizes.clear()
@@ -308,7 +310,7 @@ class _Cache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all incidences."""
+        """The number of bytes of all incidences."""
         with self._lock:
             return sum(value.num_bytes for value in self._values.values())
 

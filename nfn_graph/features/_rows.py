@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Block(NamedTuple):
-    """A complete block of rows, so large that it is summed and filled as a view.
+    """A complete block of rows that is large enough to be summed and filled as a view.
 
     Attributes:
         start: Its first row.
         sizes: The sizes of its indices, slowest first, which number its rows.
         first: Its first row at a coarser site.
-        kept: Which of the indices the coarser site has, in the order of that site.
+        kept: The positions of the indices that the coarser site has, in the order of that site.
 
     Example:
         >>> weights = Block(start=0, sizes=(2, 3), first=0, kept=(0,))  # by target neuron
@@ -43,9 +43,9 @@ class Block(NamedTuple):
         return math.prod(self.sizes[axis] for axis in self.kept)
 
     def stretch(self, start: int, count: int) -> Block:
-        """Some of its rows: those with `count` values, from `start` on, of the slowest index.
+        """The part of the block with `count` values of the slowest index, from `start` on.
 
-        At the coarser site that index must be the slowest one, too, if it is kept.
+        If the coarser site keeps that index, it must be the slowest one there as well.
         """
         count = min(count, self.sizes[0] - start)
         first = self.first
@@ -55,18 +55,18 @@ class Block(NamedTuple):
         return Block(begin, (count, *self.sizes[1:]), first, self.kept)
 
     def view(self, x: Tensor) -> Tensor:
-        """Its rows of `[rows, width]`, as `[*sizes, width]`."""
+        """The rows of the block in a tensor `[rows, width]`, as `[*sizes, width]`."""
         return x.narrow(0, self.start, self.num_rows).view(*self.sizes, x.shape[1])
 
     def sums(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The sums of its rows at the coarser site: `[coarser rows, width]`."""
+        """Sums the rows of the block to those of the coarser site: `[coarser rows, width]`."""
         dropped = [axis for axis in range(len(self.sizes)) if axis not in self.kept]
         sums = self.view(x).sum(dropped, dtype=dtype)
         rank = [sorted(self.kept).index(axis) for axis in self.kept]
         return sums.permute(*rank, len(rank)).reshape(self.coarse_count, x.shape[1])
 
     def coarse(self, table: Tensor) -> Tensor:
-        """Its rows of a table of the coarser site, which broadcast with :meth:`view`."""
+        """Its rows in a table of the coarser site, in a shape that broadcasts with :meth:`view`."""
         shape = [self.sizes[axis] for axis in self.kept]
         rows = table.narrow(0, self.first, self.coarse_count).view(*shape, table.shape[1])
         rows = rows.permute(*(self.kept.index(axis) for axis in sorted(self.kept)), len(shape))
@@ -76,39 +76,39 @@ class Block(NamedTuple):
         return rows
 
     def expand(self, table: Tensor) -> Tensor:
-        """For each of its rows, the row of the coarser site: `[rows, width]`."""
+        """Gives each row of the block its row of the coarser site: `[rows, width]`."""
         width = table.shape[1]
         return self.coarse(table).expand(*self.sizes, width).reshape(self.num_rows, width)
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
-    """Rows in groups.
+class Grouping:
+    """A division of rows into groups.
 
     Most rows are *listed* in index tensors: those of group `i` are
-    `order[pointers[i]:pointers[i + 1]]`. The rows of large blocks are not.
+    `order[pointers[i]:pointers[i + 1]]`. The rows of large blocks are not listed.
 
     Attributes:
         rows: The number of rows.
         count: The number of groups.
-        groups: `[listed rows]`, the group of each.
-        order: `[listed rows]`, the rows, group by group.
+        groups: `[listed rows]`, the group of each listed row.
+        order: `[listed rows]`, the listed rows, group by group.
         pointers: `[count + 1]`, where each group begins in `order`.
-        counts: `[count]`, the number of rows of each, those of the blocks included.
-        contiguous: Whether the rows of every group follow each other.
-        bags: The sums of the listed rows as rows and pointers of one or more steps, each of
-            which sums what the step before returned: `order` and `pointers`, or more where a
-            device sums many short bags faster than few long ones.
+        counts: `[count]`, the number of rows of each group, including those of the blocks.
+        contiguous: Whether the rows of every group are contiguous.
+        bags: The rows and pointers of the one or more steps that sum the listed rows, each of which
+            sums the result of the step before: `order` and `pointers`, or more where a device sums
+            many short bags faster than few long ones.
         blocks: The large blocks.
-        runs: Where there are blocks, the stretches of listed rows between them: the first row of
-            each and their number.
+        runs: The stretches of listed rows between blocks, if there are blocks: the first row of
+            each and the number of rows.
 
     Example:
         >>> from nfn_graph import NetworkSpec
         >>> from nfn_graph.testing import random_graph
         >>> graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 2})
-        >>> segments = graph.features().rows(("input", "weight", "hidden1")).targets
-        >>> segments.groups.tolist(), segments.pointers.tolist()  # two edges to each neuron
+        >>> grouping = graph.features().rows(("input", "weight", "hidden1")).targets
+        >>> grouping.groups.tolist(), grouping.pointers.tolist()  # two edges to each neuron
         ([0, 0, 1, 1], [0, 2, 4])
     """
 
@@ -125,7 +125,7 @@ class Segments:
 
     @property
     def index(self) -> Tensor:
-        """`[rows]`, the group of each row. With blocks it is made anew every time."""
+        """`[rows]`, the group of each row. If there are blocks, it is computed at every access."""
         if not self.blocks:
             return self.groups
         like = self.groups
@@ -141,7 +141,7 @@ class Segments:
         return torch.cat(parts) if parts else x.narrow(0, 0, 0)
 
     def joined(self, listed: Tensor, blocks: Iterable[Tensor]) -> Tensor:
-        """All rows in order, from the listed ones and those of every block."""
+        """Puts all rows in order, from the listed ones and those of every block."""
         parts = dict(zip((block.start for block in self.blocks), blocks, strict=True))
         place = 0
         for start, count in self.runs:
@@ -152,22 +152,23 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of a site, or of a stored type, and the coarser rows that each belongs to.
+    """The rows of a site or of a stored type, and the coarser rows that each belongs to.
 
     Rows are ordered by network, and in a network by the indices of the site, the last index
     fastest: the memory order of a `[out, in, ...]` tensor for the weights of a layer.
 
     Attributes:
         count: The number of rows.
-        covers: The rows by the rows of each coarser site: the weights of a layer by target and
-            by source neuron, its neurons by network.
+        groupings: For every cover of the site (each coarser site that it sums into), the rows
+            grouped by the rows of that cover: the weights of a layer by target and by source
+            neuron, its neurons by network.
         counts: For every part of the site's summary, the number of entries that are averaged
             in each row; None for the site's own entries.
-        ends: `[listed rows * covers]`, for each listed row its row in every cover, in a table of
-            the rows of all covers one after another.
+        ends: `[listed rows * covers]`, the row of each listed row in every cover, numbered in a
+            table of the rows of all covers, one cover after another.
         pairs: `[listed rows + 1]`, where each row begins in `ends`.
         bags: The sums of the listed rows by each cover, one cover after another; see
-            :class:`Segments`.
+            :class:`Grouping`.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -179,61 +180,61 @@ class Rows:
     """
 
     count: int
-    covers: tuple[Segments, ...]
+    groupings: tuple[Grouping, ...]
     counts: Sequence[Tensor | None]
     ends: Tensor
     pairs: Tensor
     bags: Sequence[Tensor]
 
     @property
-    def targets(self) -> Segments:
+    def targets(self) -> Grouping:
         """The weights of a layer by target neuron."""
-        return self.covers[0]
+        return self.groupings[0]
 
     @property
-    def sources(self) -> Segments:
+    def sources(self) -> Grouping:
         """The weights of a layer by source neuron."""
-        return self.covers[-1]
+        return self.groupings[-1]
 
     @property
     def target(self) -> Tensor:
         """`[count]`, the row of each weight's target neuron."""
-        return self.covers[0].index.long()
+        return self.groupings[0].index.long()
 
     @property
     def source(self) -> Tensor:
         """`[count]`, the row of each weight's source neuron."""
-        return self.covers[-1].index.long()
+        return self.groupings[-1].index.long()
 
     @property
     def transposed(self) -> Tensor:
-        """`[count]`, the weights of a layer with itself by source, then target."""
-        return self.covers[-1].order
+        """`[count]`, the weights of a layer with itself, ordered by source and then by target."""
+        return self.groupings[-1].order
 
     @cached_property
     def cover_sizes(self) -> list[int]:
         """The number of rows of every cover."""
-        return [cover.count for cover in self.covers]
+        return [grouping.count for grouping in self.groupings]
 
     @cached_property
     def blocks(self) -> list[tuple[Block, ...]]:
-        """The large blocks, each at every cover, numbered in the table of all covers."""
-        if not self.covers or not self.covers[0].blocks:
+        """The large blocks at every cover, numbered in the table of all covers."""
+        if not self.groupings or not self.groupings[0].blocks:
             return []
         found, offset = [], 0
-        for cover in self.covers:
-            found.append([b._replace(first=b.first + offset) for b in cover.blocks])
-            offset += cover.count
+        for grouping in self.groupings:
+            found.append([b._replace(first=b.first + offset) for b in grouping.blocks])
+            offset += grouping.count
         return list(zip(*found, strict=True))
 
     def owners(self, rows: Tensor) -> Tensor:
-        """`[len(rows), covers]`, for some rows the row in the table of all covers."""
-        width = len(self.covers)
+        """`[len(rows), covers]`, the rows in the table of all covers that some rows belong to."""
+        width = len(self.groupings)
         if not self.blocks:
             return self.ends.view(self.count, width).index_select(0, rows)
         owners = self.ends.new_zeros(len(rows), width, dtype=torch.long)
         listed = 0
-        for start, count in self.covers[0].runs:
+        for start, count in self.groupings[0].runs:
             inside = (rows >= start) & (rows < start + count)
             place = (rows - start + listed).clamp(0, max(self.ends.shape[0] // width - 1, 0))
             found = self.ends.view(-1, width).index_select(0, place)
@@ -247,7 +248,7 @@ class Rows:
 
 
 def _owner(block: Block, rows: Tensor) -> Tensor:
-    """The coarser row of each row of a block; rows outside of it get any number."""
+    """The coarser row of each row of a block; the numbers of rows outside of it are meaningless."""
     digits, number = [], rows - block.start
     for size in reversed(block.sizes):
         digits.append(number % size)
@@ -262,9 +263,9 @@ def _owner(block: Block, rows: Tensor) -> Tensor:
 def is_lasting(x: Tensor) -> bool:
     """Whether a tensor may be kept for later calls.
 
-    Tensors of a fake mode belong to it, and those made inside a transform of `torch.func` die
-    with it; the latter are known by having no storage. What is made while a CUDA graph is being
-    captured lies in the memory of that graph.
+    Tensors of a fake mode belong to that mode, and those made inside a transform of `torch.func`
+    end with it; the latter can be recognised because they have no storage. Tensors that are made
+    during the capture of a CUDA graph lie in the memory of that graph.
 
     Example:
         >>> is_lasting(torch.ones(2))
@@ -285,17 +286,17 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def group_of_rows(counts: Tensor, total: int) -> Tensor:
-    """For rows in groups one after another, the group of each row: `[total]`.
+    """The group of each row, for rows that are ordered by group: `[total]`.
 
     Args:
-        counts: `[groups]`, the number of rows of each.
-        total: Their sum. Reading it from a device would wait for the device.
+        counts: `[groups]`, the number of rows of each group.
+        total: The sum of the counts, because reading it from a device would wait for the device.
 
     Example:
         >>> group_of_rows(torch.tensor([2, 0, 1]), 3)
         tensor([0, 0, 2])
     """
-    # Not `torch.repeat_interleave`, which wakes all threads however little there is to do.
+    # Not `torch.repeat_interleave`, which wakes all threads even for little work.
     ends = counts.cumsum(0)
     steps = ends.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
     return steps.cumsum(0).narrow(0, 0, total)

@@ -1,6 +1,6 @@
-"""Bridges to other packages, one module for each, from which models and data come over.
+"""Imports models and data from other packages, with one module for each package.
 
-Nothing is imported from the other package before it is needed.
+The other package is not loaded before it is needed.
 """
 
 from nfn_graph.interop import nfn

@@ -1,4 +1,4 @@
-"""Specs and weight-space features of the published package, to ours and back."""
+"""Converts specs and weight-space features of the published package to ours and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nfn_graph.spec import NetworkSpec, WeightKey
 
 
 def spec_from_nfn(network_spec: Any) -> NetworkSpec:
-    """Our spec of the networks that a published `NetworkSpec` describes.
+    """Converts a published `NetworkSpec` to a spec of this package.
 
     Example:
         >>> import torch
@@ -31,14 +31,14 @@ def spec_from_nfn(network_spec: Any) -> NetworkSpec:
     return NetworkSpec.chain(
         len(shapes),
         taps=[math.prod(shape[2:]) for shape in shapes],
-        # The published spec writes -1 for a size that it does not depend on.
+        # The published spec has -1 for a size that it does not depend on.
         input_size=inputs if inputs > 0 else None,
         output_size=outputs if outputs > 0 else None,
     )
 
 
 def batch_from_nfn(features: Any) -> Batch:
-    """The networks of published `WeightSpaceFeatures` as a batch of graphs.
+    """Converts published `WeightSpaceFeatures` to a batch of graphs.
 
     Args:
         features: Weights `[B, C, out, in, ...]` and biases `[B, C, out]`.
@@ -59,13 +59,13 @@ def batch_from_nfn(features: Any) -> Batch:
         shapes = [tuple(x.shape) for x in tensors]
         if not shapes or any(len(s) < least or s[:2] != shapes[0][:2] for s in shapes):
             raise UserError(
-                f"Expected {name} of at least {least} axes that begin with the same batch and "
-                f"channels (got {shapes})"
+                f"Expected {name} with at least {least} axes, and with the same batch and channel "
+                f"sizes (got {shapes})"
             )
     if biases[0].shape[:2] != weights[0].shape[:2]:
         raise UserError(
-            f"Expected biases that begin with {tuple(weights[0].shape[:2])}, batch and channels "
-            f"as of the weights (got {tuple(biases[0].shape[:2])})"
+            f"Expected biases with the batch and channel sizes of the weights, "
+            f"{tuple(weights[0].shape[:2])} (got {tuple(biases[0].shape[:2])})"
         )
     networks, channels = weights[0].shape[:2]
     first = WeightGraph.from_tensors([w[0, 0] for w in weights], [b[0, 0] for b in biases])
@@ -83,10 +83,10 @@ def batch_from_nfn(features: Any) -> Batch:
 
 
 def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
-    """Published `WeightSpaceFeatures` of a graph, a batch or features, the way back.
+    """Converts a graph, a batch or features to published `WeightSpaceFeatures`.
 
-    The networks must be chains with a bias in every layer, and of one size: the published
-    package stacks them. For a mixed batch take `to_nfn(batch[i])`.
+    The networks must be chains with a bias in every layer, and have the same sizes because the
+    published package stacks them. For a mixed batch, use `to_nfn(batch[i])`.
 
     Example:
         >>> import torch
@@ -123,7 +123,7 @@ def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
 
 
 def _rows(x: Tensor, axes: int) -> Tensor:
-    """`[B, C, neurons..., taps...]` with so many axes of neurons as `[B, count, taps, C]`."""
+    """Reshapes `[B, C, neurons..., taps...]` to `[B, count, taps, C]`."""
     last = x.movedim(1, -1)
     count = math.prod(x.shape[2 : 2 + axes])
     return last.reshape(x.shape[0], count, -1, x.shape[1])
@@ -139,7 +139,7 @@ def _check_chain(spec: NetworkSpec) -> NetworkSpec:
 
 
 def _kernel(layout: Layout, key: WeightKey, taps: int) -> tuple[int, ...]:
-    """The kernel's axes in the tensor that a weight came from."""
+    """The sizes of the kernel axes of the tensor that a weight came from."""
     for placement in layout.placements:
         if placement.store == key and placement.axes[:2] == ("target", "source"):
             return placement.shape[2:]

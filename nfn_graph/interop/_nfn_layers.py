@@ -1,4 +1,4 @@
-"""The counterparts of the published layers, one by one."""
+"""The counterparts of the published layers."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _REFUSED = {
 
 
 class Step(NamedTuple):
-    """A layer and the view of the features that it works on; `"any"` if that is all the same."""
+    """A layer and the view of the features that it works on; `"any"` if it works on all views."""
 
     view: View
     module: nn.Module
 
 
 def convert(module: Any, in_channels: int | None) -> list[Step]:
-    """The layers that stand for one published layer."""
+    """The layers that replace one published layer."""
     name = published_name(module)
     if name not in _CONVERTERS:
         reason = _REFUSED.get(name, "only layers of the package 'nfn' can come before its pooling")
@@ -54,7 +54,7 @@ def convert(module: Any, in_channels: int | None) -> list[Step]:
             f"Expected a layer with an exact counterpart (got {type(module).__name__}: {reason})"
         )
     steps = _CONVERTERS[name](module, in_channels)
-    if name != "ResBlock":  # Its parts have been through here.
+    if name != "ResBlock":  # Its parts have been converted already.
         is_trained = any(p.requires_grad for p in module.parameters())
         for step in steps:
             step.module.train(module.training).requires_grad_(is_trained)
@@ -62,7 +62,7 @@ def convert(module: Any, in_channels: int | None) -> list[Step]:
 
 
 def assemble(steps: Sequence[Step], view: View = "unknown") -> list[nn.Module]:
-    """The layers in their order, with a :class:`Fold` wherever the view changes.
+    """Puts layers in a sequence, with a :class:`Fold` wherever the view changes.
 
     Args:
         steps: The layers.
@@ -90,14 +90,14 @@ def flatten(*modules: nn.Module) -> Iterator[nn.Module]:
 
 
 def published_name(module: object) -> str:
-    """The class of a layer of `nfn`, without an import of it; '' for all others."""
+    """The class name of a layer of `nfn`, found without importing `nfn`; '' for other modules."""
     kind = type(module)
     is_known = kind.__module__.split(".")[0] == "nfn" or kind is nn.Identity
     return kind.__name__ if is_known else ""
 
 
 def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Zeroes all parameters but those given."""
+    """Zeroes all parameters except those that are given."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.zero_()
@@ -114,7 +114,7 @@ def _np_linear(module: Any, _: int | None) -> list[Step]:
     encoding = IOEncoding(spec, module.c_in, "learned").to(module.in_embed)
 
     def positions(x: Tensor, taps: int) -> Tensor:
-        """`[1, (channels, taps), positions]` as `[positions, taps, channels]`."""
+        """Reshapes `[1, (channels, taps), positions]` to `[positions, taps, channels]`."""
         return x.reshape(module.c_in, taps, -1).permute(2, 1, 0)
 
     source, target = position_name(first.key, "source"), position_name(last.key, "target")
@@ -145,7 +145,7 @@ def _sinusoidal(module: Any, in_channels: int | None) -> list[Step]:
     if in_channels is None:
         raise UserError(
             "Expected in_channels, the channels of the input of IOSinusoidalEncoding "
-            "(got None, and no layer that follows tells). Use from_nfn(module, in_channels=...)."
+            "(got None, and no later layer has this number). Use from_nfn(module, in_channels=...)."
         )
     encoding = IOEncoding(
         spec_from_nfn(module.network_spec),
@@ -190,7 +190,7 @@ def _tuple_op(module: Any, _: int | None) -> list[Step]:
     kind = type(op) if isinstance(op, nn.Module) else op
     if kind not in _ELEMENTWISE and not (kind is nn.PReLU and op.num_parameters == 1):
         raise TypeError(
-            f"Expected a TupleOp of an activation that acts on every value by itself (got {op}). "
+            f"Expected a TupleOp of an activation that acts on single values (got {op}). "
             f"If it does, use nfn_graph.Activation in its place."
         )
     op = copy.deepcopy(op)
@@ -203,7 +203,7 @@ def _res_block(module: Any, in_channels: int | None) -> list[Step]:
     parts = [module.norm, module.base_layer, module.activation, module.dropout]
     inner = flatten(*(part for part in parts if part is not None))
     steps = [step for part in inner for step in convert(part, in_channels)]
-    # Input and output are added, so the block begins in the view that it ends in.
+    # Input and output are added, so the block must begin and end in the same view.
     views: list[View] = [step.view for step in steps if step.view != "any"]
     view = views[-1] if views else "any"
     return [Step(view, Residual(nn.Sequential(*assemble(steps, view))))]

@@ -1,7 +1,7 @@
-"""The parameters of the published linear layers in the maps of :class:`NFLinear`.
+"""Copies the parameters of the published linear layers into the maps of :class:`NFLinear`.
 
 The published layers keep one small map per output tensor and kind of broadcast, with columns
-for the tensors it reads. Here each site has one map. So carrying parameters over is to find,
+for the tensors it reads. Here each site has one map. Copying parameters therefore means finding,
 for every published map, its rows and columns in the map of a neuron type or of the network:
 
 - channels and kernel entries are `(channel, tap)` there and `(tap, channel)` here;
@@ -24,7 +24,7 @@ from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, WeightKey, mod
 
 
 class MappedPiece(NamedTuple):
-    """The taps of one tensor within a map: its fixed positions times its kernel's taps."""
+    """The taps of one tensor within a map: its fixed positions times the taps of its kernel."""
 
     start: int
     positions: int
@@ -47,11 +47,11 @@ MappedPieces = dict[Key, MappedPiece]
 
 
 def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPieces]:
-    """For every neuron type and the network, where its map has the tensors of a chain.
+    """The places of the tensors of a chain in the maps of all neuron types and of the network.
 
     Args:
         spec: The folded spec of a layer.
-        pointwise: Whether the maps of its neurons read their own taps alone.
+        pointwise: Whether the maps of its neurons read only their own taps.
     """
     pieces: dict[str, MappedPieces] = {}
     for site in spec.sites:
@@ -69,7 +69,7 @@ def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPi
 
 
 def carry_np(published: Any, spec: NetworkSpec) -> NFLinear:
-    """Our layer with the parameters of an `NPLinear`, without its `io_embed`."""
+    """Makes our layer with the parameters of an `NPLinear`, except for its `io_embed`."""
     carrier = _Carrier(published, spec.fold("np"), published.c_in, published.c_out)
     everything = _means(spec)
     for i, weight in enumerate(spec.weights):
@@ -84,7 +84,7 @@ def carry_np(published: Any, spec: NetworkSpec) -> NFLinear:
 
 
 def carry_hnp(published: Any, spec: NetworkSpec) -> NFLinear:
-    """Our layer with the parameters of an `HNPLinear`; those that it lacks are 0."""
+    """Makes our layer with the parameters of an `HNPLinear`; those that it lacks are 0."""
     carrier = _Carrier(published, spec.fold("hnp"), published.c_in, published.c_out)
     keys = [weight.key for weight in spec.weights]
     first, last = keys[0], keys[-1]
@@ -111,7 +111,7 @@ def carry_hnp(published: Any, spec: NetworkSpec) -> NFLinear:
 
 
 def carry_pointwise(published: Any, spec: NetworkSpec) -> NFLinear:
-    """Our layer with the parameters of a `Pointwise`."""
+    """Makes our layer with the parameters of a `Pointwise`."""
     channels = published.in_channels, published.out_channels
     carrier = _Carrier(published, spec.fold("np"), *channels, pointwise=True)
     maps = zip(spec.weights, published.weight_maps, published.bias_maps, strict=True)
@@ -122,7 +122,7 @@ def carry_pointwise(published: Any, spec: NetworkSpec) -> NFLinear:
 
 
 class _Carrier:
-    """Adds published maps into a layer that begins as all zeros."""
+    """Adds published maps to a layer whose parameters are all zero at first."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Carrier:
         pointwise: bool = False,
     ) -> None:
         like = next(published.parameters())
-        # No more parameters than the published layer has, however many those are.
+        # Our layer has at most as many parameters as the published one, so no limit is needed.
         limit = max(2**28, sum(p.numel() for p in published.parameters()))
         layer = NFLinear(spec, in_channels, out_channels, pointwise=pointwise, max_parameters=limit)
         self.published = published
@@ -151,7 +151,7 @@ class _Carrier:
         columns: Sequence[Read],
         everything: Sequence[Read],
     ) -> None:
-        """All maps into the weight and the bias of layer `i`, whose two axes are free."""
+        """Adds all maps to the weight and the bias of layer `i`, both axes of which are free."""
         maps = dict(self.published.named_children())
         source, _, target = key
         self.add_edges(maps[f"layer_{i}"], key)
@@ -163,7 +163,7 @@ class _Carrier:
 
     @torch.no_grad()
     def add_edges(self, published: Any, key: WeightKey) -> None:
-        """A map from the entries of a weight to themselves."""
+        """Adds a map from the entries of a weight to themselves."""
         piece = self.pieces[NETWORK][key]
         parameter = self.layer.maps[module_name(key)]
         parameter += self._reordered(published.weight.flatten(1), piece, piece)
@@ -171,7 +171,7 @@ class _Carrier:
 
     @torch.no_grad()
     def add(self, at: str, published: Any, to: Key, reads: Sequence[Read]) -> None:
-        """A map at a neuron type or the network, to one tensor from several."""
+        """Adds a map at a neuron type or the network, from several tensors to one."""
         pieces, channels = self.pieces[at], self.layer.in_channels
         parameter = self.layer.maps[at]
         out = pieces[to]
@@ -188,7 +188,7 @@ class _Carrier:
         self._add_constant(published.bias, to)
 
     def _reordered(self, part: Tensor, out: MappedPiece, read: MappedPiece) -> Tensor:
-        """From `(channel, tap, position)` to `(position, tap, channel)`, rows and columns."""
+        """Reorders rows and columns, `(channel, tap, position)` to `(position, tap, channel)`."""
         rows = (self.layer.out_channels, out.taps, out.positions)
         x = part.reshape(*rows, self.layer.in_channels, read.taps, -1)
         if x.shape[-1] != read.positions:

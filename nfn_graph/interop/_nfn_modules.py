@@ -1,4 +1,4 @@
-"""Small layers that models of the published package need besides ours."""
+"""Additional small layers for models of the published package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReorderedPool(nn.Module):
 
     Args:
         pool: The invariant layer.
-        index: The position among its entries of each entry of the output.
+        index: For each entry of the output, its position among the entries of the pool.
 
     Shapes:
         - input: features of the pool's spec.
@@ -44,13 +44,13 @@ class JointNorm(nn.Module):
     .. math::
         y = \gamma_t \frac{x - \mathrm{mean}(x)}{\mathrm{std}(x) + \epsilon} + \beta_t
 
-    with the unbiased standard deviation, so NaN for one tap of one channel. New models want
-    :class:`nfn_graph.ChannelNorm`.
+    It uses the unbiased standard deviation, which is NaN for a single tap with one channel. New
+    models should use :class:`nfn_graph.ChannelNorm`.
 
     Args:
         scale: :math:`\gamma` per type, `[taps, channels]`.
         shift: :math:`\beta` per type, `[taps, channels]`.
-        eps: Added to the standard deviation.
+        eps: A small number added to the standard deviation.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class JointNorm(nn.Module):
         self.eps = eps
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
-        """Normalises every entry by itself."""
+        """Normalises every entry separately."""
         _check_types(features, self.scale)
         return features.map_types(self._normalize)
 
@@ -91,10 +91,10 @@ class TypeScale(nn.Module):
 
 
 class MatrixDropout(nn.Module):
-    """The published `ChannelDropout`: whole channels of the weights, single biases.
+    """The published `ChannelDropout`, which zeroes whole channels of the weights and single biases.
 
     Args:
-        p: The probability of a zero.
+        p: The probability of zeroing a value.
     """
 
     def __init__(self, p: float) -> None:

@@ -1,4 +1,4 @@
-"""Models of the published package `nfn` (Zhou et al., PyPI `nfn` 0.1.2), brought over.
+"""Imports models of the published package `nfn` (Zhou et al., PyPI `nfn` 0.1.2).
 
     model = from_nfn(published)            # an nn.Sequential of nfn's layers
     model(batch_from_nfn(features))        # what published(features) gives
@@ -9,11 +9,11 @@ Why it is worth moving:
 - *Completeness.* The published `HNPLinear` does not span all equivariant maps: the bias of
   the last hidden layer never reaches the last weight (the paper's phi term `b^{L,L-1,j}`), and
   part of its parameters are redundant (2-3-4-2: 142 parameters, rank 112 of 114). Ours has one
-  parameter per equivariant map, so a model that was brought over and is trained on can use
-  what the published one lacks; until then those parameters are 0. One-layer networks, which
-  make `HNPLinear` raise an `IndexError`, work.
-- *Mixed sizes.* The published package stacks networks, so all of a batch have the same
-  widths. Here they need not.
+  parameter per equivariant map, so further training of an imported model can use what the published
+  one lacks; until then those parameters are 0. One-layer networks, for which `HNPLinear` raises an
+  `IndexError`, also work.
+- *Mixed sizes.* The published package stacks networks, so all networks of a batch must have the
+  same widths. Here the widths may differ.
 - *Speed.* See `docs/performance.md`: both passes of a layer take 0.46 to 0.85 of the time.
 
 What comes over:
@@ -38,8 +38,9 @@ published                               here
                                         pooling
 ======================================  ==================================================
 
-Where the last layer is a convolution, the published `IOSinusoidalEncoding` takes the input's
-encoding for the outputs by mistake, and raises as a rule; the encoding here is the one meant.
+If the last layer is a convolution, the published `IOSinusoidalEncoding` uses the encoding of the
+inputs for the outputs by mistake, and usually raises an error; the encoding here is the intended
+one.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ _POOLS = ("NPPool", "HNPPool")
 
 
 def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
-    """Our counterpart of a layer or model of the published package, with its parameters.
+    """Converts a layer or model of the published package, with its parameters.
 
     Args:
-        module: A layer of `nfn`, or an `nn.Sequential` of them and what follows the pooling.
-        in_channels: The number of input channels. Needed only for an `IOSinusoidalEncoding` that
-            no layer with known channels follows.
+        module: A layer of `nfn`, or an `nn.Sequential` of such layers and the modules after the
+            pooling.
+        in_channels: The number of input channels, which is needed only for an
+            `IOSinusoidalEncoding` that is not followed by a layer with known channels.
 
     Returns:
         For an `nn.Sequential`, one that takes a graph, a batch or features. For a layer, our
@@ -99,7 +101,7 @@ def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
 
 
 def _in_channels(modules: Sequence[Any]) -> int | None:
-    """The channels of the input of the first layer, as far as it or a later one tells."""
+    """The number of input channels of the first layer, if it or a later layer has this number."""
     added = 0
     for module in modules:
         name = published_name(module)

@@ -1,8 +1,8 @@
 """Layers and models on weight-space features.
 
-Each is an `nn.Module` that takes :class:`~nfn_graph.WeightFeatures` and commutes with the group:
-one file per layer, the NF-Layer in `linear` and its equations in `_message_passing`, the models
-of all of them in `models`. All names are also those of :mod:`nfn_graph` itself.
+Each is an `nn.Module` that takes :class:`~nfn_graph.WeightFeatures` and commutes with the group.
+Every layer has its own file: the NF-Layer is in `linear`, its equations are in `_message_passing`,
+and `models` contains whole models. All names are also available in :mod:`nfn_graph` itself.
 """
 
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual

@@ -2,8 +2,8 @@
 
 Between two layers only the neurons' messages are kept. An edge's features follow from its own
 entries and from the messages of its two neurons, so they are computed again, chunk by chunk,
-whenever a layer needs their sums: exact, in the memory of one chunk, at the price of computing
-a layer again for every layer behind it.
+whenever a layer needs their sums. The result is exact and needs the memory of one chunk, but every
+layer is computed again for each of the layers after it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from nfn_graph.spec import FoldedSpec, Key, Site
 
 
 class Stage(NamedTuple):
-    """An NF-Layer with what acts on every entry before and behind it.
+    """An NF-Layer with the modules before and after it that act on single entries.
 
     Attributes:
-        before: What acts before the layer.
+        before: The modules before the layer.
         layer: The layer.
-        behind: What acts behind it.
+        behind: The modules after the layer.
         residual: Whether the input is added to the output.
-        messages: For the weights of each leaf, a table of the messages of all covers; in a
-            pointwise layer the constant.
+        messages: For the weights of each leaf, the table of the messages of all covers, or the
+            constant in a pointwise layer.
     """
 
     before: Sequence[nn.Module]
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module) -> Stage:
-        """Takes one stage of a model apart."""
+        """Splits one stage of a model into its modules."""
         residual = isinstance(module, Residual)
         inner = module.layer if isinstance(module, Residual) else module
         parts: list[nn.Module] = list(inner) if isinstance(inner, nn.Sequential) else [inner]
@@ -61,11 +61,11 @@ class Stage(NamedTuple):
 
 
 class ChunkedFeatures:
-    """Features of which the edges exist only in chunks.
+    """Features whose edges exist only in chunks.
 
     Args:
-        features: The input, folded.
-        chunk_edges: How many edges of one type to hold at a time.
+        features: The folded input.
+        chunk_edges: The number of edges of one type to hold at a time.
     """
 
     def __init__(self, features: WeightFeatures, chunk_edges: int) -> None:
@@ -82,7 +82,7 @@ class ChunkedFeatures:
         self.spec = features.spec
         self.chunk_edges = chunk_edges
         self.stages: list[Stage] = []
-        # The leaves among the weights are chunked, all else is held as it is.
+        # Weights at leaves are processed in chunks; all other features are kept in memory.
         self.leaves: dict[Key, int] = {
             site.key: number
             for number, site in enumerate(self.spec.sites)
@@ -92,7 +92,7 @@ class ChunkedFeatures:
         self.small = features._with(held)
 
     def apply(self, modules: Iterable[nn.Module]) -> ChunkedFeatures:
-        """Applies stages of a model, one after the other."""
+        """Applies stages of a model one after another."""
         for module in modules:
             stage = Stage.of(module)
             read = _run(stage.before, self.small).owned()
@@ -103,7 +103,7 @@ class ChunkedFeatures:
         return self
 
     def features(self) -> WeightFeatures:
-        """All features, the weights in one tensor again."""
+        """All features, with the weights of each type in one tensor."""
         like, channels = next(iter(self.small.tensors()))[1], self.small.channels
         tensors: dict[Key, Tensor] = {}
         for key, taps in self.spec.taps.items():
@@ -117,7 +117,7 @@ class ChunkedFeatures:
         return self.small._with(tensors)
 
     def summary(self, pool: Pool) -> Tensor:
-        """What a pool makes of the features: `[graphs, entries * channels]`."""
+        """The result of a pool: `[graphs, entries * channels]`."""
         like = next(iter(self.small.tensors()))[1]
         act: list[nn.Module] = [] if pool.act is None else [pool.act]
         totals: dict[Key, Tensor] = {}
@@ -176,8 +176,10 @@ class ChunkedFeatures:
         return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:
-        """The first row of every chunk of weights, and the weights `[size, taps, channels]`, as
-        they are after all stages and some modules more."""
+        """Yields the first row of every chunk and its weights `[size, taps, channels]`.
+
+        The weights are computed by all stages and then by the modules `before`.
+        """
         count = self.input[key].shape[0]
         for start in range(0, count, self.chunk_edges):
             x = self._chunk(key, start, min(self.chunk_edges, count - start), before)
@@ -188,9 +190,9 @@ class ChunkedFeatures:
         edges = self.input.incidence.sites[self.spec.symmetry][self.leaves[key]]
         rows = torch.arange(start, start + size, device=self.input.device)
         if site.is_self:
-            # A weight reads its transposed one, and that one reads it: both go along.
+            # A weight and its transpose read each other, so both are computed.
             rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-        width = len(edges.covers)
+        width = len(edges.groupings)
         ends = edges.owners(rows).flatten()
         steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
         x = self.input[key].index_select(0, rows)
@@ -217,7 +219,7 @@ class ChunkedFeatures:
         return x + new if stage.residual else new
 
     def _entries(self, modules: Sequence[nn.Module], key: Key, x: Tensor) -> Tensor:
-        """Applies modules that act on every entry by itself."""
+        """Applies modules that act on single entries."""
         if not modules:
             return x
         return _run(modules, self.input._with({key: x}))[key]

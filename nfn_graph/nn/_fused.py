@@ -1,4 +1,4 @@
-r"""The NF-Layer as one autograd function: :func:`message_passing` in few and large steps.
+r"""The NF-Layer as one autograd function, which computes :func:`message_passing` in large steps.
 
 Going up and coming down are adjoint to each other, so the gradient is the same computation with
 transposed maps. The largest tensors are written once: `embedding_bag` writes the sum of the
@@ -44,8 +44,8 @@ def fused_message_passing(
 class _Fused(torch.autograd.Function):
     """Inputs: values, maps, bias. Outputs: new values."""
 
-    # Not with `setup_context`, for which torch would inspect the signature in every call. Only
-    # the transforms of `torch.func` need that, and they get `message_passing` itself.
+    # There is no `setup_context`, for which torch would inspect the signature in every call. Only
+    # the transforms of `torch.func` need it, and they use `message_passing` itself.
     @staticmethod
     def forward(
         ctx: Any, spec: FoldedSpec, incidence: Incidence, mean: bool, *tensors: Tensor
@@ -77,7 +77,7 @@ class _Fused(torch.autograd.Function):
             inputs[0].new_zeros(shape) if g is None else g.contiguous()
             for g, shape in zip(grads, ctx.shapes, strict=True)
         ]
-        # Whoever looks into the gradient gets it in operations that know their own derivative.
+        # A gradient that is differentiated again uses operations that have derivatives.
         if torch.is_grad_enabled() or is_transformed():
             return (None, None, None, *_plain_gradient(spec, incidence, mean, flat, inputs, needs))
         with without_autocast(flat[0].device):
@@ -93,13 +93,13 @@ def up(
     values: Sequence[Tensor],
     sums: dict[int, Tensor] | None = None,
 ) -> list[Tensor]:
-    """The summaries of all sites, with sums for means.
+    """Computes the summaries of all sites, with sums in the place of means.
 
     Args:
         spec: The layer's spec.
         incidence: The rows of its sites.
         values: The own entries of every site.
-        sums: For leaves whose entries are not at hand, what :func:`bag_up` makes of them.
+        sums: The result of :func:`bag_up` for leaves whose entries are not in memory.
     """
     wide = sum_dtype(values[0].dtype)
     channels = channels_in(spec.sites, values)
@@ -111,7 +111,7 @@ def up(
         summary = values[number]
         if not site.is_leaf:
             found = [part.below for part in site.parts if part.below is not None]
-            parts = [below[finer][cover][place] for finer, cover, place in found]
+            parts = [below[finer][position][place] for finer, position, place in found]
             summary = torch.cat([*parts, cast(summary, wide)], 1)
         summaries.append(summary)
         table = None if sums is None else sums.get(number)
@@ -136,14 +136,15 @@ def down(
     dtype: torch.dtype,
     new_message: Callable[[int, Tensor | None], Tensor],
 ) -> list[Tensor]:
-    """The message of every site: the map of its summary, and the messages of coarser sites.
+    """Computes the message of every site: the map of its summary plus the messages of coarser
+    sites.
 
     Args:
         spec: The layer's spec.
-        channels: The channels of the messages.
+        channels: The number of channels of the messages.
         dtype: The dtype of the leaves.
-        new_message: Makes the message of a site, given its number and the table of what its
-            covers send to it, one cover below another; None if it has no covers.
+        new_message: A function that returns the message of a site, given its number and the table
+            of the messages of its covers, one cover after another; None if it has no covers.
     """
     count = len(spec.sites)
     messages: list[Tensor] = [torch.empty(0)] * count
@@ -151,7 +152,7 @@ def down(
     zeros: dict[int, Tensor] = {}
 
     def sent(site: Site, cover: int, senders: Sequence[int | None]) -> Tensor:
-        """The message of a coarser site to every part of a finer one; zeros where none is."""
+        """The message of a coarser site to every part of a finer one; zeros where it sends none."""
         parts = parts_of[cover]
         if len(senders) == 1 and senders[0] is not None:
             return parts[senders[0]]
@@ -187,7 +188,7 @@ def down_maps(
     dtype: torch.dtype,
     skipped: Sequence[int] = (),
 ) -> list[Tensor]:
-    """:func:`down` with the maps of a layer; of the skipped sites the table, if they have one."""
+    """Computes :func:`down` with the maps of a layer; skipped sites return their table, if any."""
 
     def new_message(number: int, table: Tensor | None) -> Tensor:
         if number in skipped:
@@ -210,11 +211,11 @@ def _gradient(
     of_values: bool,
     of_maps: bool,
 ) -> list[Tensor | None]:
-    """The gradients of values, maps and bias, as far as they are wanted."""
+    """Computes the gradients of values, maps and bias, as far as they are needed."""
     values, maps, bias = _split(spec, inputs)
     rest = iter(kept)
     reads = [x if s.is_leaf else next(rest) for s, x in zip(spec.sites, values, strict=True)]
-    # The gradient of a message is what all finer entries that got it send back.
+    # The gradient of a message is the sum of those of all finer entries that received it.
     sums = up(spec, incidence, grads)
     own: list[Tensor | None] = [None] * len(values)
     if of_values:
@@ -224,8 +225,8 @@ def _gradient(
         return [*own, *found]
     if bias is not None:
         found[-1] = cast(sums[-1].sum(0), bias.dtype)
-    # Last, when the messages of the gradient are gone, and each sum goes after its use: the
-    # gradients of the maps are large.
+    # The gradients of the maps are large, so they come last, when the messages of the gradient are
+    # freed, and each sum is freed after its use.
     for number in reversed(range(len(maps))):
         g, matrix = sums.pop(), maps[number]
         if matrix is not None:
@@ -273,7 +274,7 @@ def _plain_gradient(
     inputs: Sequence[Tensor],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """The same, through :func:`message_passing`, for those who differentiate it again."""
+    """Computes the same through :func:`message_passing`, which can be differentiated again."""
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
@@ -295,7 +296,7 @@ def _message(
     matrix: Tensor | None,
     constant: Tensor | None,
 ) -> Tensor:
-    """What a site gets from its covers, and the map of its summary; `[inputs, outputs]`."""
+    """The messages of a site's covers plus the map `[inputs, outputs]` of its summary."""
     rows = incidence.sites[spec.symmetry][number]
     if matrix is None:
         return read.new_empty(read.shape[0], 0) if table is None else bag_down(table, rows)
@@ -309,7 +310,7 @@ def _message(
 
 
 def _with_transposed(spec: FoldedSpec, incidence: Incidence, number: int, x: Tensor) -> Tensor:
-    """What a site reads: its summary and, in a self weight, that of the transposed entry."""
+    """The input of a site's map: its summary and, for a self weight, that of the transpose."""
     if not spec.sites[number].is_self:
         return x
     transposed = incidence.sites[spec.symmetry][number].transposed
@@ -317,7 +318,7 @@ def _with_transposed(spec: FoldedSpec, incidence: Incidence, number: int, x: Ten
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:
-    """The map of the gradients. Transposing entries is its own adjoint."""
+    """The map of the gradients. Transposing entries is self-adjoint."""
     if not is_self:
         return matrix
     rows, reads = matrix.shape
@@ -332,7 +333,7 @@ def _split_parts(site: Site, x: Tensor, channels: int) -> Sequence[Tensor]:
 
 
 def _tapped(x: Tensor, like: Tensor) -> Tensor:
-    """Rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
+    """Views rows `[rows, taps * channels]` as `[rows, taps, channels]`, with the taps of `like`."""
     return x.view(x.shape[0], like.shape[1], x.shape[1] // max(like.shape[1], 1))
 
 

@@ -1,4 +1,4 @@
-"""What every layer asks of its spec and its input."""
+"""The checks that every layer makes of its spec and its input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nfn_graph.ops._precision import autocast_dtype
 from nfn_graph.spec import FoldedSpec, NetworkSpec
 
 _UNION_HINT = (
-    "networks of some types of a larger spec become features of it by "
+    "for networks that have only some types of a larger spec, use "
     "graph.features(symmetry, spec=larger)"
 )
 
@@ -23,7 +23,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_folded(spec: FoldedSpec) -> FoldedSpec:
-    """Raises unless the spec is folded."""
+    """Raises an error unless the spec is folded."""
     if not isinstance(spec, FoldedSpec):
         raise TypeError(
             f"Expected a folded spec (got {type(spec).__name__}). "
@@ -35,14 +35,14 @@ def check_folded(spec: FoldedSpec) -> FoldedSpec:
 def check_features(
     features: WeightFeatures, spec: NetworkSpec | FoldedSpec, channels: int | None = None
 ) -> WeightFeatures:
-    """Raises unless the features fit; returns them with the entries no network owns zeroed."""
+    """Raises an error unless the features fit; zeroes the taps that a network does not have."""
     if not isinstance(features, WeightFeatures):
         hint = ""
         if isinstance(features, WeightGraph):
             symmetry = f'"{spec.symmetry}"' if isinstance(spec, FoldedSpec) else ""
             hint = f". Use graph.features({symmetry})."
         raise TypeError(f"Expected WeightFeatures (got {type(features).__name__}){hint}")
-    # The compiler cannot compare specs: there, shapes that do not fit are found by torch.
+    # The compiler cannot compare specs. In compiled models, torch finds shapes that do not fit.
     comparable = features.spec is not spec and not torch.compiler.is_compiling()
     if comparable and not _fits(spec, features.spec):
         raise UserError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
@@ -52,7 +52,7 @@ def check_features(
 
 
 def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> None:
-    """Raises unless features and parameters are of one dtype and on one device."""
+    """Raises an error unless features and parameters have one dtype and are on one device."""
     like = next(iter(parameters), None)
     if like is None:
         return
@@ -63,20 +63,20 @@ def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> 
         )
     if like.dtype != features.dtype and autocast_dtype(features.device) is None:
         raise UserError(
-            f"Expected features of {like.dtype}, as the parameters of the layer (got "
+            f"Expected features of {like.dtype}, like the parameters of the layer (got "
             f"{features.dtype}). Use batch.to({like.dtype}) or model.to({features.dtype})."
         )
 
 
 def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
-    """Raises unless the value is one of the choices."""
+    """Raises an error unless the value is one of the choices."""
     if value not in choices:
         raise UserError(f"Expected one of {list(choices)} (got {value!r})")
     return value
 
 
 def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:
-    """Whether the specs are equal, but for sizes that the first one leaves open."""
+    """Whether the specs are equal, except for sizes that the first one leaves open."""
     if spec == got:
         return True
     if isinstance(spec, FoldedSpec) or isinstance(got, FoldedSpec):

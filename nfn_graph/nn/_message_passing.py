@@ -36,20 +36,20 @@ def message_passing(
     bias: Tensor | None,
     mean: bool,
 ) -> list[Tensor]:
-    """The new entries of every site, in operations that every transform of torch knows.
+    """Computes the new entries of every site, in operations that all transforms of torch support.
 
     Args:
-        spec: The layer's spec, for its sites.
-        incidence: The rows of each in the batch.
-        values: The own entries of each, `[rows, taps * channels]`.
-        maps: The square map of each; None for a site with an empty summary.
-        bias: The constant of every entry of the network's summary.
-        mean: Whether aggregates are means, not sums.
+        spec: The spec of the layer, which lists its sites.
+        incidence: The rows of each site in the batch.
+        values: The own entries of each site, `[rows, taps * channels]`.
+        maps: The square map of each site; None for a site with an empty summary.
+        bias: A constant for every entry of the network's summary.
+        mean: Whether aggregates are means instead of sums.
     """
     sites, rows = spec.sites, incidence.sites[spec.symmetry]
     dtype, wide = values[0].dtype, sum_dtype(values[0].dtype)
     in_channels, out_channels = channels_in(sites, values), channels_out(sites, maps)
-    # Up: the summary of a site is made of those of finer sites.
+    # Up: the summary of a site is computed from those of finer sites.
     sums: list[Tensor] = []
     for site, own in zip(sites, values, strict=True):
         parts = []
@@ -57,11 +57,11 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                finer, cover, place = part.below
+                finer, position, place = part.below
                 below = columns(sums[finer], sites[finer].parts[place], in_channels).to(wide)
-                parts.append(segment_sum(below, rows[finer].covers[cover]))
+                parts.append(segment_sum(below, rows[finer].groupings[position]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-    # One square map of every summary, and down: the messages of coarser sites to its parts.
+    # One square map of every summary. Down: coarser sites send messages to its parts.
     messages: dict[int, Tensor] = {}
     for number in reversed(range(len(sites))):
         site, summary, matrix = sites[number], sums[number], maps[number]
@@ -71,13 +71,13 @@ def message_passing(
             summary = torch.cat([summary, summary.index_select(0, rows[number].transposed)], 1)
         constant = bias.to(summary.dtype) if bias is not None and not site.indices else None
         new = summary if matrix is None else linear(summary, matrix.to(summary.dtype), constant)
-        for cover, senders, segments in zip(
-            site.covers, site.senders, rows[number].covers, strict=True
+        for cover, senders, grouping in zip(
+            site.covers, site.senders, rows[number].groupings, strict=True
         ):
             sent = message_to(site, sites[cover], senders, messages[cover], out_channels)
-            new = new + expand(sent.to(new.dtype), segments)
+            new = new + expand(sent.to(new.dtype), grouping)
         messages[number] = new
-    # Not views: users may change what they get in place.
+    # The results are not views, since users may change them in place.
     return [
         messages[i] if site.is_leaf else own_columns(site, messages[i], out_channels).to(dtype)
         for i, site in enumerate(sites)
@@ -90,26 +90,26 @@ def columns(x: Tensor, part: Part, channels: int) -> Tensor:
 
 
 def own_columns(site: Site, message: Tensor, channels: int) -> Tensor:
-    """A copy of the part of a message that is the site's new entries."""
+    """Copies the part of a message that contains the site's new entries."""
     own = columns(message, site.parts[-1], channels)
     return own.clone() if site.taps else own
 
 
 def channels_in(sites: Sequence[Site], values: Sequence[Tensor]) -> int:
-    """The channels of the entries."""
+    """The number of channels of the entries."""
     return next(
         (x.shape[1] // site.taps for site, x in zip(sites, values, strict=True) if site.taps), 1
     )
 
 
 def channels_out(sites: Sequence[Site], maps: Sequence[Tensor | None]) -> int:
-    """The channels that the maps of a layer return."""
+    """The number of channels that the maps of a layer return."""
     pairs = zip(sites, maps, strict=True)
     return next(m.shape[0] // site.summary_taps for site, m in pairs if m is not None)
 
 
 def averaged(site: Site, rows: Rows, sums: Tensor) -> Tensor:
-    """The summary of a site with means for the sums of finer entries."""
+    """Turns the sums of finer entries in the summary of a site into means."""
     channels = sums.shape[1] // max(site.summary_taps, 1)
     parts = sums.split([part.taps * channels for part in site.parts], 1)
     means = [

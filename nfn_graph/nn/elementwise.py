@@ -1,4 +1,4 @@
-"""Layers that act on every entry by itself, and wrappers."""
+"""Layers that act on single entries, and wrappers of layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
-#: The activations of `torch.nn` that act on every value by itself.
+#: The activations of `torch.nn` that act on single values.
 _ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU",
     "LogSigmoid", "Mish", "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus",
@@ -24,9 +24,9 @@ class Activation(nn.Module):
 
     Args:
         function: The name of an activation of `torch.nn`, spelled as PyG's models accept it
-            (`"relu"`, `"ReLU"`, `"leaky_relu"`), or a function of a tensor. The function must
-            act on every value by itself, and not in place: features share memory with the
-            graph that they came from.
+            (`"relu"`, `"ReLU"`, `"leaky_relu"`), or a function of a tensor. The function must act
+            on each value separately, and not in place, since features share memory with the graph
+            that they came from.
 
     Example:
         >>> from nfn_graph import Activation
@@ -46,7 +46,7 @@ class Activation(nn.Module):
                 f"Use 'relu' or torch.nn.ReLU()."
             )
         if getattr(function, "inplace", False):
-            raise UserError(f"Expected a function that keeps its input (got {function})")
+            raise UserError(f"Expected a function that keeps its input unchanged (got {function})")
         self.function = function
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
@@ -55,13 +55,13 @@ class Activation(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeroes features at random in training and scales the rest; does nothing in `eval`.
+    """Zeroes features at random and scales the rest in training; does nothing in `eval`.
 
     Args:
-        p: The probability of a zero.
-        per_channel: Whether to zero a channel of a tap for all entries of a type of one
-            network together, which commutes with permutations for every random draw;
-            elementwise dropout does so only in distribution.
+        p: The probability of zeroing a value.
+        per_channel: Whether to zero a channel of a tap for all entries of a type in one network
+            together. This commutes with permutations for every random sample; elementwise dropout
+            does so only in distribution.
 
     Example:
         >>> from nfn_graph import Dropout, NetworkSpec
@@ -101,10 +101,10 @@ class Dropout(nn.Module):
 
 
 class Residual(nn.Module):
-    """Adds a layer's input to its output, which must have as many channels.
+    """Adds a layer's input to its output, which must have the same number of channels.
 
     Args:
-        layer: The layer, or several in an `nn.Sequential`.
+        layer: The layer, or several layers in an `nn.Sequential`.
 
     Example:
         >>> from nfn_graph import Activation, NetworkSpec, Residual
@@ -133,9 +133,9 @@ class Residual(nn.Module):
 
 
 def _named(name: str) -> nn.Module:
-    """The activation of that name, whatever its case, hyphens and underscores."""
+    """The activation with a name, regardless of case, hyphens and underscores."""
     known = {normalize_string(n): n for n in _ACTIVATIONS} | {"swish": "SiLU"}
     if normalize_string(name) not in known:
-        raise UserError(f"Expected the name of an activation of {_ACTIVATIONS} (got {name!r})")
+        raise UserError(f"Expected an activation of {_ACTIVATIONS} (got {name!r})")
     module: nn.Module = getattr(nn, known[normalize_string(name)])()
     return module

@@ -20,7 +20,7 @@ End = Literal["target", "source"]
 
 
 class IOEncoding(nn.Module):
-    r"""Marks the neurons of fixed types (inputs, outputs), so that NP layers can tell them apart.
+    r"""Marks the neurons of fixed types (inputs, outputs), so that NP layers can distinguish them.
 
     The IO-encoding of `Permutation Equivariant Neural Functionals
     <https://arxiv.org/abs/2302.14040>`_ (section 2.2): position encodings at the columns of
@@ -85,7 +85,7 @@ class IOEncoding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Standard normal embeddings."""
+        """Initialises the embeddings with the standard normal distribution."""
         for parameter in self.parameters():
             nn.init.normal_(parameter)
 
@@ -136,7 +136,7 @@ class IOEncoding(nn.Module):
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
     def _positions(self, features: WeightFeatures, key: Key) -> list[tuple[str, Tensor]]:
-        """The places of the neurons that each row of a type has, by the names of embeddings."""
+        """The positions of the neurons of each row of a type, by the names of embeddings."""
         positions = features.incidence.positions
         if isinstance(key, str):
             return [(key, positions[key])]
@@ -149,7 +149,7 @@ class IOEncoding(nn.Module):
         ]
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
-        # A dtype of few digits could not tell hundreds of positions apart.
+        # A dtype with few digits cannot distinguish hundreds of positions.
         dtype = torch.promote_types(features.dtype, torch.float32)
         fixed = {
             n.name: self._fourier(_places(features.incidence, n.name, dtype))
@@ -165,15 +165,15 @@ class IOEncoding(nn.Module):
             if isinstance(key, str):
                 return _cat_channels(x, code + fixed[key] if key in fixed else code)
             rows = features.rows(key)
-            for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
+            for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                 if name in fixed:
-                    code = code + fixed[name].index_select(0, segments.index)
+                    code = code + fixed[name].index_select(0, grouping.index)
             return _cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
     def _depths(self, dtype: torch.dtype, device: torch.device) -> Mapping[Key, Tensor]:
-        """The encoding of each tensor's depth; a neuron type has that of its first weight."""
+        """The encoding of the depth of each tensor; a neuron type has that of its first weight."""
         if not self.encode_layers:
             return {}
         count = len(self.spec.weights)
@@ -197,8 +197,8 @@ class FourierFeatures(nn.Module):
 
     Args:
         in_channels: The number of input channels.
-        num_features: The rows of the random matrix :math:`B`; the output has twice as many
-            channels.
+        num_features: The number of rows of the random matrix :math:`B`; the output has twice this
+            number of channels.
         scale: The standard deviation of the entries of the matrix.
 
     Example:
@@ -221,7 +221,7 @@ class FourierFeatures(nn.Module):
         self.register_buffer("frequencies", torch.randn(in_channels, num_features) * scale)
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
-        """Encodes every entry by itself."""
+        """Encodes every entry separately."""
         check_features(features, features.spec, self.in_channels)
         return features.map(self._encode)
 
@@ -230,14 +230,14 @@ class FourierFeatures(nn.Module):
         return f"{self.in_channels} -> {self.out_channels}, scale={self.scale}"
 
     def _encode(self, x: Tensor) -> Tensor:
-        # Angles are large numbers: of few digits only noise would be left.
+        # The angles are large, so a dtype with few digits would leave only noise.
         with without_autocast(x.device):
             angles = 2 * math.pi * (x @ self.frequencies)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 def position_name(key: WeightKey, end: End) -> str:
-    """The name in a module's parameters of the positions at one end of a weight type."""
+    """The name of the positions at one end of a weight type in a module's parameters."""
     return f"{module_name(key)}__{end}"
 
 
@@ -247,6 +247,6 @@ def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
 
 
 def _places(incidence: Incidence, name: str, dtype: torch.dtype) -> Tensor:
-    """Positions in their layers, spread evenly over [-1, 1]; a single one is at -1."""
+    """Positions in layers, spread evenly over [-1, 1]; a single position is at -1."""
     last = (incidence.layer_sizes[name] - 1).clamp(min=1).to(dtype)
     return 2 * incidence.positions[name].to(dtype) / last - 1

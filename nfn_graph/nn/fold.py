@@ -11,10 +11,10 @@ from nfn_graph.spec import Symmetry
 
 
 class Fold(nn.Module):
-    """Takes a graph, a batch or features to the view that the next layers work on.
+    """Converts a graph, a batch or features to the view that the next layers work on.
 
-    Layers say which view they expect, and none of them changes it. So an `nn.Sequential` of
-    layers begins with a fold.
+    Every layer expects one view and none of them changes it, so an `nn.Sequential` of layers begins
+    with a fold.
 
     Args:
         symmetry: `"np"`, `"hnp"`, or None for the networks' own tensors.
@@ -36,7 +36,7 @@ class Fold(nn.Module):
         self.symmetry = None if symmetry is None else check_choice(symmetry, ("np", "hnp"))
 
     def forward(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
-        """Folds or unfolds; returns features that have the view already as they are."""
+        """Folds or unfolds the input; features in the right view are returned unchanged."""
         if isinstance(graph, WeightGraph):
             return graph.features(self.symmetry)
         if not isinstance(graph, WeightFeatures):

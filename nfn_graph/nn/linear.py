@@ -34,10 +34,10 @@ class NFLinear(nn.Module):
             \text{ and } k + g'\text{'s message}
 
     Every map's output is split into the site's own new features and one message for each finer
-    site. The layer has one parameter per orbit of the group on pairs of entries, so it is every
-    equivariant linear map and no other: :math:`f(\sigma U) = \sigma f(U)`. The spec says whether
-    the group is NP or HNP. In PyG, the nearest relative is `MetaLayer`, which also updates edges,
-    nodes and the graph.
+    site. The layer has one parameter per orbit of the group on pairs of entries, so it can express
+    all equivariant linear maps, :math:`f(\sigma U) = \sigma f(U)`, and no others. The spec
+    determines whether the group is NP or HNP. In PyG, the most similar layer is `MetaLayer`, which
+    also updates edges, nodes and the graph.
 
     Args:
         spec: The folded spec of the features.
@@ -95,11 +95,11 @@ class NFLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform, with variance 1/n for the own entries of a site and 1/(3n) for its messages.
+        """Initialises maps uniformly, with variance 1/n for own entries and 1/(3n) for messages.
 
-        Here n is the number of inputs of the site's map. Messages carry means over many entries,
-        which hardly differ from entry to entry: at equal variance little of an entry would be left
-        in its own features after a few layers.
+        Here n is the number of inputs of a site's map. Messages carry means over many entries,
+        which hardly differ between entries. With equal variances, the features of an entry would
+        contain little of the entry itself after a few layers.
         """
         for site in self.spec.sites:
             if site.name in self.maps:
@@ -131,9 +131,10 @@ class NFLinear(nn.Module):
         return f"{self.in_channels} -> {self.out_channels}, {kind}{self.spec}"
 
     def values(self, features: WeightFeatures) -> list[Tensor]:
-        """The own entries of every site, `[rows, taps * channels]`, in the dtype to compute in.
+        """The own entries of every site, `[rows, taps * channels]`, in the dtype of the
+        computation.
 
-        Where features hold no entries of a site, they are empty.
+        They are empty for a site of which the features contain no entries.
         """
         dtype = autocast_dtype(features.device) or features.dtype
         known = dict(features.tensors())
@@ -147,7 +148,7 @@ class NFLinear(nn.Module):
         ]
 
     def site_maps(self) -> list[Tensor | None]:
-        """The map of every site; None where there is nothing to map."""
+        """The map of every site; None for a site with an empty summary."""
         return [self.maps.get(site.name) for site in self.spec.sites]
 
     def entries(self, new: Sequence[Tensor]) -> dict[Key, Tensor]:
@@ -176,13 +177,13 @@ class NFLinear(nn.Module):
         return new
 
     def _map_taps(self, site: Site) -> tuple[int, int]:
-        """The taps that the map of a site returns, and those that it reads."""
+        """The numbers of taps that the map of a site returns and reads."""
         if self.pointwise:
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
     def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
-        """Draws the rows of every part."""
+        """Samples the rows of every part."""
         rows_of_parts = parameter.split([part.taps * self.out_channels for part in parts])
         for part, rows in zip(parts, rows_of_parts, strict=True):
             variance = 1 / inputs if part.below is None else 1 / (3 * inputs)

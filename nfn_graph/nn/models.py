@@ -1,4 +1,4 @@
-"""Ready neural functional networks."""
+"""Complete neural functional networks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nfn_graph.ops import Reduce
 from nfn_graph.ops._backends import current_backend, use_backend
 from nfn_graph.spec import NetworkSpec, Symmetry
 
-# Only annotations use it, and Python 3.10 does not have it.
+# It is used in annotations only, and Python 3.10 does not have it.
 if TYPE_CHECKING:
     from typing import Unpack
 
@@ -34,23 +34,22 @@ class NFNOptions(TypedDict, total=False):
     """The options that invariant and equivariant models share.
 
     Attributes:
-        in_channels: Channels of the graphs; 1 by default.
+        in_channels: The number of channels of the graphs; 1 by default.
         pointwise: Whether the NF-Layers drop all aggregates (NFN_PT).
-        io_encoding: See :class:`IOEncoding`; None, the default, for none.
-        encode_layers: Whether the IO-encoding also tells depths apart.
-        fourier_features: Number of Gaussian Fourier features of the values; 0, the default,
-            for none.
-        fourier_scale: Their scale; 10 by default.
+        io_encoding: The kind of :class:`IOEncoding`; None, the default, for no encoding.
+        encode_layers: Whether the IO-encoding also encodes depths.
+        fourier_features: The number of Gaussian Fourier features of the values; 0 by default.
+        fourier_scale: The scale of the Fourier features; 10 by default.
         standardize: Whether to standardize the input; call `model.standardize.fit(graphs)`
             before training.
         norm: Whether to normalise channels before every NF-Layer but the first.
-        dropout: Dropout after every activation; 0 by default.
+        dropout: The dropout probability after every activation; 0 by default.
         residual: Whether layers that keep the number of channels add their input.
         act: The activation; see :class:`Activation`. `"relu"` by default.
-        aggr: Aggregate of the NF-Layers, `"mean"` (the default) or `"sum"`.
+        aggr: The aggregate of the NF-Layers, `"mean"` (the default) or `"sum"`.
         recompute: Whether to keep only the input of every layer for the backward pass and to
-            compute the rest of it again: less memory, more time.
-        max_parameters: See :class:`NFLinear`.
+            compute the rest again, which saves memory and costs time.
+        max_parameters: The limit on the parameters of a layer; see :class:`NFLinear`.
 
     Example:
         >>> from nfn_graph import NFN, NetworkSpec, NFNOptions
@@ -76,7 +75,7 @@ class NFNOptions(TypedDict, total=False):
 
 
 class _Layers(nn.Module):
-    """The NF-Layers of a model with all that stands before and between them.
+    """The NF-Layers of a model and the modules before and between them.
 
     Args:
         spec: The networks' own spec.
@@ -118,8 +117,8 @@ class _Layers(nn.Module):
         if not channels:
             raise UserError("Expected the channels of at least one NF-Layer (got none)")
         if symmetry == "np" and io_encoding != "learned":
-            spec = spec.unsized  # Then any number of inputs and outputs will do.
-        Activation(act)  # Refuses an unknown name also where no layer uses it.
+            spec = spec.unsized  # The numbers of inputs and outputs are then arbitrary.
+        Activation(act)  # Refuses an unknown name even if no layer uses it.
         self.spec = spec
         self.symmetry: Symmetry = symmetry
         self.folded = spec.fold(symmetry)
@@ -152,19 +151,19 @@ class _Layers(nn.Module):
             self.layers.append(_stage(layer, norm and i > 0, behind, dropout, residual))
 
     def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
-        """The input as features of the model's own spec, before the fold."""
+        """Converts the input to features of the model's own spec, before the fold."""
         if isinstance(graph, WeightGraph):
             return graph.features(spec=self.spec)
         if not isinstance(graph, WeightFeatures):
             raise TypeError(
                 f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
-                f"Several graphs become one batch by nfn_graph.Batch.from_data_list."
+                f"Use nfn_graph.Batch.from_data_list to batch several graphs."
             )
         check_features(graph, self.spec)
         return graph
 
     def _encode(self, features: WeightFeatures) -> WeightFeatures:
-        """What the NF-Layers take: the input standardized, encoded and folded."""
+        """Standardizes, encodes and folds the input for the NF-Layers."""
         if self.standardize is not None:
             features = self.standardize(features)
         return self.before(features).fold(self.folded)
@@ -180,7 +179,7 @@ class _Layers(nn.Module):
             return layer(features)
         if torch.compiler.is_compiling():
             return checkpoint(layer, features, use_reentrant=False)
-        # The backward pass may run after the block that chose the kernels, and elsewhere.
+        # The backward pass may run after the block that chose the kernels, and in another thread.
         backend = current_backend()
         return checkpoint(
             layer,
@@ -191,10 +190,10 @@ class _Layers(nn.Module):
 
 
 class InvariantNFN(_Layers):
-    r"""A model that returns the same for every order of the neurons:
+    r"""A model whose output does not depend on the order of the neurons:
     :math:`f(\sigma U) = f(U)`.
 
-    NF-Layers with an activation after each, the invariant layer, an MLP.
+    It consists of NF-Layers with an activation after each, the invariant layer, and an MLP.
 
     Args:
         spec: The networks' own spec; `NetworkSpec.union` of several.
@@ -203,7 +202,7 @@ class InvariantNFN(_Layers):
         out_features: The number of outputs per network.
         head: The hidden sizes of the MLP.
         head_dropout: The dropout probability in the MLP.
-        pool: Aggregate of the invariant layer.
+        pool: The aggregate of the invariant layer.
         pool_full: Whether the invariant layer keeps its redundant entries; see :class:`Pool`.
         **options: See :class:`NFNOptions`.
 
@@ -238,7 +237,7 @@ class InvariantNFN(_Layers):
         super().__init__(spec, channels, symmetry, ends_active=True, **options)
         last = self.layers[-1]
         act = last[-1] if isinstance(last, nn.Sequential) else None
-        # An activation in the pool keeps one tensor less than one before it.
+        # An activation inside the pool keeps one tensor less than an activation before it.
         if isinstance(last, nn.Sequential) and isinstance(act, Activation):
             del last[-1]
         else:
@@ -268,16 +267,15 @@ class EquivariantNFN(_Layers):
     r"""A model whose output follows the order of the neurons:
     :math:`f(\sigma U) = \sigma f(U)`.
 
-    NF-Layers with an activation between them. The output has the view of the NF-Layers;
-    `.to_graph()` makes networks of it.
+    It consists of NF-Layers with activations between them. The output has the view of the
+    NF-Layers; `.to_graph()` turns it into networks.
 
     Args:
         spec: The networks' own spec; `NetworkSpec.union` of several.
         channels: The output channels of each NF-Layer.
         symmetry: `"np"` or `"hnp"`.
-        edit_scale: For a model that edits its input:
-            :math:`U' = U + \gamma\,\mathrm{NFN}(U)`, with a learned :math:`\gamma` that starts
-            here.
+        edit_scale: The initial value of the learned factor :math:`\gamma` of a model that edits its
+            input: :math:`U' = U + \gamma\,\mathrm{NFN}(U)`.
         **options: See :class:`NFNOptions`.
 
     Shapes:
@@ -370,7 +368,7 @@ def NFN(
     out_features: int | None = None,
     **options: Any,
 ) -> InvariantNFN | EquivariantNFN:
-    """A complete model: NF-Layers with the parts before and after them.
+    """A complete model: NF-Layers and the modules before and after them.
 
     ======================  =============================================================
     `out_features` given    an :class:`InvariantNFN`, which returns `[graphs, out_features]`
@@ -424,7 +422,7 @@ def _stage(
     dropout: float,
     residual: bool,
 ) -> nn.Module:
-    """An NF-Layer with what stands before and behind it."""
+    """An NF-Layer with the modules before and after it."""
     parts: list[nn.Module] = [ChannelNorm(layer.spec, layer.in_channels)] if norm else []
     parts.append(layer)
     if act is not None:
@@ -435,10 +433,10 @@ def _stage(
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:
-    """Linear layers with ReLU and dropout between them."""
+    """Makes an MLP: linear layers with ReLU and dropout between them."""
     layers: list[nn.Module] = []
     for first, second in pairwise(sizes):
-        # In place, since no gradient reads what a linear map returns.
+        # It runs in place, since no gradient needs the result of a linear map.
         layers += [nn.Linear(first, second), nn.ReLU(inplace=True)]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers, nn.Linear(sizes[-1], out_features))

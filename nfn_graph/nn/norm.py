@@ -1,4 +1,4 @@
-"""Normalisations. Both act per type, never per position, and so keep the symmetry."""
+"""Normalisations. Both act per type and never per position, so they preserve the symmetry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChannelNorm(nn.Module):
     Args:
         spec: The spec of the features, folded or not.
         channels: The number of channels of input and output.
-        eps: A small number that is added to the variance.
+        eps: A small number added to the variance.
 
     Example:
         >>> import torch
@@ -51,7 +51,7 @@ class ChannelNorm(nn.Module):
         self.shift = nn.ParameterDict({k: torch.zeros(n, channels) for k, n in taps.items()})
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
-        """Normalises every entry by itself."""
+        """Normalises every entry separately."""
         check_features(features, self.spec, self.channels)
         return features.map_types(self._normalize)
 
@@ -68,8 +68,8 @@ class Standardize(nn.Module):
     """Subtracts the mean and divides by the standard deviation of a set of networks.
 
     The statistics are per type, tap and channel, over all neurons and networks, so the layer
-    commutes with permutations. They are buffers: saved with the model, not trained. Before
-    :meth:`fit` the layer changes nothing, and warns when it is used.
+    commutes with permutations. They are buffers, which are saved with the model and not trained.
+    Before :meth:`fit`, the layer changes nothing and issues a warning.
 
     Args:
         spec: The networks' own spec.
@@ -103,7 +103,7 @@ class Standardize(nn.Module):
     def fit(self, graphs: WeightGraph | Iterable[WeightGraph]) -> Standardize:
         """Sets the statistics from graphs or batches, in one pass.
 
-        A tap that does not vary, or was seen only once, is only centred.
+        A tap that does not vary, or has only one value, is centred but not scaled.
         """
         if isinstance(graphs, WeightGraph):
             graphs = [graphs]
@@ -118,7 +118,7 @@ class Standardize(nn.Module):
                     continue
                 name, x = module_name(key), x.detach().double()
                 here, n = x.mean(0), x.shape[0]
-                # Chan's update of mean and squared deviations with another sample's.
+                # Chan's update of the mean and the squared deviations by another sample.
                 before = count.get(name, 0)
                 delta = here - mean.get(name, torch.zeros_like(here))
                 mean[name] = mean.get(name, 0) + delta * n / (before + n)
@@ -152,7 +152,7 @@ class Standardize(nn.Module):
         return f"{self.channels}{'' if self.is_fitted else ', not fitted'}"
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Whether a saved layer was fitted follows from its statistics.
+        # The statistics show whether a saved layer was fitted.
         fitted = [
             bool((x != (1 if key.startswith(f"{prefix}std.") else 0)).any())
             for key, x in state.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import Segments, WeightFeatures
+from nfn_graph.features import Grouping, WeightFeatures
 from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded
 from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
@@ -23,9 +23,9 @@ class Pool(nn.Module):
                  v^{(1)}_\star, \ldots, v^{(L)}_\star) \\
         \tilde P(U) &= (P(U), W^{(1)}_{\star,:}, W^{(L)}_{:,\star}, v^{(L)})
 
-    The law is :math:`f(\sigma U) = f(U)`. On an NP fold the entries are those of :math:`P`,
-    on an HNP fold those of :math:`\tilde P` without the entries that are aggregates of
-    others; `full=True` keeps all of :math:`\tilde P`, in its order.
+    The law is :math:`f(\sigma U) = f(U)`. On an NP fold, the entries are those of :math:`P`. On an
+    HNP fold, they are those of :math:`\tilde P` without the entries that are aggregates of others;
+    `full=True` keeps all entries of :math:`\tilde P`, in its order.
 
     Args:
         spec: The folded spec of the features.
@@ -33,8 +33,8 @@ class Pool(nn.Module):
         full: Whether to keep the redundant entries of :math:`\tilde P`, which are
             :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
             are fixed, so all of its entries take the place of rows and columns.
-        act: An activation of the input. The mean or sum of a ReLU keeps only the input for
-            the gradient, where an activation before the pool keeps its own result too.
+        act: An activation of the input. The mean or sum of a ReLU keeps only the input for the
+            gradient, whereas an activation before the pool also keeps its own result.
 
     Shapes:
         - input: features of `spec`.
@@ -62,7 +62,7 @@ class Pool(nn.Module):
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
-        # Where the aggregates of tensors with a fixed axis are in the folded summary.
+        # The positions of the aggregates of tensors with a fixed axis in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
         self.num_entries = (
             self._coarse.summary_taps + len(self._kept) if self._coarse else spec.summary_taps
@@ -84,12 +84,12 @@ class Pool(nn.Module):
         return f"{self.num_entries} entries, {self.aggr}, {self.spec.symmetry}"
 
     def _sums_relu(self) -> bool:
-        """Whether the sums over the weights take the ReLU themselves."""
+        """Whether the sums over the weights apply the ReLU themselves."""
         relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
         return relu and self.aggr != "max" and not self.full
 
     def _activated(self, features: WeightFeatures, relu: bool) -> WeightFeatures:
-        """The activation, except for weights if their sums take the ReLU themselves."""
+        """Applies the activation, except to weights whose sums apply the ReLU themselves."""
         if self.act is None:
             return features
         left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
@@ -108,15 +108,16 @@ def network_summary(
     totals: dict[Key, Tensor] | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """One aggregate for every tap of every type, `[graphs, summary taps * channels]`: the
-    summary that the network's map of the NF-Layer reads.
+    """One aggregate for every tap of every type, `[graphs, summary taps * channels]`.
+
+    This is the summary that the map of the network reads in the NF-Layer.
 
     Args:
         features: Features of that spec.
-        spec: The folded spec, whose order the entries have.
+        spec: The folded spec, which determines the order of the entries.
         reduce: The aggregate.
-        totals: The sums (or the largest) of some kinds of entries, where they are known.
-        relu: Whether to take the ReLU of the weights first, for a mean or a sum.
+        totals: The sums (or maxima) of some kinds of entries, if they are known.
+        relu: Whether to apply a ReLU to the weights first, for a mean or a sum.
     """
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []
@@ -125,7 +126,9 @@ def network_summary(
             total = totals[part.entry]
         else:
             x = features[part.entry].flatten(1)
-            path = [rows[number].covers[cover] for number, cover in reversed(spec.path(part))]
+            path = [
+                rows[number].groupings[position] for number, position in reversed(spec.path(part))
+            ]
             gated = relu and not isinstance(part.entry, str)
             total = _aggregate(x, path, reduce, gated)
         if reduce == "mean" and count is not None:
@@ -134,22 +137,22 @@ def network_summary(
     return torch.cat(found, 1).to(features.dtype)
 
 
-def _aggregate(x: Tensor, path: list[Segments], reduce: Reduce, relu: bool) -> Tensor:
+def _aggregate(x: Tensor, path: list[Grouping], reduce: Reduce, relu: bool) -> Tensor:
     if reduce == "max":
         return _largest(x, path)
     x = x.to(sum_dtype(x.dtype))
-    # Through coarser and coarser sites: many short sums, which run in parallel.
-    for segments in path:
-        x, relu = segment_sum(x, segments, relu), False
+    # Summing through coarser and coarser sites gives many short sums, which run in parallel.
+    for grouping in path:
+        x, relu = segment_sum(x, grouping, relu), False
     return x
 
 
-def _largest(x: Tensor, path: list[Segments]) -> Tensor:
+def _largest(x: Tensor, path: list[Grouping]) -> Tensor:
     if not path:
         return x
     index = path[0].index
-    for segments in path[1:]:
-        index = segments.index.index_select(0, index)
+    for grouping in path[1:]:
+        index = grouping.index.index_select(0, index)
     return segment_max(x, index, path[-1].count)
 
 

@@ -1,4 +1,4 @@
-r"""Models that run the networks they read: what networks do at learned inputs.
+r"""Models that run the networks they read, on learned inputs.
 
 A network's weights do not show what it computes, but its outputs do. A :class:`Probe` holds `K`
 inputs that are trained with the model, and runs every network on them:
@@ -7,8 +7,8 @@ inputs that are trained with the model, and runs every network on them:
 
 Permuting hidden neurons does not change the outputs, and permutes the activations: the outputs
 are invariant and the activations equivariant under HNP, :math:`f(\sigma U) = \sigma f(U)`.
-Models with a probe *evaluate the network*: they need a graph that knows what its network
-computes, where other models read its weights alone.
+Models with a probe *evaluate the network*: they need a graph that records the computation of its
+network, whereas other models only read its weights.
 
 ============================  =====================================================
 :class:`Probe`                the inputs; gives outputs and activations
@@ -38,10 +38,10 @@ _MOST_GRID_AXES = 4
 
 
 class Probe(nn.Module):
-    """Learned inputs, and what networks make of them.
+    """Learned inputs, on which networks are run.
 
     Args:
-        spec: The types of all networks, which must have one input type of one size.
+        spec: The types of all networks, which must have one input type with a common size.
         probes: The number of inputs.
         input_shape: The shape of one input; by default, one value for every input neuron.
         start: How the inputs are chosen at first: uniformly at random (`"uniform"`), or on a
@@ -86,7 +86,7 @@ class Probe(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Chooses the inputs anew."""
+        """Initialises the inputs."""
         with torch.no_grad():
             if self.start == "uniform":
                 self.inputs.uniform_(self.low, self.high)
@@ -94,10 +94,10 @@ class Probe(nn.Module):
                 self.inputs.copy_(self._grid())
 
     def fit(self, inputs: Tensor) -> Probe:
-        """Takes the inputs from data, from where training moves them unless they are fixed.
+        """Initialises the inputs with data; training changes them unless they are fixed.
 
         Args:
-            inputs: `[inputs, *input_shape]`, of which the first ones are taken.
+            inputs: `[inputs, *input_shape]`, the first of which are used.
         """
         count = len(self)
         if inputs.shape[0] < count or tuple(inputs.shape[1:]) != self.input_shape:
@@ -110,7 +110,7 @@ class Probe(nn.Module):
         return self
 
     def forward(self, graph: WeightGraph) -> Tensor:
-        """The outputs of every network at the inputs."""
+        """Computes the outputs of every network at the inputs."""
         self._check_sizes(graph)
         outputs = graph.run(self.inputs)
         if not isinstance(outputs, Tensor):
@@ -118,10 +118,10 @@ class Probe(nn.Module):
         return outputs.unsqueeze(0) if isinstance(graph.layout, Layout) else outputs
 
     def activations(self, graph: WeightGraph) -> dict[str, Tensor]:
-        """The activations of the neurons at the inputs by type, `[neurons, probes, ...]`.
+        """Computes the activations of the neurons at the inputs by type, `[neurons, probes, ...]`.
 
-        The rows are in the order of the graph's own; where a network has several positions, as
-        after a convolution, these are the axes behind the probes.
+        The rows are in the order of those of the graph. If a network has several positions, as
+        after a convolution, these are the axes after the probes.
         """
         self._check_sizes(graph)
         found: dict[str, Tensor] = graph.run(self.inputs, return_activations=True)[1]
@@ -136,7 +136,7 @@ class Probe(nn.Module):
         return f"{len(self)} inputs of {list(self.input_shape)}{learned}"
 
     def _check_sizes(self, graph: WeightGraph) -> None:
-        """Networks with other inputs than those that the probes were made for are refused."""
+        """Refuses networks whose inputs differ from those that the probes were made for."""
         for neuron in _of_role(self.spec, "input"):
             found = graph.spec.neuron.get(neuron.name)
             if found is None or found.size != neuron.size:
@@ -147,7 +147,7 @@ class Probe(nn.Module):
                 )
 
     def _grid(self) -> Tensor:
-        """As many points of a grid over the range of the inputs as there are probes."""
+        """A grid over the range of the inputs, with one point for every probe."""
         count, axes = len(self), math.prod(self.input_shape)
         if axes > _MOST_GRID_AXES:
             raise UserError(
@@ -168,17 +168,17 @@ class Probe(nn.Module):
 class ProbeNet(nn.Module):
     """An MLP on the outputs of networks at learned inputs.
 
-    It evaluates the networks, unlike models that read their weights alone.
+    It evaluates the networks, unlike models that only read their weights.
 
     Args:
-        probe: The inputs.
+        probe: The learned inputs.
         out_features: The number of outputs per network.
         head: The hidden sizes of the MLP.
-        dropout: Dropout between them.
-        num_outputs: The number of values that a network returns for one input; by default, as
-            many as it has output neurons.
-        entropy: Whether the MLP also reads the entropy of the softmax of every output, for
-            networks that are classifiers: how sure they are.
+        dropout: The dropout probability in the MLP.
+        num_outputs: The number of values that a network returns for one input; by default, the
+            number of its output neurons.
+        entropy: Whether the MLP also reads the entropy of the softmax of every output, which is the
+            uncertainty of networks that are classifiers.
         extra_features: The number of features that a subclass adds in :meth:`features`.
 
     Shapes:
@@ -215,7 +215,7 @@ class ProbeNet(nn.Module):
         self.probe, self.entropy = probe, entropy
         count = num_outputs or _size_of(probe.spec, "output", "num_outputs")
         width = len(probe) * (count + entropy) + extra_features
-        # One scale for all outputs: how those of one network differ is what they tell.
+        # All outputs share one scale, so that the differences between those of a network are kept.
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
         self.head = mlp([width, *head], out_features, dropout)
@@ -230,7 +230,7 @@ class ProbeNet(nn.Module):
         return self
 
     def features(self, graph: WeightGraph) -> Tensor:
-        """What the MLP reads of every network, `[networks, features]`."""
+        """The input of the MLP for every network, `[networks, features]`."""
         outputs = self.probe(graph)
         found = ((outputs - self.mean) / self.std).flatten(1)
         if not self.entropy:
@@ -244,22 +244,22 @@ class ProbeNet(nn.Module):
 
 
 class ProbeEncoding(nn.Module):
-    r"""What every neuron does at the probes, as channels of the graph.
+    r"""Appends the activations of every neuron at the probes as channels of the graph.
 
     A neuron of type :math:`l` with the activations :math:`a_i \in \mathbb{R}^K` gets the channels
     :math:`A_l a_i`, and the weight between two neurons gets the sum of theirs, as with
-    :class:`IOEncoding`: so neurons without a bias are described as well.
+    :class:`IOEncoding`, so that neurons without a bias are described as well.
 
     .. math:: f(U)_i = A_l a_i, \qquad f(U)_{ij} = A_l a_i + A_{l-1} a_j,
         \qquad f(\sigma U) = \sigma f(U)
 
-    It is equivariant under HNP, not under NP: permuted inputs meet other probes. Activations at
-    several positions are averaged; input neurons, at which all networks have the same ones, get
-    zeros.
+    It is equivariant under HNP but not under NP, which would permute the inputs. Activations at
+    several positions are averaged. Input neurons get zeros, since their activations are the same in
+    all networks.
 
     Args:
-        probe: The inputs.
-        channels: The number of channels that it appends.
+        probe: The learned inputs.
+        channels: The number of channels to append.
 
     Shapes:
         - graph: a :class:`WeightGraph` or a batch.
@@ -312,7 +312,7 @@ class ProbeEncoding(nn.Module):
 
         Args:
             graph: The networks to run.
-            features: What to append to; by default, the features of the graph.
+            features: The features to append to; by default, those of the graph.
         """
         features = graph.features() if features is None else features
         codes = {name: self._code(name, x) for name, x in self.probe.activations(graph).items()}
@@ -324,9 +324,9 @@ class ProbeEncoding(nn.Module):
                 code = codes.get(key, zeros)
             else:
                 rows = features.rows(key)
-                for name, segments in ((key[0], rows.sources), (key[2], rows.targets)):
+                for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                     if name in codes:
-                        code = code + codes[name].index_select(0, segments.index)
+                        code = code + codes[name].index_select(0, grouping.index)
             return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
@@ -341,7 +341,7 @@ class ProbeEncoding(nn.Module):
 
 
 def _of_role(spec: NetworkSpec, role: Literal["input", "output"]) -> list[NeuronType]:
-    """The neuron types whose name begins like this."""
+    """The neuron types whose names begin with a role."""
     return [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
 
 
@@ -351,6 +351,6 @@ def _size_of(spec: NetworkSpec, role: Literal["input", "output"], option: str) -
     if len(found) != 1 or found[0].size is None:
         raise UserError(
             f"Expected networks with one {role} type of one size (got "
-            f"{[(neuron.name, neuron.size) for neuron in found]}). Give {option}."
+            f"{[(neuron.name, neuron.size) for neuron in found]}). Pass {option}."
         )
     return found[0].size

@@ -1,4 +1,4 @@
-"""The scatters and gathers that layers are made of, and the kernels behind them."""
+"""The scatter and gather operations of the layers, and the kernels behind them."""
 
 from nfn_graph.ops._backends import current_backend, use_backend
 from nfn_graph.ops._precision import sum_dtype, without_autocast

@@ -1,4 +1,4 @@
-"""Which kernels the layers use, chosen for a block of code.
+"""The choice of the kernels that layers use, for a block of code.
 
 =================  ====================================================================
 `"fused"`          the default: few and large steps on `torch.embedding_bag`
@@ -28,7 +28,7 @@ _BACKEND: ContextVar[Backend] = ContextVar("nfn_graph_backend", default="fused")
 
 @contextmanager
 def use_backend(name: Backend) -> Iterator[None]:
-    """Uses these kernels inside a `with` block, in this thread or task alone.
+    """Uses these kernels inside a `with` block, only in this thread or task.
 
     Args:
         name: The backend.
@@ -66,10 +66,10 @@ def current_backend() -> Backend:
         return "plain"  # The compiler fuses by itself.
     backend = _BACKEND.get()
     if backend == "fused" and is_transformed():
-        return "plain"  # Every transform knows the plain operations.
+        return "plain"  # Every transform supports the plain operations.
     return backend
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` or forward-mode differentiation is at work."""
+    """Whether a transform of `torch.func` or forward-mode differentiation is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

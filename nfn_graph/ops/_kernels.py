@@ -1,8 +1,8 @@
 """Segment sums and their adjoint, on `torch.embedding_bag` over static pointers.
 
 `embedding_bag` is the fastest segment sum of torch on the CPU: parallel, deterministic, and
-as quick for strided as for contiguous segments. It has neither a double backward nor, here,
-a need for one: the derivative of a sum is an expansion, and that of an expansion a sum.
+as fast for strided groups as for contiguous ones. It has no double backward, and needs none here:
+the derivative of a sum is an expansion, and that of an expansion is a sum.
 """
 
 from __future__ import annotations
@@ -14,71 +14,71 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.features import Block, Rows, Segments
+from nfn_graph.features import Block, Grouping, Rows
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# How many values several operations pass over in each thread before the next ones: few enough to
-# stay in the cache, and enough to be worth the calls. Of wide rows more, since every product first
-# copies its matrix into another order.
+# The number of values that several operations process in each thread before the next ones: small
+# enough for the cache, and large enough to be worth the calls. There is a lower limit on rows,
+# since every product first copies its matrix into another order.
 _CACHED, _FEWEST_ROWS = 2**19, 2**12
-# How many values a row should have to be broadcast fast.
+# The number of values that a row should have for a fast broadcast.
 _LONG_ROW = 2**9
 
 
-def plain_segment_sum(x: Tensor, segments: Segments) -> Tensor:
-    """Sums the rows of every segment: `[rows, width] -> [segments, width]`."""
-    sums = x.new_zeros(segments.count, x.shape[1])
-    sums = sums.index_add(0, segments.groups, segments.listed(x))
-    for block in segments.blocks:
+def plain_segment_sum(x: Tensor, grouping: Grouping) -> Tensor:
+    """Sums the rows of every group: `[rows, width] -> [groups, width]`."""
+    sums = x.new_zeros(grouping.count, x.shape[1])
+    sums = sums.index_add(0, grouping.groups, grouping.listed(x))
+    for block in grouping.blocks:
         rows = torch.arange(block.first, block.first + block.coarse_count, device=x.device)
         sums = sums.index_add(0, rows, block.sums(x))
     return sums
 
 
-def plain_expand(x: Tensor, segments: Segments) -> Tensor:
-    """Gives every row the value of its segment: `[segments, width] -> [rows, width]`."""
-    listed = x.index_select(0, segments.groups)
-    if not segments.blocks:
+def plain_expand(x: Tensor, grouping: Grouping) -> Tensor:
+    """Gives every row the value of its group: `[groups, width] -> [rows, width]`."""
+    listed = x.index_select(0, grouping.groups)
+    if not grouping.blocks:
         return listed
-    return segments.joined(listed, [block.expand(x) for block in segments.blocks])
+    return grouping.joined(listed, [block.expand(x) for block in grouping.blocks])
 
 
-def bag_sum(x: Tensor, segments: Segments) -> Tensor:
-    """:func:`plain_segment_sum` by `embedding_bag`, outside of autograd."""
-    sums = _bag_listed(x, segments.bags)
-    for block in segments.blocks:
+def bag_sum(x: Tensor, grouping: Grouping) -> Tensor:
+    """Computes :func:`plain_segment_sum` with `embedding_bag`, outside of autograd."""
+    sums = _bag_listed(x, grouping.bags)
+    for block in grouping.blocks:
         sums.narrow(0, block.first, block.coarse_count).add_(block.sums(x))
     return sums
 
 
-def expand_rows(x: Tensor, segments: Segments) -> Tensor:
-    """:func:`plain_expand` into one piece of memory, outside of autograd."""
-    if not segments.blocks:
-        return x.index_select(0, segments.groups)
-    out, listed = x.new_empty(segments.rows, x.shape[1]), 0
-    for start, count in segments.runs:
-        groups = segments.groups.narrow(0, listed, count)
+def expand_rows(x: Tensor, grouping: Grouping) -> Tensor:
+    """Computes :func:`plain_expand` in one piece of memory, outside of autograd."""
+    if not grouping.blocks:
+        return x.index_select(0, grouping.groups)
+    out, listed = x.new_empty(grouping.rows, x.shape[1]), 0
+    for start, count in grouping.runs:
+        groups = grouping.groups.narrow(0, listed, count)
         torch.index_select(x, 0, groups, out=out.narrow(0, start, count))
         listed += count
-    for block in segments.blocks:
+    for block in grouping.blocks:
         _broadcast([block], x, block.view(out))
     return out
 
 
 def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
-    """The sums over the rows of every cover, one cover below another."""
+    """Sums the rows for every cover; the results of the covers follow each other."""
     blocks = rows.blocks
     if not blocks:
         return _bag_listed(cast(x, dtype), rows.bags)
-    if rows.covers[0].runs:
+    if rows.groupings[0].runs:
         table = _bag_listed(cast(x, dtype), rows.bags)
     else:
         table = x.new_zeros(sum(rows.cover_sizes), x.shape[1], dtype=dtype)
-    for covers in blocks:
-        # Every stretch is read from memory once, and summed in all ways while it is in the cache.
-        for stretch in _stretches(covers, x):
+    for at_covers in blocks:
+        # Every stretch is read from memory once and summed for all covers while it is cached.
+        for stretch in _stretches(at_covers, x):
             for block in stretch:
                 part = table.narrow(0, block.first, block.coarse_count)
                 part.add_(block.sums(x, dtype))
@@ -88,13 +88,13 @@ def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
 def bag_down(
     table: Tensor, rows: Rows, x: Tensor | None = None, matrix: Tensor | None = None
 ) -> Tensor:
-    """For every row, the sum of its covers' rows of a table: the adjoint of :func:`bag_up`.
+    """Sums, for every row, its rows in a table of all covers: the adjoint of :func:`bag_up`.
 
     Args:
-        table: The rows of all covers, one cover below another.
+        table: The rows of all covers, one cover after another.
         rows: The rows.
-        x: What to multiply and add to it, row by row, if given.
-        matrix: What to multiply it with.
+        x: Rows whose products with `matrix` are added to the sums, if given.
+        matrix: The matrix that `x` is multiplied by.
     """
 
     blocks, size = rows.blocks, _cached_rows(table)
@@ -110,15 +110,15 @@ def bag_down(
             part.copy_(messages)
 
     listed = 0
-    for begin, count in rows.covers[0].runs if blocks else ((0, rows.count),):
+    for begin, count in rows.groupings[0].runs if blocks else ((0, rows.count),):
         for start in range(0, count, size):
             messages = _listed_down(table, rows, listed + start, min(size, count - start))
             first = begin + start
             finish(messages, first, out.narrow(0, first, len(messages)))
-            del messages  # Before the next ones are made.
+            del messages  # Frees the memory for the next ones.
         listed += count
-    for covers in blocks:
-        for stretch in _stretches(covers, out):
+    for at_covers in blocks:
+        for stretch in _stretches(at_covers, out):
             block = stretch[0]
             part = out.narrow(0, block.start, block.num_rows)
             _broadcast(stretch, table, block.view(out))
@@ -126,14 +126,14 @@ def bag_down(
     return out
 
 
-def _broadcast(covers: Sequence[Block], table: Tensor, view: Tensor) -> None:
-    """Writes the sums of the covers' rows to all rows of a block, `[*sizes, width]`."""
+def _broadcast(at_covers: Sequence[Block], table: Tensor, view: Tensor) -> None:
+    """Writes the sums of the rows of all covers to the rows of a block, `[*sizes, width]`."""
     size, width = view.shape[-2:]
-    # A value for many rows is repeated first: torch broadcasts slowly along short axes.
+    # A value for many rows is repeated first, since torch broadcasts slowly along short axes.
     times = _largest_divisor(size, _LONG_ROW // max(width, 1)) if view.is_cpu else 1
     view = view.view(*view.shape[:-2], size // times, times * width)
     messages = []
-    for block in covers:
+    for block in at_covers:
         x = block.coarse(table)
         if x.shape[-2] == 1:
             messages.append(x.repeat(*[1] * (x.dim() - 1), times))
@@ -154,21 +154,21 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _cached_rows(x: Tensor) -> int:
-    """How many rows of a tensor to treat at a time: on the CPU, as many as stay in its cache."""
+    """The number of rows of a tensor to process at a time; on the CPU, they stay in its cache."""
     if not x.is_cpu:
         return 2**62
     return max(_CACHED * torch.get_num_threads() // (x.shape[1] or 1), _FEWEST_ROWS)
 
 
-def _stretches(covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:
-    """A block, at each of its covers, in stretches along its slowest index."""
-    if any(0 in block.kept[1:] for block in covers):
-        yield list(covers)
+def _stretches(at_covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:
+    """Splits a block, given for each of its covers, into stretches along its slowest index."""
+    if any(0 in block.kept[1:] for block in at_covers):
+        yield list(at_covers)
         return
-    whole = covers[0].sizes[0]
-    step = max(1, _cached_rows(x) * whole // covers[0].num_rows)
+    whole = at_covers[0].sizes[0]
+    step = max(1, _cached_rows(x) * whole // at_covers[0].num_rows)
     for start in range(0, whole, step):
-        yield [block.stretch(start, step) for block in covers]
+        yield [block.stretch(start, step) for block in at_covers]
 
 
 def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
@@ -178,13 +178,13 @@ def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
 
 
 def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
-    """The sums of the covers' rows, for some of the listed rows."""
-    width, ends = len(rows.covers), rows.ends
+    """Sums the rows of all covers for some of the listed rows."""
+    width, ends = len(rows.groupings), rows.ends
     if count * width != ends.shape[0]:
         ends = ends.narrow(0, start * width, count * width)
     if width == 1:
         return table.index_select(0, ends)
-    # All rows have equally many covers, so that the first pointers serve for any of them.
+    # All rows have the same number of covers, so the first pointers are valid for any rows.
     return bag_rows(table, ends, rows.pairs.narrow(0, 0, count + 1))
 
 
@@ -192,57 +192,58 @@ def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
     """Sums rows `rows[pointers[i]:pointers[i + 1]]` of a tensor, for every `i`."""
     if not x.shape[1]:
         return x.new_zeros(pointers.shape[0] - 1, 0)
-    if x.requires_grad:  # Then it would prepare its own backward as well.
+    if x.requires_grad:  # `embedding_bag` would prepare its own backward.
         x = x.detach()
     return torch.embedding_bag(x, rows, pointers, include_last_offset=True)[0]
 
 
 def where_positive(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor:
-    """`x` where the gate is positive, else 0; of `x` itself that is its ReLU."""
+    """`x` where the gate is positive, else 0. Gated by itself, it is the ReLU of `x`."""
     if out is None:
         return torch.ops.aten.threshold_backward(x, gate, 0)
     return torch.ops.aten.threshold_backward.grad_input(x, gate, 0, grad_input=out)
 
 
 class _Gated(torch.autograd.Function):
-    """A linear function of rows, given segments and perhaps a gate of the finer rows."""
+    """A linear function of rows, given their grouping and optionally a gate of the finer rows."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keeps the pointers and the gate only."""
-        _, ctx.segments, gate = inputs
+        """Keeps only the grouping and the gate."""
+        _, ctx.grouping, gate = inputs
         ctx.save_for_backward(gate)
 
 
 class SegmentSum(_Gated):
     """:func:`plain_segment_sum`, differentiable any number of times.
 
-    With a gate, only of the values where it is positive. Gated by its own input it is the sum
-    of a ReLU that keeps no other tensor, and makes its gradient in one piece of memory.
+    With a gate, it sums only the values at which the gate is positive. Gated by its own input, it
+    is the sum of a ReLU that keeps no other tensor and computes its gradient in one piece of
+    memory.
     """
 
     @staticmethod
-    def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
+    def forward(x: Tensor, grouping: Grouping, gate: Tensor | None) -> Tensor:
         """Sums."""
-        return bag_sum(x if gate is None else where_positive(x, gate), segments)
+        return bag_sum(x if gate is None else where_positive(x, gate), grouping)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Expands."""
         (gate,) = ctx.saved_tensors
         if not is_transformed():
-            return Expand.apply(grads[0], ctx.segments, gate), None, None
-        out = plain_expand(grads[0], ctx.segments)
+            return Expand.apply(grads[0], ctx.grouping, gate), None, None
+        out = plain_expand(grads[0], ctx.grouping)
         return (out if gate is None else out.where(gate > 0, 0)), None, None
 
 
 class Expand(_Gated):
-    """:func:`plain_expand`, differentiable any number of times; the adjoint of the above."""
+    """The adjoint of :class:`SegmentSum`: :func:`plain_expand`, also differentiable many times."""
 
     @staticmethod
-    def forward(x: Tensor, segments: Segments, gate: Tensor | None) -> Tensor:
+    def forward(x: Tensor, grouping: Grouping, gate: Tensor | None) -> Tensor:
         """Expands."""
-        out = expand_rows(x, segments)
+        out = expand_rows(x, grouping)
         return out if gate is None else where_positive(out, gate, out)
 
     @staticmethod
@@ -250,6 +251,6 @@ class Expand(_Gated):
         """Sums."""
         (gate,) = ctx.saved_tensors
         if not is_transformed():
-            return SegmentSum.apply(grads[0], ctx.segments, gate), None, None
+            return SegmentSum.apply(grads[0], ctx.grouping, gate), None, None
         x = grads[0] if gate is None else grads[0].where(gate > 0, 0)
-        return plain_segment_sum(x, ctx.segments), None, None
+        return plain_segment_sum(x, ctx.grouping), None, None

@@ -1,10 +1,10 @@
-"""Matrix products of many rows with a small matrix, outside of autograd.
+"""Products of many rows with a small matrix, outside of autograd.
 
-On the CPU torch multiplies float32 matrices with MKL, which is slow for few columns on all
-processors, and on those of other makers than Intel does not use their widest instructions.
-oneDNN, which torch brings along for its compiler, does: 2.4 times as fast for 64 channels and
-3 times for 2 to 8, measured on an AMD EPYC with AVX-512. Small products stay with MKL, whose call
-is cheaper.
+On the CPU, torch multiplies float32 matrices with MKL. MKL is slow for few columns on all
+processors, and it does not use the widest instructions of processors that Intel did not make.
+oneDNN, which torch ships for its compiler, uses them. On an AMD EPYC with AVX-512 it was 2.4 times
+as fast for 64 channels and 3 times as fast for 2 to 8. Small products stay with MKL, whose calls
+are cheaper.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 # Products of fewer multiplications are faster in MKL, unless they have few columns and many rows.
 _MULTIPLICATIONS = 2**21
 _FEW_COLUMNS, _MANY_COLUMNS, _MANY_ROWS = 8, 32, 2**12
-# Of few rows, copying the matrix into oneDNN's own order costs more memory than it gains time.
+# For few rows, the copy of the matrix in oneDNN's own order costs memory and saves little time.
 _FEWEST_ROWS = 2**9
-# For a sum over many rows oneDNN copies both factors first, which pays for wide rows only. A few
-# rows at a time take less memory.
+# For a sum over many rows oneDNN copies both factors first, which only pays off for wide rows.
+# Processing a few rows at a time takes less memory.
 _WIDE, _STRETCH = 256, 2**10
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
-    """`x @ matrix`, for `x` of many rows."""
+    """Computes `x @ matrix`, for `x` with many rows."""
     linear = _linear(x, matrix)
     return x @ matrix if linear is None else linear(x, matrix.t(), None, "none", [], "")
 
 
 def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """`messages + x @ matrix`, in place if no other place is given."""
-    # MKL needs no memory for the product alone, which oneDNN outweighs by few or by many columns.
+    """Computes `messages + x @ matrix`, in place unless `out` is given."""
+    # MKL needs no memory for the product itself; oneDNN makes up for it with few or many columns.
     linear = None if _FEW_COLUMNS < matrix.shape[1] < _MANY_COLUMNS else _linear(x, matrix)
     if linear is not None:
         own = linear(x, matrix.t(), None, "none", [], "")
@@ -43,7 +43,7 @@ def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None 
 
 
 def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
-    """`y.t() @ x`, the sum of the outer products of many rows."""
+    """Computes `y.t() @ x`, the sum of the outer products of many rows."""
     linear = _linear(y, x) if min(x.shape[1], y.shape[1]) >= _WIDE else None
     if linear is None:
         return y.t() @ x
@@ -55,7 +55,7 @@ def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:
-    """oneDNN's linear map, where it is at hand and faster."""
+    """oneDNN's linear map, or None if it is not available or not faster."""
     columns = other.shape[1]
     if x.numel() * columns < _MULTIPLICATIONS and not (
         1 < columns <= _FEW_COLUMNS and x.shape[0] >= _MANY_ROWS
@@ -65,7 +65,7 @@ def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:
         x.shape[0] < _FEWEST_ROWS
         or x.dtype is not torch.float32
         or x.device.type != "cpu"
-        or type(x) is not Tensor  # A mode in which tensors have shapes only.
+        or type(x) is not Tensor  # A mode in which tensors have no values.
         or columns == 1
         or not torch._C._get_mkldnn_enabled()
     ):
@@ -75,7 +75,7 @@ def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:
 
 @lru_cache(maxsize=1)
 def _onednn_linear() -> Callable[..., Tensor] | None:
-    """The operation behind compiled linear layers; None if this build of torch has no such."""
+    """The operation behind compiled linear layers; None if this build of torch lacks it."""
     try:
         found: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

@@ -1,4 +1,4 @@
-"""In which dtype things are computed."""
+"""The dtype of computations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast asks for on a device; None where it is off."""
+    """The dtype that autocast asks for on a device; None if autocast is off."""
     kind = device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -17,7 +17,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which autocast is off on a device.
+    """Turns autocast off on a device inside a `with` block.
 
     Example:
         >>> import torch
@@ -33,7 +33,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x.to(dtype)`, without the cost of a call where nothing is to be done."""
+    """Computes `x.to(dtype)`, without the cost of a call if the dtype is already right."""
     return x if x.dtype is dtype else x.to(dtype)
 
 

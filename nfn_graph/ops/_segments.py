@@ -1,7 +1,7 @@
 """Sums, means and copies between rows and the coarser rows that they belong to.
 
-All of them act on rows, `[count, width]`. The means over the weights of a target neuron are
-the paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggregates
+All of them act on rows, `[count, width]`. The means over the weights of a target neuron are the
+paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggregates
 :math:`W_{*,k}`, those of a network the layer aggregates :math:`W_{*,*}`.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from nfn_graph.features import Segments
+from nfn_graph.features import Grouping
 from nfn_graph.ops import _scatter
 from nfn_graph.ops._backends import current_backend
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
@@ -20,12 +20,12 @@ from nfn_graph.ops._precision import sum_dtype
 Reduce = Literal["mean", "sum", "max"]
 
 
-def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
-    """Sums the rows of every segment: `[rows, width] -> [segments, width]`.
+def segment_sum(x: Tensor, grouping: Grouping, relu: bool = False) -> Tensor:
+    """Sums the rows of every group: `[rows, width] -> [groups, width]`.
 
     Args:
         x: The rows.
-        segments: Which rows belong together.
+        grouping: The division of the rows into groups.
         relu: Whether to sum the ReLU of the rows.
 
     Example:
@@ -39,15 +39,15 @@ def segment_sum(x: Tensor, segments: Segments, relu: bool = False) -> Tensor:
     """
     backend = current_backend()
     if backend == "fused":
-        return SegmentSum.apply(x, segments, x if relu else None)
+        return SegmentSum.apply(x, grouping, x if relu else None)
     x = x.relu() if relu else x
     if backend == "torch-scatter":
-        return _scatter.segment_sum(x, segments)
-    return plain_segment_sum(x, segments)
+        return _scatter.segment_sum(x, grouping)
+    return plain_segment_sum(x, grouping)
 
 
-def segment_mean(x: Tensor, segments: Segments) -> Tensor:
-    """Averages the rows of every segment; the mean over nothing is 0.
+def segment_mean(x: Tensor, grouping: Grouping) -> Tensor:
+    """Averages the rows of every group; the mean over nothing is 0.
 
     Example:
         >>> import torch
@@ -59,11 +59,11 @@ def segment_mean(x: Tensor, segments: Segments) -> Tensor:
         tensor([1., 1.])
     """
     wide = x.to(sum_dtype(x.dtype))
-    return divide_by_count(segment_sum(wide, segments), segments.counts).to(x.dtype)
+    return divide_by_count(segment_sum(wide, grouping), grouping.counts).to(x.dtype)
 
 
 def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
-    """The largest of the rows with each index, value by value; 0 where there is none.
+    """The maximum over the rows with each index, value by value; 0 where there are no rows.
 
     Example:
         >>> import torch
@@ -78,8 +78,8 @@ def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
     return zeros.scatter_reduce(0, where, x, "amax", include_self=False)
 
 
-def expand(x: Tensor, segments: Segments) -> Tensor:
-    """Gives every row the value of its segment: `[segments, width] -> [rows, width]`.
+def expand(x: Tensor, grouping: Grouping) -> Tensor:
+    """Gives every row the value of its group: `[groups, width] -> [rows, width]`.
 
     Example:
         >>> import torch
@@ -92,10 +92,10 @@ def expand(x: Tensor, segments: Segments) -> Tensor:
     """
     backend = current_backend()
     if backend == "fused":
-        return Expand.apply(x, segments, None)
+        return Expand.apply(x, grouping, None)
     if backend == "torch-scatter":
-        return _scatter.expand(x, segments)
-    return plain_expand(x, segments)
+        return _scatter.expand(x, grouping)
+    return plain_expand(x, grouping)
 
 
 def divide_by_count(sums: Tensor, counts: Tensor) -> Tensor:

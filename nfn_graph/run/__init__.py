@@ -1,4 +1,4 @@
-"""Running networks from their graphs: a batch of any mixture of sizes at once."""
+"""Runs networks from their graphs, including batches of networks of different sizes."""
 
 from nfn_graph.run._evaluation import evaluate
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves

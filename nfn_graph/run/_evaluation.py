@@ -1,4 +1,4 @@
-"""A computation carried out on plain tensors: the definition that all faster ways agree with."""
+"""The evaluation of a computation on plain tensors, which defines the result of faster ways."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nfn_graph.run._operations import OPERATIONS
 def evaluate(
     computation: Computation, parameters: Mapping[int, Tensor], inputs: Sequence[Tensor]
 ) -> list[Any]:
-    """The results of all steps of one network.
+    """Computes the results of all steps of one network.
 
     Args:
-        computation: What to compute.
-        parameters: The network's tensors by their numbers.
-        inputs: Its inputs.
+        computation: The steps to carry out.
+        parameters: The tensors of the network by number.
+        inputs: The inputs of the network.
     """
     results: list[Any] = []
     for step in computation.steps:
@@ -43,7 +43,7 @@ def number_in(args: Sequence[Any]) -> int:
 
 
 def resolved(value: Any, result: Callable[[int], Any]) -> Any:
-    """An argument with the results that it names."""
+    """Replaces the references in an argument by results."""
     if isinstance(value, Ref):
         return result(value.step)
     if isinstance(value, Range):

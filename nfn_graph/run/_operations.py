@@ -1,4 +1,4 @@
-"""The operations that a computation may consist of, by the names of torch's own functions."""
+"""The operations of which a computation may consist, named like torch's own functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _METHODS = """
 
 
 def _of_numbers(name: str) -> Operation:
-    """A function of torch that also takes plain numbers, such as the root of a size."""
+    """Extends a function of torch to plain numbers, for example for the root of a size."""
     function, plain = getattr(torch, name), getattr(math, name, None)
     if plain is None:
         return function
@@ -83,19 +83,19 @@ def _with_operator(name: str) -> Operation:
     own, full = getattr(operator, name), getattr(torch, name, None)
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        # Of sizes, which are numbers of Python, and of tensors; torch's takes further arguments.
+        # Operators also accept Python numbers such as sizes; torch's functions accept options.
         return full(*args, **kwargs) if kwargs and full is not None else own(*args)
 
     return apply
 
 
 def _channels(x: Tensor, parameter: Tensor) -> Tensor:
-    """A vector along axis 1 of a value."""
+    """Reshapes a vector to lie along axis 1 of a value."""
     return parameter.reshape(-1, *[1] * (x.dim() - 2))
 
 
 def scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """A value times a weight plus a bias, both along axis 1."""
+    """Multiplies a value by a weight and adds a bias, both along axis 1."""
     x = x if weight is None else x * _channels(x, weight)
     return x if bias is None else x + _channels(x, bias)
 
@@ -113,7 +113,7 @@ def _channel_norm(statistics: Operation) -> Operation:
     ) -> Tensor:
         if training or mean is None or variance is None:
             return scaled(statistics(x, eps), weight, bias)
-        # Torch's own has no derivative in the statistics, which are features of a graph.
+        # Torch's own has no derivative in the statistics, which are features of a graph here.
         scale = (variance + eps).rsqrt()
         return scaled((x - _channels(x, mean)) * _channels(x, scale), weight, bias)
 
@@ -121,7 +121,7 @@ def _channel_norm(statistics: Operation) -> Operation:
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """`torch._weight_norm` in operations that can be batched."""
+    """Computes `torch._weight_norm` in operations that can be batched."""
     axes = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]
     return v * (g / torch.linalg.vector_norm(v, dim=axes, keepdim=True))
 
@@ -137,7 +137,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention` in operations that can be batched and derived twice."""
+    """Attention as in `F.scaled_dot_product_attention`, which can be batched and derived twice."""
     if dropout_p:
         raise UserError(f"Expected attention without dropout (got dropout_p={dropout_p})")
     if enable_gqa:
@@ -153,7 +153,7 @@ def _attention(
     return scores.softmax(-1) @ value
 
 
-#: Functions of single entries, which act on rows of any arrangement alike.
+#: Functions of single entries, which act on rows in any arrangement.
 ENTRYWISE: dict[str, Operation] = {
     **{name: _of_numbers(name) for name in _ENTRYWISE_TORCH.split()},
     **{name: getattr(F, name) for name in _ENTRYWISE_FUNCTIONAL.split()},
@@ -183,7 +183,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def leaves(value: Any) -> list[Any]:
-    """What is inside lists, tuples, dictionaries and slices."""
+    """The items inside nested lists, tuples, dictionaries and slices."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, slice):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -16,15 +16,15 @@ from torch import Tensor
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
 from nfn_graph.run._operations import ENTRYWISE
 from nfn_graph.run._ragged import Stored
-from nfn_graph.run._tensors import first_rows, read_entries
+from nfn_graph.run._tensors import read_entries
 from nfn_graph.spec import Key, NetworkSpec
 
-#: Plans that are kept: most training repeats few mixtures of networks.
+#: The number of cached plans: most training runs repeat few mixtures of networks.
 _MOST_PLANS = 32
-#: Indices of more entries than this are made anew every time.
+#: Indices with more entries than this are not cached.
 _MOST_INDICES = 2**24
 
-#: By how much tensors of networks with convolutions may grow when they are filled up with zeros.
+#: The largest factor by which zeros may enlarge the tensors of networks with convolutions.
 _MOST_FILLING = 2.0
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
@@ -36,9 +36,9 @@ _lock = Lock()
 
 
 def plan_of(graph: WeightGraph) -> Plan:
-    """The plan for the networks of a graph, made once for the same layouts."""
+    """The plan for the networks of a graph, which is cached by their layouts."""
     layouts = graph.layouts
-    # A plan keeps its layouts alive, so that no other object gets their numbers.
+    # A plan keeps its layouts alive, so no other object can get their ids.
     key = tuple(map(id, layouts))
     with _lock:
         plan = _plans.get(key)
@@ -54,7 +54,7 @@ def plan_of(graph: WeightGraph) -> Plan:
 
 
 class Plan:
-    """How the networks of a graph are run.
+    """The plan by which the networks of a graph are run.
 
     Args:
         graph: The graph.
@@ -76,11 +76,11 @@ class Plan:
         order = [network for group in self.groups for network in group.networks]
         is_sorted = order == list(range(len(order)))
         self._back = None if is_sorted else sorted(range(len(order)), key=order.__getitem__)
-        self._indices: dict[Any, Tensor | None] = {}
+        self._indices: dict[Any, Tensor] = {}
 
     @property
     def reason(self) -> tuple[int, str] | None:
-        """The first network whose computation is not known, and why."""
+        """The first network whose computation is not known, and the reason."""
         unknown = [i for i, layout in enumerate(self.kinds) if layout.computation.reason]
         if not unknown:
             return None
@@ -88,19 +88,19 @@ class Plan:
         return number, str(self.kinds[self.kind_of[number]].computation.reason)
 
     def counts(self, key: Key) -> Tensor:
-        """How many rows of a store every network has."""
+        """The number of rows that every network has in a store."""
         own = torch.tensor([layout.num_rows(key) for layout in self.kinds])
         return own[torch.tensor(self.kind_of)]
 
     def restored(self, parts: Sequence[Tensor]) -> Tensor:
-        """Values of the networks of all groups, one after the other, in the graph's order."""
+        """Puts the concatenated values of the networks of all groups into the graph's order."""
         joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if self._back is None:
             return joined
         return joined.index_select(0, torch.tensor(self._back, device=joined.device))
 
     def restored_rows(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Rows of a neuron type of all groups, one after the other, in the graph's order."""
+        """Puts the concatenated rows of a neuron type of all groups into the graph's order."""
         joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if self._back is None:
             return joined
@@ -108,16 +108,15 @@ class Plan:
         if place not in self._indices:
             order = torch.cat([group.own_rows(name) for group in self.groups])
             self._indices[place] = order.argsort().to(joined.device)
-        index = self._indices[place]
-        return joined if index is None else joined.index_select(0, index)
+        return joined.index_select(0, self._indices[place])
 
 
 class Group:
-    """Networks that compute alike, those of equal sizes next to each other.
+    """Networks with the same computation; those of equal sizes are next to each other.
 
     Args:
-        plan: The plan that they are a part of.
-        members: Their places in the graph, by their kinds.
+        plan: The plan that the group belongs to.
+        members: For every kind of network in the group, the places of its networks in the graph.
     """
 
     def __init__(self, plan: Plan, members: Mapping[int, Sequence[int]]) -> None:
@@ -125,15 +124,15 @@ class Group:
         self.computation = plan.kinds[next(iter(members))].computation
         own = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
         sizes = _filled_sizes(own)
-        #: The sizes that networks are filled up to, by their kinds, if that is worth it.
+        #: The sizes to which the networks of each kind are padded, if that is worthwhile.
         self.filled = None if sizes is None else sorted(sizes)
         order = range(len(own)) if sizes is None else sorted(range(len(own)), key=sizes.__getitem__)
         numbers = list(members)
         self.kinds = [own[i] for i in order]
         self.networks = [network for i in order for network in members[numbers[i]]]
-        #: Whether all that it computes is known for networks of different sizes.
+        #: Whether all of its operations support networks of different sizes.
         self.is_ragged = True
-        #: Whether it computes nothing but linear layers and functions of single entries.
+        #: Whether it consists only of linear layers and functions of single entries.
         self.is_dense = all(
             step.operation in ("input", "parameter", "constant", "linear")
             or step.operation in ENTRYWISE
@@ -142,20 +141,20 @@ class Group:
         self._is_whole = self.networks == list(range(len(plan.layouts)))
         self._shapes: dict[Any, Shapes] = {}
         self._straight: dict[int, Placement | None] = {}
-        self._indices: dict[Any, Tensor | None] = {}
+        self._indices: dict[Any, Tensor] = {}
 
     @property
     def count(self) -> int:
-        """How many networks there are."""
+        """The number of networks."""
         return len(self.networks)
 
     def tensor(self, number: int, stores: Mapping[Key, Tensor], is_filled: bool) -> Stored:
-        """A tensor of all networks, read from the stores of the graph.
+        """Reads a tensor of all networks from the stores of the graph.
 
         Args:
             number: The number of the tensor.
             stores: The entries of all networks.
-            is_filled: Whether to fill it up with zeros.
+            is_filled: Whether to pad the tensor with zeros.
         """
         flat = self._entries(number, stores)
         own = self._own_shapes(number)
@@ -165,17 +164,17 @@ class Group:
         if shapes == own:
             return Stored(flat, own, own)
         zeros = flat.new_zeros(sum(map(math.prod, shapes)))
-        places = self._filled_places(number, flat.device)
+        places = self._index(("filled", number), flat.device, lambda: self._filled_places(number))
         return Stored(zeros.index_copy(0, places, flat), shapes, own)
 
     def parts(self, most: int, is_filled: bool) -> list[int]:
-        """How many networks to run at a time: at most so many, of one size if filled up."""
+        """The numbers of networks to run at a time: at most `most`, and of one size if padded."""
         sizes = self.filled if is_filled and self.filled else [()] * len(self.kinds)
         found = []
         pairs = zip(sizes, self.kinds, strict=True)
         for _, same in itertools.groupby(pairs, lambda pair: pair[0]):
             count = sum(n for _, (_, n) in same)
-            # Parts of nearly equal length.
+            # The parts have nearly equal lengths.
             number = -(-count // most)
             found += [(count + i) // number for i in range(number)]
         return found
@@ -187,26 +186,22 @@ class Group:
         return self._shapes[number]
 
     def _filled_shapes(self, number: int) -> Shapes:
-        """The shapes of a tensor when it is filled up with zeros."""
+        """The shapes of a tensor after it is padded with zeros."""
         if ("filled", number) not in self._shapes:
             own = [(shape, n) for _, shape, _, n in self._filled_views(number)]
             found = tuple(shape for shape, n in own for _ in range(n))
             self._shapes["filled", number] = found
         return self._shapes["filled", number]
 
-    def _filled_places(self, number: int, device: torch.device) -> Tensor:
-        """Where a tensor's own entries are when it is filled up with zeros."""
-        index = self._indices.get(("filled", number, device))
-        if index is None:
-            found, begin = [], 0
-            for own, _, view, n in self._filled_views(number):
-                end = begin + n * math.prod(view)
-                places = torch.arange(begin, end).reshape(n, *view)
-                found.append(places[(slice(None), *map(slice, own))].reshape(-1))
-                begin = end
-            index = torch.cat(found).to(device)
-            self._keep(("filled", number, device), index)
-        return index
+    def _filled_places(self, number: int) -> Tensor:
+        """The places of the original entries of a tensor after it is padded with zeros."""
+        found, begin = [], 0
+        for own, _, view, n in self._filled_views(number):
+            end = begin + n * math.prod(view)
+            places = torch.arange(begin, end).reshape(n, *view)
+            found.append(places[(slice(None), *map(slice, own))].reshape(-1))
+            begin = end
+        return torch.cat(found)
 
     def _filled_views(
         self, number: int
@@ -216,21 +211,16 @@ class Group:
             yield placement.view, *_filled_view(placement, layout.spec, sizes), n
 
     def rows(self, key: Key, x: Tensor) -> Tensor:
-        """The rows of all networks in a store of the graph."""
+        """Selects the rows of the group's networks from a store of the graph."""
         if self._is_whole:
             return x
-        place = (key, x.device)
-        index = self._indices.get(place)
-        if index is None:
-            index = self.own_rows(key).to(x.device)
-            self._keep(place, index)
-        return x.index_select(0, index)
+        return x.index_select(0, self._index(key, x.device, lambda: self.own_rows(key)))
 
     def own_rows(self, key: Key) -> Tensor:
-        """The places of all networks' rows in a store of the graph."""
+        """The places of the rows of the group's networks in a store of the graph."""
         counts, chosen = self._plan.counts(key), torch.tensor(self.networks)
         own = counts[chosen]
-        # What lies before a network's rows here is not what lies before them there.
+        # The rows before those of a network differ between the group and the graph.
         shift = (counts.cumsum(0) - counts)[chosen] - (own.cumsum(0) - own)
         return torch.arange(int(own.sum())) + shift.repeat_interleave(own)
 
@@ -241,17 +231,15 @@ class Group:
         if place is not None:
             x = self.rows(place.store, stores[place.store])
             return x[:, place.tap : place.tap + place.taps].reshape(-1)
-        # Otherwise by the places of the entries, which are read like the entries themselves.
+        # Otherwise, read the places of the entries in the way of the entries, and use them as an
+        # index.
         keys = list(dict.fromkeys(p.store for own, _ in self.kinds for p in own.sources[number]))
         flat = torch.cat([self.rows(key, stores[key]).reshape(-1) for key in keys])
-        index = self._indices.get((number, flat.device))
-        if index is None:
-            index = self._places(number, keys, stores).to(flat.device)
-            self._keep((number, flat.device), index)
+        index = self._index(number, flat.device, lambda: self._places(number, keys, stores))
         return flat.index_select(0, index)
 
     def _straight_place(self, number: int) -> Placement | None:
-        """The only place of a tensor that lies there in its own order, in all networks."""
+        """The placement of a tensor that every network stores in its own order, or None."""
         first = self.kinds[0][0].sources[number][0]
         for layout, _ in self.kinds:
             own = layout.sources[number]
@@ -276,23 +264,27 @@ class Group:
                 end = begin[key] + networks * rows * taps
                 own[key] = torch.arange(begin[key], end).reshape(networks, rows, taps)
                 begin[key] = end
-            found = read_entries(layout.sources[number], own, first_rows(layout))
-            places.append(found.reshape(-1))
+            places.append(read_entries(layout, number, own).reshape(-1))
         return torch.cat(places)
 
-    def _keep(self, place: Any, index: Tensor) -> None:
-        if index.numel() <= _MOST_INDICES:
-            self._indices[place] = index
+    def _index(self, place: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """An index on a device, which is made once unless it is large."""
+        index = self._indices.get((place, device))
+        if index is None:
+            index = make().to(device)
+            if index.numel() <= _MOST_INDICES:
+                self._indices[place, device] = index
+        return index
 
 
 def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] | None:
-    """The sizes of neuron types up to which networks with convolutions are filled with zeros.
+    """The sizes of neuron types to which networks with convolutions are padded with zeros.
 
-    Few different sizes then remain, of which torch's own convolutions run many networks side by
-    side. None where that is not possible, or would add too much.
+    Only a few different sizes then remain, and torch's own convolutions run many networks of each
+    size side by side. None if padding is not possible or would add too many zeros.
 
     Args:
-        kinds: The layouts of the networks, and how many have each.
+        kinds: The different layouts of the networks, and the number of networks with each.
     """
     layouts = [layout for layout, _ in kinds]
     steps = layouts[0].computation.steps
@@ -311,7 +303,7 @@ def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] 
             _, view = _filled_view(placement, layout.spec, own)
             is_split = len(view) != len(placement.shape)
             if is_split and any(a == 1 < b for a, b in zip(placement.view, view, strict=True)):
-                # The layer of one neuron could be part of either axis of the tensor.
+                # A layer of one neuron could belong to either axis of the tensor.
                 return None
             before += count * math.prod(placement.view)
             after += count * math.prod(view)
@@ -319,12 +311,12 @@ def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] 
 
 
 def _rounded(size: int) -> int:
-    """The next size whose convolutions are fast."""
+    """The next larger size with fast convolutions."""
     return 4 if size <= 4 else 8 if size <= 8 else -(-size // 16) * 16
 
 
 def _can_be_filled(layout: Layout) -> bool:
-    """Whether every tensor belongs to one layer or pair of layers, which no other contains."""
+    """Whether every tensor belongs to a single layer or pair of layers that is not nested."""
     if any(neuron.parents for neuron in layout.spec.neurons):
         return False
     if any(len(own) != 1 for own in layout.shape.sizes):
@@ -340,7 +332,7 @@ def _can_be_filled(layout: Layout) -> bool:
 def _filled_view(
     placement: Placement, spec: NetworkSpec, sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of a tensor of a network of other sizes, and the shape to view it in."""
+    """The shape that a tensor has in a network of other sizes, and the shape of its view."""
     by_name = dict(zip(spec.neuron, sizes, strict=True))
     store = placement.store
     source, target = (store, store) if isinstance(store, str) else (store[0], store[2])
@@ -348,27 +340,17 @@ def _filled_view(
         n if axis == "tap" else by_name[source if axis == "source" else target]
         for axis, n in zip(placement.axes, placement.view, strict=True)
     )
-    if len(view) == len(placement.shape):
-        return view, view
-    # Axes of the view that were one axis of the tensor are so again.
-    shape, rest = [], list(zip(placement.view, view, strict=True))
-    for size in placement.shape:
-        own = new = 1
-        while rest and own < size:
-            factor, filled = rest.pop(0)
-            own, new = own * factor, new * filled
-        shape.append(new)
-    return tuple(shape), view
+    return tuple(math.prod(view[i] for i in axes) for axes in placement.view_axes), view
 
 
 def _kinds(layouts: Sequence[Layout]) -> tuple[list[Layout], list[int]]:
-    """The different layouts, and for every network its number among them."""
+    """The different layouts, and for every network the number of its layout."""
     by_object: dict[tuple[int, int], int] = {}
     by_value: dict[tuple[Any, ...], int] = {}
     kinds: list[Layout] = []
     kind_of = []
     for layout in layouts:
-        # Copies of a layout for another batch share these.
+        # Copies of a layout for another batch share these objects.
         number = (id(layout.placements), id(layout.computation))
         if number not in by_object:
             value = (layout.spec, layout.shape, layout.placements, layout.computation)

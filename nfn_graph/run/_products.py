@@ -1,18 +1,18 @@
-r"""The products of networks of different sizes with their activations, as one.
+r"""The products of the weights of networks of different sizes with their activations.
 
 For the weights :math:`w_e` of edges :math:`e = (j, k)` from neurons :math:`k` to :math:`j`, and
 activations :math:`x_k` at many inputs,
 
 .. math:: y_j = \sum_{e = (j, k)} w_e x_k
 
-and the derivatives of this in the weights and in the activations are bilinear maps of the same
-kind, so three autograd functions that call each other are differentiable any number of times. No
-tensor of edges times inputs is made.
+is bilinear, and its derivatives in the weights and in the activations are bilinear maps of the same
+kind. Three autograd functions that call each other are therefore differentiable any number of
+times. No tensor of edges times inputs is created.
 
-Networks of equal sizes that follow each other are a *run* and one batched product. Where the runs
-are too short for that, the product is a weighted sum over rows, `embedding_bag`. A convolution is
-the same product with the values below its window as rows, which are laid out for a few networks
-at a time.
+Consecutive networks of equal sizes form a *run*, which is one batched product. If the runs are too
+short for that, the product is a weighted sum over rows with `embedding_bag`. A convolution is the
+same product whose rows are the values below its window; they are copied for a few networks at a
+time.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from torch import Tensor
 
 from nfn_graph.messages import UserError
 
-#: A product of fewer multiplications than this takes longer to start than to compute.
+#: A product with fewer multiplications than this takes longer to start than to compute.
 _SHORT_RUN = 2**17
 #: The inner products of `embedding_bag` are several times slower than its sums.
 _SHORT_INNER_RUN = 2**14
-#: The most entries that are laid out below windows at once: what stays in the cache.
+#: The largest number of entries below windows that are copied at once, so that they stay cached.
 _MOST_COLUMNS = 2**21
 
 
 class Run(NamedTuple):
-    """Networks of equal sizes that follow each other.
+    """Consecutive networks of equal sizes.
 
     Attributes:
-        networks: How many.
-        targets: The target rows of each.
-        sources: The source rows of each.
+        networks: The number of networks.
+        targets: The number of target rows of each network.
+        sources: The number of source rows of each network.
         first_target: The first target row.
         first_source: The first source row.
         first_edge: The first edge.
@@ -59,7 +59,7 @@ class Run(NamedTuple):
     first_edge: int
 
     def split(self, most: int) -> Iterator[Run]:
-        """Runs of at most so many networks."""
+        """Splits the run into runs of at most `most` networks."""
         for done in range(0, self.networks, most):
             yield Run(
                 min(most, self.networks - done),
@@ -71,16 +71,16 @@ class Run(NamedTuple):
             )
 
     def of_targets(self, y: Tensor) -> Tensor:
-        """Their target rows, `[networks, targets, columns]`."""
+        """The target rows of the run, `[networks, targets, columns]`."""
         rows = y[self.first_target : self.first_target + self.networks * self.targets]
         return rows.view(self.networks, self.targets, math.prod(y.shape[1:]))
 
     def of_sources(self, x: Tensor) -> Tensor:
-        """Their source rows, `[networks * sources, ...]`."""
+        """The source rows of the run, `[networks * sources, ...]`."""
         return x[self.first_source : self.first_source + self.networks * self.sources]
 
     def of_edges(self, weights: Tensor, taps: int) -> Tensor:
-        """Their weights, `[networks, targets, sources * taps]`."""
+        """The weights of the run, `[networks, targets, sources * taps]`."""
         count = self.networks * self.targets * self.sources
         own = weights[self.first_edge * taps : (self.first_edge + count) * taps]
         return own.view(self.networks, self.targets, self.sources * taps)
@@ -91,10 +91,10 @@ class Window:
     """The positions that a convolution reads for one position of its result.
 
     Args:
-        kernel: How many, along each axis.
-        stride: The distance of windows.
-        dilation: The distance of neighbours in a window.
-        pads: The zeros before the first and after the last position of each axis.
+        kernel: The number of positions along each axis.
+        stride: The distance between neighbouring windows.
+        dilation: The distance between neighbouring positions of a window.
+        pads: The numbers of zeros before the first and after the last position of each axis.
     """
 
     kernel: tuple[int, ...]
@@ -104,15 +104,15 @@ class Window:
 
     @cached_property
     def taps(self) -> int:
-        """How many positions in all."""
+        """The total number of positions."""
         return math.prod(self.kernel)
 
     def padded(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The number of positions with zeros around them."""
+        """The number of positions along each axis, including the zeros around them."""
         return tuple(n + a + b for n, (a, b) in zip(sizes, self.pads, strict=True))
 
     def results(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The number of positions of the result."""
+        """The number of positions of the result along each axis."""
         found = tuple(
             (n - d * (k - 1) - 1) // s + 1
             for n, k, s, d in zip(
@@ -124,7 +124,7 @@ class Window:
         return found
 
     def columns(self, x: Tensor) -> Tensor:
-        """Values `[rows, *positions, inputs]` as `[rows, *kernel, *results, inputs]`."""
+        """Arranges values `[rows, *positions, inputs]` as `[rows, *kernel, *results, inputs]`."""
         results = self.results(tuple(x.shape[1:-1]))
         pads = [n for pair in reversed(self.pads) for n in pair]
         x = F.pad(x, [0, 0, *pads]) if any(pads) else x.contiguous()
@@ -142,7 +142,7 @@ class Window:
         for number, tap in enumerate(itertools.product(*map(range, self.kernel))):
             own, read = [], []
             for i, place in enumerate(tap):
-                # What lies in the zeros around the values is left out.
+                # The parts that lie in the zeros around the values are left out.
                 shift, s = place * self.dilation[i] - self.pads[i][0], self.stride[i]
                 first = max(0, -(shift // s))
                 last = min(results[i] - 1, (sizes[i] - 1 - shift) // s)
@@ -153,12 +153,12 @@ class Window:
 
 
 class Layers:
-    """The complete layers of networks, one after the other.
+    """The completely connected layers of several networks, one after another.
 
     Args:
         targets: The number of target rows of every network.
         sources: The number of source rows of every network.
-        device: Where indices are needed.
+        device: The device of the indices.
     """
 
     def __init__(
@@ -178,12 +178,12 @@ class Layers:
         self.runs = tuple(runs)
 
     def has_long_runs(self, columns: int, short: int) -> bool:
-        """Whether batched products are faster than sums over edges."""
+        """Whether batched products of the runs are faster than sums over edges."""
         return len(self.runs) == 1 or self.num_edges * columns >= short * len(self.runs)
 
     @property
     def edges(self) -> Edges:
-        """Which rows the edges join."""
+        """The rows that the edges connect."""
         return _edges(self._targets, self._sources, self._device)
 
 
@@ -191,13 +191,13 @@ class Layers:
 def complete_layers(
     targets: tuple[int, ...], sources: tuple[int, ...], is_shared: bool, device: torch.device
 ) -> Layers:
-    """The complete layers of networks.
+    """Makes the completely connected layers of several networks.
 
     Args:
         targets: The number of target rows of every network.
         sources: The number of source rows of every network.
-        is_shared: Whether all networks read the same rows, so that they are one large layer.
-        device: Where indices are needed.
+        is_shared: Whether all networks read the same rows, so that they form one large layer.
+        device: The device of the indices.
     """
     if is_shared:
         return Layers((sum(targets),), sources[:1], device)
@@ -205,15 +205,16 @@ def complete_layers(
 
 
 class Edges(NamedTuple):
-    """Which rows the weights of complete layers join, network after network.
+    """The rows that the weights of complete layers connect, network after network.
 
     Attributes:
         source: The source row of every edge, in the order of the targets.
         target: The target row of every edge.
-        pointers: Where the edges of every target begin, and where the last ones end.
+        pointers: The first edge of every target, and the end of the last one.
         order: The edges in the order of their sources.
         target_by_source: The target row of every edge in that order.
-        pointers_by_source: Where the edges of every source begin in that order.
+        pointers_by_source: The first edge of every source in that order, and the end of the last
+            one.
     """
 
     source: Tensor
@@ -224,7 +225,7 @@ class Edges(NamedTuple):
     pointers_by_source: Tensor
 
 
-# Six indices per edge: few mixtures are kept, and only those with many small networks.
+# There are six indices per edge, so only a few mixtures of small networks are cached.
 @lru_cache(maxsize=16)
 def _edges(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Edges:
     out, into = torch.tensor(targets), torch.tensor(sources)
@@ -234,7 +235,7 @@ def _edges(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.dev
     place = torch.arange(int(count.sum())) - first[network]
     in_rows, out_rows = _before(into)[:-1], _before(out)[:-1]
     into_, out_ = into[network], out[network]
-    # In the order of the sources, an edge lies at place k * out + j instead of j * in + k.
+    # In the order of the sources, an edge is at place k * out + j instead of j * in + k.
     j, k = place % out_, place // out_
     return Edges(
         source=(in_rows[network] + place % into_).to(device),
@@ -253,14 +254,14 @@ def _before(counts: Tensor) -> Tensor:
 def layer_product(
     weights: Tensor, x: Tensor, layers: Layers, window: Window | None = None
 ) -> Tensor:
-    """The rows of all targets.
+    """Computes the rows of all targets.
 
     Args:
         weights: The weights of all edges, `[edges * taps]`.
         x: The rows of all sources: `[sources, inputs]`, or `[sources, *positions, inputs]` for
             convolutions.
-        layers: Which rows the edges join.
-        window: What a convolution reads.
+        layers: The rows that the edges connect.
+        window: The window of a convolution; None for a linear layer.
 
     Returns:
         `[targets, inputs]`, or `[targets, *results, inputs]`.
@@ -272,7 +273,7 @@ def layer_product(
 
 
 class _Bilinear(torch.autograd.Function):
-    """One of three maps: of two tensors, layers, a window, and the positions of the sources."""
+    """One of three maps of two tensors, given layers, a window and the positions of the sources."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -284,7 +285,7 @@ class _Bilinear(torch.autograd.Function):
     def vmap(
         cls, info: Any, dims: tuple[int | None, ...], first: Tensor, second: Tensor, *rest: Any
     ) -> tuple[Tensor, int]:
-        """One after the other: what is to be differentiated many times is small."""
+        """Runs one network after another: tensors that are differentiated many times are small."""
 
         def at(x: Tensor, dim: int | None, i: int) -> Tensor:
             return x if dim is None else x.select(dim, i)
@@ -297,7 +298,7 @@ class _Bilinear(torch.autograd.Function):
 
 
 class Product(_Bilinear):
-    """:func:`product`: of weights and sources, the targets."""
+    """The map from weights and sources to targets; see :func:`layer_product`."""
 
     @staticmethod
     def forward(
@@ -339,7 +340,7 @@ class Product(_Bilinear):
 
 
 class Back(_Bilinear):
-    """The derivative of :class:`Product` in the sources: of weights and targets, the sources."""
+    """The map from weights and targets to sources: the derivative of :class:`Product`."""
 
     @staticmethod
     def forward(
@@ -382,13 +383,13 @@ class Back(_Bilinear):
 
 
 class Inner(_Bilinear):
-    """The derivative of :class:`Product` in the weights: of targets and sources, the weights."""
+    """The map from targets and sources to weights: the derivative of :class:`Product`."""
 
     @staticmethod
     def forward(
         y: Tensor, x: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
     ) -> Tensor:
-        """Inner products of the rows at both ends of every edge."""
+        """Computes the inner products of the rows at both ends of every edge."""
         x, y = x.contiguous(), y.contiguous()
         if window is None:
             if not layers.has_long_runs(x.shape[1], _SHORT_INNER_RUN):
@@ -424,18 +425,18 @@ class Inner(_Bilinear):
 
 
 for _forward in (Product.forward, Back.forward, Inner.forward):
-    # Torch asks for it at every call, and working it out takes longer than many a product.
+    # Torch asks for the signature in every call, and inspecting it takes longer than many products.
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
 def _images(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> int:
-    """How many images a network's windows are laid out for at once."""
+    """The number of images whose windows are copied at once."""
     each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
     return min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), max(images, 1))
 
 
 def _short(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> Iterator[Run]:
-    """Runs of as many networks as windows are laid out for at once."""
+    """Splits runs into as many networks as windows are copied for at once."""
     for run in layers.runs:
         each = run.sources * window.taps * math.prod(results) * images
         yield from run.split(max(1, _MOST_COLUMNS // max(each, 1)))

@@ -1,7 +1,7 @@
-"""A computation carried out on networks of different widths at once, by message passing.
+"""The evaluation of a computation on networks of different widths at once, by message passing.
 
-The activations of all networks lie below one another, one row per neuron. What acts on every
-neuron alone acts on the rows; a linear map or a convolution is a product over the edges.
+The activations of all networks are concatenated, with one row per neuron. Functions of single
+neurons act on the rows; a linear map or a convolution is a product over the edges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nfn_graph.run._products import Window, complete_layers, layer_product
 
 #: Operations whose results share no memory with their operands.
 _FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm")
-#: Functions of single entries that are finite at zero, as are their derivatives there.
+#: Functions of single entries that are finite at zero and have finite derivatives there.
 _FINITE_AT_ZERO = """
     relu selu sigmoid tanh sin cos atan asinh erf square abs neg positive detach relu6 leaky_relu
     elu celu gelu silu mish softplus softsign logsigmoid hardtanh hardswish hardsigmoid add sub mul
@@ -37,7 +37,7 @@ _KEEPS_FINITE = frozenset(_FINITE_AT_ZERO.split())
 
 
 class NotRaggedError(Exception):
-    """An operation that is only known for networks of equal sizes."""
+    """An operation that is supported only for networks of equal sizes."""
 
 
 class OpenSize:
@@ -49,17 +49,17 @@ OPEN_SIZE = OpenSize()
 
 @dataclass(frozen=True)
 class Same:
-    """Values of one shape.
+    """Values that have the same shape in all networks.
 
     Args:
-        data: `[networks, *shape]`; one network stands for all if they share it.
+        data: `[networks, *shape]`, or `[1, *shape]` if all networks share the value.
     """
 
     data: Tensor
 
     @property
     def rank(self) -> int:
-        """The number of axes in a network."""
+        """The number of axes of the value in one network."""
         return self.data.dim() - 1
 
 
@@ -70,9 +70,9 @@ class NeuronRows:
     Args:
         data: `[neurons of all networks, *other axes]`.
         at: The axis of the neurons in a network.
-        counts: The neurons of every network.
-        own: How many of these it has by itself, the first ones, if networks were filled up with
-            neurons that no other one reads.
+        counts: The number of neurons of every network.
+        own: The number of original neurons of every network, which come first, if the networks were
+            padded with neurons that no others read.
     """
 
     data: Tensor
@@ -82,16 +82,16 @@ class NeuronRows:
 
     @property
     def rank(self) -> int:
-        """The number of axes in a network."""
+        """The number of axes of the value in one network."""
         return self.data.dim()
 
     @property
     def is_filled(self) -> bool:
-        """Whether some of the neurons are no network's own."""
+        """Whether some of the neurons were added by padding."""
         return self.own is not None and self.own != self.counts
 
     def owned(self) -> Tensor:
-        """The rows of the networks' own neurons."""
+        """The rows of the original neurons."""
         if self.own is None or not self.is_filled:
             return self.data
         return self.data.index_select(0, _owned(self.counts, self.own).to(self.data.device))
@@ -99,12 +99,12 @@ class NeuronRows:
 
 @dataclass(frozen=True)
 class Stored:
-    """Tensors of the networks, whose shapes differ.
+    """A tensor of all networks, whose shapes may differ.
 
     Args:
-        data: The entries of all of them in a row.
-        shapes: Their shapes.
-        own: Their shapes before they were filled up with zeros, if they were.
+        data: The entries of the tensors of all networks, in one row.
+        shapes: The shape of the tensor of every network.
+        own: The shapes before padding with zeros, if the tensors were padded.
     """
 
     data: Tensor
@@ -113,21 +113,21 @@ class Stored:
 
     @property
     def rank(self) -> int:
-        """The number of axes in a network."""
+        """The number of axes of the value in one network."""
         return len(self.shapes[0])
 
     @property
     def is_filled(self) -> bool:
-        """Whether zeros were added to some of them."""
+        """Whether some of the tensors were padded with zeros."""
         return self.own is not None and self.own != self.shapes
 
     def sizes(self, axis: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Their sizes along an axis, and those before they were filled up."""
+        """The sizes along an axis, and those before padding."""
         own = None if self.own is None else tuple(shape[axis] for shape in self.own)
         return tuple(shape[axis] for shape in self.shapes), own
 
     def split(self, counts: Sequence[int]) -> list[Stored]:
-        """Those of so many networks, and of so many after them, and so on."""
+        """Splits the tensor by networks into parts with these numbers of networks."""
         if len(counts) == 1:
             return [self]
         cuts = list(itertools.pairwise(accumulate(counts, initial=0)))
@@ -139,6 +139,7 @@ class Stored:
 
 
 Value = Same | NeuronRows | Stored
+_Handler = Callable[..., Value | None]
 
 
 def evaluate_ragged(
@@ -148,14 +149,14 @@ def evaluate_ragged(
     num_networks: int,
     wanted: Sequence[Ref],
 ) -> list[Any]:
-    """The results of steps of networks that differ in width; None for those not wanted.
+    """Computes the results of steps for networks that differ in width; None for unwanted ones.
 
     Args:
-        computation: What to compute.
-        tensors: The networks' tensors by their number.
-        inputs: Inputs `[networks, ...]`, or `[1, ...]` if they share them.
-        num_networks: How many networks there are.
-        wanted: Which results are wanted.
+        computation: The steps to carry out.
+        tensors: The tensors of the networks by number.
+        inputs: The inputs, `[networks, ...]`, or `[1, ...]` if all networks share them.
+        num_networks: The number of networks.
+        wanted: The results to keep.
     """
     results: list[Any] = []
     kept = {ref.step for ref in wanted}
@@ -175,7 +176,7 @@ def evaluate_ragged(
                 results.append(replace(args[0], data=args[0].data.relu_()))
             else:
                 results.append(_apply(step.operation, args, kwargs, num_networks))
-        # Memory that was used a moment ago is the fastest to use again.
+        # Recently used memory is the fastest to use again.
         for done in computation.last_uses[number]:
             if done not in kept:
                 results[done] = None
@@ -184,7 +185,7 @@ def evaluate_ragged(
 
 @lru_cache(maxsize=64)
 def _overwriting(computation: Computation) -> frozenset[int]:
-    """The steps that may write their result over the only operand, which nothing else reads."""
+    """The steps that may overwrite their only operand because no other step reads it."""
     steps = computation.steps
     named = [*computation.outputs, *(neurons.value for neurons in computation.activations)]
     uses = Counter(ref.step for ref in (*named, *(r for step in steps for r in step.operands)))
@@ -199,7 +200,7 @@ def _overwriting(computation: Computation) -> frozenset[int]:
 
 
 def as_same(value: Any, num_networks: int) -> Any:
-    """A value of one shape, whatever its arrangement."""
+    """Converts a value in any arrangement to one with the same shape in all networks."""
     if isinstance(value, tuple | list):
         return type(value)(as_same(item, num_networks) for item in value)
     if isinstance(value, NeuronRows | Stored) and value.is_filled:
@@ -217,7 +218,7 @@ def as_same(value: Any, num_networks: int) -> Any:
 
 
 def as_rows(value: Value, axis: int, num_networks: int) -> NeuronRows:
-    """A value with rows for the entries along an axis; shared ones are repeated."""
+    """Converts a value to rows along an axis; a shared value is repeated."""
     if isinstance(value, NeuronRows):
         if value.at != axis % value.rank:
             raise NotRaggedError
@@ -239,7 +240,8 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
     if not values:
         return OPERATIONS[name](*args, **kwargs)
     if name in _HANDLERS:
-        return _HANDLERS[name](num_networks, *args, **kwargs)
+        found = _HANDLERS[name](num_networks, *args, **kwargs)
+        return _equal_sizes(name, args, kwargs, num_networks) if found is None else found
     if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
         if name not in _KEEPS_FINITE and any(
             isinstance(v, NeuronRows) and v.is_filled for v in values
@@ -250,7 +252,7 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
 
 
 def _equal_sizes(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
-    """Any operation, where the operands have one shape in all networks."""
+    """Applies any operation whose operands have the same shape in all networks."""
     args = [as_same(arg, num_networks) for arg in args]
     kwargs = {key: as_same(arg, num_networks) for key, arg in kwargs.items()}
     found = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, Same)]
@@ -306,7 +308,7 @@ def _entrywise(
 def _aligned(
     value: Value, rank: int, axis: int, counts: tuple[int, ...], num_networks: int
 ) -> Tensor:
-    """A value as `[rows or 1, *other axes]`, to be broadcast with rows of those counts."""
+    """Converts a value to `[rows or 1, *other axes]`, which broadcasts with such rows."""
     if isinstance(value, NeuronRows):
         data = value.data
     elif isinstance(value, Stored) and value.rank >= -axis:
@@ -326,7 +328,7 @@ def _aligned(
 
 
 def _repeated(value: Same, axis: int, counts: tuple[int, ...]) -> Tensor:
-    """Values without neurons, or with equally many, for every row."""
+    """Repeats values without neurons, or with the same number in all networks, for every row."""
     data = value.data
     if value.rank >= -axis:
         if data.shape[axis] != 1:
@@ -350,9 +352,9 @@ def _sizes(name: str, x: NeuronRows | Same, axis: int | None = None) -> Any:
     return tuple(sizes) if axis is None else sizes[axis]
 
 
-def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value:
+def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value | None:
     if not isinstance(weight, Stored) or weight.rank != 2:
-        return _equal_sizes("linear", [x, weight, bias], {}, num_networks)
+        return None
     inputs, shared = _sources(x, -1, num_networks)
     layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
@@ -375,14 +377,14 @@ def _ends(weight: Stored, x: NeuronRows) -> tuple[tuple[int, ...], tuple[int, ..
     sources = tuple(shape[1] for shape in weight.shapes)
     if sources != x.counts:
         i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
-        raise UserError(f"Expected {sources[i]} neurons to read (got {x.counts[i]})")
+        raise UserError(f"Expected an input of {sources[i]} neurons (got {x.counts[i]})")
     return tuple(shape[0] for shape in weight.shapes), sources
 
 
 def _with_vector(
     num_networks: int, function: Callable[..., Tensor], x: NeuronRows, vector: Value, axis: int
 ) -> NeuronRows:
-    """An entrywise operation with a vector along the neurons."""
+    """Applies an entrywise operation with a vector along the neurons."""
     if vector.rank != 1:
         raise NotRaggedError
     if x.at != axis % x.rank:
@@ -391,7 +393,7 @@ def _with_vector(
     return replace(x, data=function(x.data, column.reshape(-1, *[1] * (x.rank - 1))))
 
 
-def _convolution(spatial: int) -> Callable[..., Value]:
+def _convolution(spatial: int) -> _Handler:
     def apply(
         num_networks: int,
         x: Value,
@@ -401,10 +403,9 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-    ) -> Value:
+    ) -> Value | None:
         if not isinstance(weight, Stored) or groups != 1 or x.rank != spatial + 2:
-            rest = [stride, padding, dilation, groups]
-            return _equal_sizes(f"conv{spatial}d", [x, weight, bias, *rest], {}, num_networks)
+            return None
         kernels = {shape[2:] for shape in weight.shapes}
         if len(kernels) > 1:
             raise NotRaggedError
@@ -412,7 +413,7 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         if len(set(weight.shapes)) == 1 and (bias is None or isinstance(bias, Stored)):
             inputs, shared = _sources(x, 1, num_networks)
             _ends(weight, inputs)
-            # Torch's own convolution of networks side by side, which makes no copy of windows.
+            # Torch's own convolution runs the networks side by side without copying windows.
             y = getattr(F, f"conv{spatial}d")(
                 inputs.data.transpose(0, 1),
                 weight.data.reshape(-1, *weight.shapes[0][1:]),
@@ -428,7 +429,7 @@ def _convolution(spatial: int) -> Callable[..., Value]:
         window = Window(kernel, _each(stride, spatial), dilations, pads)
         inputs, shared = _sources(x, 1, num_networks)
         layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
-        # With the inputs as the last axis, windows are copied in long pieces.
+        # If the inputs are the last axis, windows are copied in long contiguous pieces.
         y = layer_product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
         result = NeuronRows(y, 1, *weight.sizes(0))
         return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
@@ -463,19 +464,18 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Value:
+) -> Value | None:
     if not isinstance(x, NeuronRows) or training or mean is None or variance is None:
-        rest = [mean, variance, weight, bias, training, momentum, eps]
-        return _equal_sizes("batch_norm", [x, *rest], {}, num_networks)
+        return None
     y = _with_vector(num_networks, torch.sub, x, mean, 1)
     y = _with_vector(num_networks, lambda a, v: a * (v + eps).rsqrt(), y, variance, 1)
     y = y if weight is None else _with_vector(num_networks, torch.mul, y, weight, 1)
     return y if bias is None else _with_vector(num_networks, torch.add, y, bias, 1)
 
 
-def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
+def _prelu(num_networks: int, x: Value, weight: Value) -> Value | None:
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("prelu", [x, weight], {}, num_networks)
+        return None
     if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
         slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
             -1, *[1] * (x.rank - 1)
@@ -484,55 +484,54 @@ def _prelu(num_networks: int, x: Value, weight: Value) -> Value:
     return _with_vector(num_networks, lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
 
 
-def _at_positions(name: str, spatial: int | None) -> Callable[..., Value]:
-    """An operation that treats every channel alone, along the axes behind them."""
+def _at_positions(name: str, spatial: int | None) -> _Handler:
+    """Makes a handler for an operation on single channels, along the axes after the channels."""
 
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
         axes = len(args[0] if args else kwargs["pad"]) // 2 if spatial is None else spatial
         if not isinstance(x, NeuronRows) or kwargs.get("return_indices"):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
+            return None
         if x.at >= x.rank - axes or (spatial is not None and (x.at, x.rank) != (1, spatial + 2)):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        # The batch takes the place of the channels, and the neurons that of the batch.
+            return None
+        # The batch takes the place of the channels, and the neurons take that of the batch.
         return replace(x, data=OPERATIONS[name](x.data, *args, **kwargs))
 
     return apply
 
 
-def _flatten(num_networks: int, x: Value, start: int = 0, stop: int = -1, **named: int) -> Value:
-    start, stop = named.get("start_dim", start), named.get("end_dim", stop)
+def _flatten(num_networks: int, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value | None:
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
-    first, last = start % x.rank, stop % x.rank
+        return None
+    first, last = start_dim % x.rank, end_dim % x.rank
     if x.at < first:
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
     if x.at not in (first, last) or (x.is_filled and x.at != first):
-        return _equal_sizes("flatten", [x, start, stop], {}, num_networks)
+        return None
     joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
     if x.at != first:
-        # The positions of all neurons, not the neurons with all their positions.
+        # Positions come before neurons here.
         index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
         data = data.index_select(0, index.to(data.device))
     own = None if x.own is None else tuple(n * positions for n in x.own)
     return NeuronRows(data, first, tuple(n * positions for n in x.counts), own)
 
 
-def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value:
+def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value | None:
     shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
     is_flatten = isinstance(x, NeuronRows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
     if isinstance(x, NeuronRows) and is_flatten and shape[0] == x.data.shape[1]:
         return _flatten(num_networks, x, 1)
-    return _equal_sizes("reshape", [x, *sizes], named, num_networks)
+    return None
 
 
 def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronRows:
-    """A reduction along axes that are not the neurons'."""
+    """Reduces a value along axes other than that of the neurons."""
     own = {axis + (axis < x.at) for axis in axes}
-    # In the order of the memory, so that its derivative has the layout of the values.
+    # The memory order is kept, so that the derivative has the layout of the values.
     order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
     places = [place for place, axis in enumerate(order) if axis in own]
     data = OPERATIONS[name](x.data.permute(order), places, True)
@@ -543,8 +542,8 @@ def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronR
     return replace(x, data=data.squeeze(tuple(own)), at=at)
 
 
-def _average_pool(spatial: int) -> Callable[..., Value]:
-    """An average pooling to a given number of positions, most often one."""
+def _average_pool(spatial: int) -> _Handler:
+    """Makes a handler for average pooling to a given number of positions, usually one."""
     elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
 
     def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
@@ -557,41 +556,28 @@ def _average_pool(spatial: int) -> Callable[..., Value]:
     return apply
 
 
-def _reduction(name: str) -> Callable[..., Value]:
-    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
-        dims = args[0] if args else kwargs.get("dim")
-        keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
-        if (
-            not isinstance(x, NeuronRows)
-            or dims is None
-            or len(args) > 2
-            or kwargs.keys()
-            - {
-                "dim",
-                "keepdim",
-            }
-        ):
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        axes = {d % x.rank for d in ((dims,) if isinstance(dims, int) else dims)}
-        if x.at in axes:
-            return _equal_sizes(name, [x, *args], kwargs, num_networks)
-        return _reduced(name, x, axes, keepdim)
+def _reduction(name: str) -> _Handler:
+    def apply(
+        num_networks: int, x: Value, dim: Any = None, keepdim: bool = False, **others: Any
+    ) -> Value | None:
+        if not isinstance(x, NeuronRows) or dim is None or others:
+            return None
+        axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
+        return None if x.at in axes else _reduced(name, x, axes, keepdim)
 
     return apply
 
 
-def _squeeze(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
-    if not isinstance(x, NeuronRows) or len(dims) != 1 or not isinstance(dims[0], int):
-        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
-    axis = dims[0] % x.rank
-    if axis == x.at:
-        return _equal_sizes("squeeze", [x, *dims], named, num_networks)
+def _squeeze(num_networks: int, x: Value, dim: Any = None) -> Value | None:
+    if not isinstance(x, NeuronRows) or not isinstance(dim, int) or dim % x.rank == x.at:
+        return None
+    axis = dim % x.rank
     if x.data.shape[axis + (axis < x.at)] != 1:
         return x
     return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
 
 
-def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
+def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value | None:
     order = named.get("dims", dims[0] if dims and isinstance(dims[0], tuple) else dims)
     if isinstance(x, Stored):
         order = tuple(axis % x.rank for axis in order)
@@ -602,16 +588,16 @@ def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value:
         ]
         return Stored(x.data.index_select(0, index), turned[0] or (), turned[1])
     if not isinstance(x, NeuronRows):
-        return _equal_sizes("permute", [x, *dims], named, num_networks)
+        return None
     order = [axis % x.rank for axis in order]
-    # The neurons come first wherever they are; the others keep the order that is asked for.
+    # The neurons always come first in the data; the other axes are permuted.
     others = [axis + (axis < x.at) for axis in order if axis != x.at]
     return replace(x, data=x.data.permute(0, *others), at=order.index(x.at))
 
 
 @lru_cache(maxsize=32)
 def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tensor:
-    """Where the entries of tensors with axes in another order come from."""
+    """The index that permutes the axes of tensors that are stored as one row of entries."""
     parts, begin = [], 0
     for shape, same in itertools.groupby(shapes):
         count, size = len(list(same)), math.prod(shape)
@@ -623,33 +609,33 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
 
 @lru_cache(maxsize=32)
 def _owned(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
-    """The rows of the networks' own neurons among those that were filled up."""
+    """The rows of the original neurons among those of padded networks."""
     starts = accumulate(counts[:-1], initial=0)
     return torch.cat([torch.arange(a, a + n) for a, n in zip(starts, own, strict=True)])
 
 
-def _transpose(num_networks: int, x: Value) -> Value:
+def _transpose(num_networks: int, x: Value) -> Value | None:
     return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
 
 
-def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value:
+def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     axis = named.get("dim", axis)
     like = next((v for v in values if isinstance(v, NeuronRows)), None)
     if like is None:
-        return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+        return None
     if like.at != axis % like.rank:
         if any(
             not isinstance(v, NeuronRows)
             or (v.at, v.counts, v.is_filled) != (like.at, like.counts, like.is_filled)
             for v in values
         ):
-            return _equal_sizes("cat", [tuple(values), axis], {}, num_networks)
+            return None
         at = axis % like.rank
         return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
     rows = [as_rows(v, axis, num_networks) for v in values]
     if any(v.is_filled for v in rows):
         raise NotRaggedError
-    # Part after part of each network, from network after network of each part.
+    # From an order by part and network to an order by network and part.
     starts = [0, *accumulate(v.data.shape[0] for v in rows)]
     order = []
     firsts = [list(accumulate(v.counts, initial=0)) for v in rows]
@@ -662,7 +648,8 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
 
 
 _POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
-_HANDLERS: dict[str, Callable[..., Any]] = {
+#: They return None for values that have the same shape in all networks, or must have.
+_HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
     "batch_norm": _batch_norm,
     "prelu": _prelu,

@@ -1,4 +1,4 @@
-"""Recurrent networks in operations that can be batched over networks and derived twice.
+"""Recurrent networks in operations that can be batched over networks and differentiated twice.
 
 Names and arguments are those of torch's own operators: `torch.lstm`, `torch.gru`, `torch.rnn_tanh`
 and `torch.rnn_relu`, and their cells.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 #: The state of a cell: its output, and in an LSTM its memory.
 State = tuple[Tensor, ...]
-#: The next state, of the gates that the input gives and those that the state gives.
+#: The function from the gates of the input and those of the state to the next state.
 Step = Callable[[Tensor, Tensor, State, "Tensor | None"], State]
 
 
@@ -95,7 +95,7 @@ def _sequence(
     first: Sequence[Tensor | None],
     backwards: bool,
 ) -> tuple[Tensor, State]:
-    """All outputs `[time, ..., out]` of one direction of one layer, and the last state."""
+    """The outputs `[time, ..., out]` of one direction of one layer, and the last state."""
     w_ih, w_hh, *biases = weights
     b_ih, b_hh = biases or (None, None)
     gates = _gates(x, w_ih, b_ih)

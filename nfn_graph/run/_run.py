@@ -1,4 +1,4 @@
-"""All networks of a graph run at once: what computes alike runs together."""
+"""Runs all networks of a graph; those with the same computation run together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from nfn_graph.run._ragged import NotRaggedError, as_rows, as_same, evaluate_rag
 from nfn_graph.run._tensors import Stores, read_tensors
 from nfn_graph.spec import Key
 
-#: The entries of a layer's results that are made at once, estimated from above.
+#: An upper estimate of the number of entries of a layer's results that are computed at once.
 _CACHED = 2**24
-#: Networks are filled up to fewer sizes if their inputs have at least as many entries.
+#: Networks are padded to fewer sizes if their inputs have at least this many entries.
 _FEWEST_ENTRIES = 2**14
 
 Inputs = Tensor | Sequence[Tensor]
@@ -30,7 +30,7 @@ Outputs = Tensor | tuple[Tensor, ...]
 
 @dataclass
 class Results:
-    """What a group of networks returns.
+    """The results of a group of networks.
 
     Args:
         outputs: The outputs, each `[networks, ...]`.
@@ -43,13 +43,13 @@ class Results:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be run.
+    """The weights and inputs of a run.
 
     Args:
         stores: The entries `[rows, taps]` of all networks, network after network.
-        inputs: Inputs, with a first axis of networks if each has its own.
-        per_network: Whether each has its own.
-        has_activations: Whether the activations are wanted, too.
+        inputs: The inputs, with a first axis of networks if each network has its own.
+        per_network: Whether each network has its own inputs.
+        has_activations: Whether the activations are wanted as well.
     """
 
     stores: Mapping[Key, Tensor]
@@ -71,7 +71,7 @@ def run(
     per_network: bool = False,
     return_activations: bool = False,
 ) -> Outputs | tuple[Outputs, dict[str, Tensor]]:
-    """The outputs of every network of a graph; see :meth:`nfn_graph.WeightGraph.run`."""
+    """Computes the outputs of every network of a graph; see :meth:`nfn_graph.WeightGraph.run`."""
     plan = plan_of(graph)
     _check_known(plan)
     given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -100,7 +100,7 @@ def _check_known(plan: Plan) -> None:
         number, reason = plan.reason
         which = "the network" if len(plan.layouts) == 1 else f"network {number}"
         raise UserError(
-            f"Expected a graph that knows what its network computes (got none for {which}: "
+            f"Expected a graph that records what its network computes (got no record for {which}: "
             f"{reason}). Convert a module, or a checkpoint with arch=, that can be followed."
         )
 
@@ -129,14 +129,15 @@ def _checked(inputs: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _run_group(group: Group, task: Task) -> Results:
-    """The one place that chooses how networks are run."""
-    # Torch's own convolutions of stacked networks are faster than ours, its linear layers are not.
+    """Chooses how the networks of a group are run, and runs them."""
+    # For stacked networks, torch's own convolutions are faster than ours; its linear layers are
+    # not.
     if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
         is_filled = group.filled is not None and _is_worth_filling(task)
         try:
             return _run_ragged(group, task, is_filled)
         except NotRaggedError:
-            # What mixes neurons would also read those that were added.
+            # An operation that mixes neurons would also read those that were added by padding.
             if is_filled:
                 group.filled = None
             else:
@@ -146,14 +147,14 @@ def _run_group(group: Group, task: Task) -> Results:
 
 
 def _is_worth_filling(task: Task) -> bool:
-    """Whether convolutions of networks side by side are faster than ours, zeros included."""
+    """Whether torch's convolutions of padded networks are faster than ours without padding."""
     entries = max(x.numel() / (x.shape[0] if task.per_network else 1) for x in task.inputs)
-    # Small images do not repay it, and our derivatives in the inputs are the faster ones.
+    # Padding does not pay off for small images, and our derivatives in the inputs are faster.
     return entries >= _FEWEST_ENTRIES and not any(x.requires_grad for x in task.inputs)
 
 
 def _run_ragged(group: Group, task: Task, is_filled: bool) -> Results:
-    """Networks of different sizes, by message passing, as many at once as the cache holds."""
+    """Runs networks of different sizes by message passing, as many at once as fit in the cache."""
     computation = group.computation
     inputs = task.inputs_of(group.networks)
     counts = group.parts(_networks_at_once(group, inputs, task.per_network), is_filled)
@@ -178,19 +179,19 @@ def _run_ragged(group: Group, task: Task, is_filled: bool) -> Results:
 
 
 def _networks_at_once(group: Group, inputs: Sequence[Tensor], per_network: bool) -> int:
-    """How many networks to run together: on a CPU, results are to stay in its cache."""
+    """The number of networks to run together; on a CPU, their results should stay in its cache."""
     if inputs[0].device.type != "cpu":
         return group.count
     layout = group.kinds[-1][0]
     neurons = [layout.num_rows(name) for name in layout.spec.neuron]
-    # No more positions than the input has, in most networks.
+    # Most networks have no more positions anywhere than in their input.
     entries = max(x.numel() for x in inputs) / (group.count if per_network else 1)
     each = entries / max(neurons[0], 1) * max(neurons)
     return max(1, min(group.count, int(_CACHED / max(each, 1))))
 
 
 def _run_by_sizes(group: Group, task: Task) -> Results:
-    """Networks of equal sizes together, with their tensors stacked."""
+    """Runs networks of equal sizes together, with their tensors stacked."""
     stores = {key: group.rows(key, x) for key, x in task.stores.items()}
     inputs = task.inputs_of(group.networks)
     results, done = [], 0
@@ -235,7 +236,7 @@ def _run_uniform(
 
 
 def _one_after_the_other(parts: Sequence[Results]) -> Results:
-    """The results of networks that compute alike."""
+    """Concatenates the results of networks with the same computation."""
     if len(parts) == 1:
         return parts[0]
     outputs = [torch.cat(own) for own in _alike([part.outputs for part in parts])]
@@ -247,29 +248,27 @@ def _one_after_the_other(parts: Sequence[Results]) -> Results:
 
 
 def _alike(outputs: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """The outputs of several groups one by one, which must have one shape."""
+    """Collects each output from several groups, in which it must have the same shape."""
     numbers = [len(own) for own in outputs]
     if len(set(numbers)) > 1:
         raise UserError(
-            f"Expected networks with as many outputs (got {numbers}). Run batch[i] one by one."
+            f"Expected networks with one number of outputs (got {numbers}). Run each batch[i]."
         )
     found = list(zip(*outputs, strict=True))
     for parts in found:
         shapes = [list(x.shape[1:]) for x in parts]
         if any(shape != shapes[0] for shape in shapes):
-            raise UserError(
-                f"Expected outputs of one shape (got {shapes}). Run batch[i] one by one."
-            )
+            raise UserError(f"Expected outputs of one shape (got {shapes}). Run each batch[i].")
     return found
 
 
 def _cat_positions(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """The activations of a neuron type of several groups."""
+    """Concatenates the activations of a neuron type of several groups."""
     shapes = {x.shape[1:] for x in parts}
     if len(shapes) > 1:
         raise UserError(
-            f"Expected activations of '{name}' at equally many positions (got "
-            f"{sorted(map(list, shapes))}). Run batch[i] one by one."
+            f"Expected activations of '{name}' at one number of positions (got "
+            f"{sorted(map(list, shapes))}). Run each batch[i]."
         )
     return torch.cat(list(parts))
 
@@ -288,7 +287,7 @@ def _joined_activations(plan: Plan, results: Sequence[Results]) -> dict[str, Ten
             for group, result in zip(plan.groups, results, strict=True)
             if any(layout.num_rows(name) for layout, _ in group.kinds)
         ]
-        # Neurons that some networks have and do not tell the activations of are left out.
+        # Types whose activations are not known in all networks that have them are left out.
         if all(name in result.activations for result in owners):
             whole = _cat_positions(name, [result.activations[name] for result in owners])
             found[name] = plan.restored_rows(name, [whole])

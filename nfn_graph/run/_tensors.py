@@ -1,12 +1,12 @@
-"""The tensors of networks, read from the stores of their graph, differentiably."""
+"""Reads the tensors of networks from the stores of their graph, differentiably."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from nfn_graph.data import Layout, Placement
+from nfn_graph.data import Layout
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key
 
@@ -15,40 +15,24 @@ Stores = Mapping[Key, Tensor]
 
 
 def read_tensors(layout: Layout, stores: Stores) -> dict[int, Tensor]:
-    """The tensors `[networks, *shape]` of networks of one layout, by their numbers."""
-    offsets = first_rows(layout)
-    return {
-        number: read_entries(placements, stores, offsets)
-        for number, placements in enumerate(layout.sources)
-    }
+    """Reads the tensors `[networks, *shape]` of networks of one layout, by number."""
+    return {number: read_entries(layout, number, stores) for number in range(len(layout.sources))}
 
 
-def first_rows(layout: Layout) -> dict[tuple[Key, int], int]:
-    """The first row of every block of a store."""
-    offsets: dict[tuple[Key, int], int] = {}
-    filled: dict[Key, int] = {}
-    for placement in sorted(layout.placements, key=lambda p: p.block):
-        if (placement.store, placement.block) not in offsets:
-            offsets[placement.store, placement.block] = filled.get(placement.store, 0)
-            filled[placement.store] = filled.get(placement.store, 0) + placement.count
-    return offsets
-
-
-def read_entries(
-    placements: Sequence[Placement], stores: Stores, offsets: Mapping[tuple[Key, int], int]
-) -> Tensor:
-    """A tensor `[networks, *shape]` of networks of one layout.
+def read_entries(layout: Layout, number: int, stores: Stores) -> Tensor:
+    """Reads a tensor `[networks, *shape]` of networks of one layout.
 
     Args:
-        placements: Where its parts are.
+        layout: The layout.
+        number: The number of the tensor.
         stores: The values of every store.
-        offsets: The first row of every block of a store.
     """
+    placements = layout.sources[number]
     first = placements[0]
     tensor: Tensor | None = None
     for placement in placements:
         rows = stores[placement.store]
-        begin = offsets[placement.store, placement.block]
+        begin = layout.first_rows[placement.store, placement.block]
         taps = slice(placement.tap, placement.tap + placement.taps)
         part = placement.ordered(rows[:, begin : begin + placement.count, taps])
         if placement.is_whole:

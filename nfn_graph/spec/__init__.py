@@ -1,4 +1,4 @@
-"""What a family of networks looks like, free of tensors: types, sites, symmetry."""
+"""Descriptions of a family of networks without tensors: types, sites and symmetry."""
 
 from nfn_graph.spec._sites import NETWORK, FoldedSpec, Part, Piece, Site
 from nfn_graph.spec._types import (

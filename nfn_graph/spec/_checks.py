@@ -10,11 +10,11 @@ from torch import nn
 
 from nfn_graph.messages import UserError
 
-# A spec checks itself when it is made.
+# A spec calls these checks when it is constructed.
 if TYPE_CHECKING:
     from nfn_graph.spec._types import NetworkSpec
 
-# Names that modules, graphs and the site of the network need for themselves.
+# Names that are reserved for modules, graphs and the site of the network.
 _RESERVED = (
     frozenset(dir(nn.ParameterDict()))
     | frozenset(dir(nn.ModuleDict()))
@@ -23,7 +23,7 @@ _RESERVED = (
 
 
 def check_name(name: str, what: str) -> None:
-    """Raises unless a type can have that name."""
+    """Raises an error unless a type can have that name."""
     if not isinstance(name, str) or not name.isidentifier() or "__" in name or name in _RESERVED:
         raise UserError(
             f"Expected the name of a {what} to be a Python identifier without '__', not 'y', "
@@ -32,21 +32,21 @@ def check_name(name: str, what: str) -> None:
 
 
 def check_count(value: int, least: int, what: str) -> int:
-    """Raises unless the value is an integer that is large enough."""
+    """Raises an error unless the value is an integer that is large enough."""
     if not isinstance(value, SupportsIndex) or value.__index__() < least:
         raise UserError(f"Expected {what} to be an integer of at least {least} (got {value!r})")
     return value
 
 
 def check_unique(names: Sequence[object], what: str) -> None:
-    """Raises if a name comes twice."""
+    """Raises an error if a name occurs twice."""
     repeated = sorted(repr(name) for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise UserError(f"Expected the names of {what} to differ (got {', '.join(repeated)} twice)")
 
 
 def check_nesting(spec: NetworkSpec) -> None:
-    """Raises unless parents and children of a spec go together."""
+    """Raises an error unless the parents and children of a spec are consistent."""
     place = {name: i for i, name in enumerate(spec.neuron)}
     for i, neuron in enumerate(spec.neurons):
         if not neuron.parents:
@@ -68,11 +68,11 @@ def check_nesting(spec: NetworkSpec) -> None:
         if len(parents) == 1 and parents[0].fixed and not neuron.fixed:
             raise UserError(
                 f"Expected a free parent of the free {what} (got '{parents[0].name}', whose "
-                f"neurons keep their order). Give the neurons inside each a type of their own."
+                f"neurons keep their order). Use one type for the neurons inside each of them."
             )
     for weight in spec.weights:
         if weight.source == weight.target and spec.neuron[weight.source].parents:
             raise UserError(
-                f"Expected the weight type {weight.key} between two neuron types, or of one "
-                f"without parents with itself (got '{weight.source}', which has parents)"
+                f"Expected weight type {weight.key} to connect two neuron types, or one without "
+                f"parents to itself (got '{weight.source}', which has parents)"
             )

@@ -1,4 +1,4 @@
-r"""Sites: where the entries of a network meet, and so what the NF-Layer is made of.
+r"""Sites: where the entries of a network meet, and thus the building blocks of the NF-Layer.
 
 An *index* is something that a permutation moves: the neurons of a free layer. Every entry of a
 tensor carries the indices of its axes and of their parents: a bias :math:`\{j\}`, a weight
@@ -21,13 +21,13 @@ with itself also read the weight in the other direction, which doubles their sha
 
 Means go up from finer to coarser sites and messages come down the same way, along a tree for every
 kind of entry, so that nothing is counted twice. The mean of a whole layer, for example, is the mean
-of the means at its target neurons, and what the network says to a weight reaches it through its
-target neuron only.
+of the means at its target neurons, and the message of the network to a weight reaches it through
+its target neuron only.
 
-**NP and HNP differ in a fold only.** HNP says that the neurons of fixed types (inputs, outputs)
-keep their order. A fixed index is dropped, and its positions become taps, the values that no
-permutation mixes: the first weight becomes taps of the first hidden neurons, the last bias
-becomes taps of the network. Under NP no type is fixed.
+**NP and HNP differ only in a fold.** Under HNP, the neurons of fixed types (inputs, outputs) keep
+their order. A fixed index is dropped, and its positions become taps, the values that no permutation
+mixes: the first weight becomes taps of the first hidden neurons, the last bias becomes taps of the
+network. Under NP no type is fixed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ NETWORK = "network"
 
 
 class Piece(NamedTuple):
-    """One stored tensor's share in the taps of a site.
+    """The taps that one stored tensor contributes to a site.
 
     Attributes:
         store: The neuron type or weight type that it comes from.
         taps: The number of taps: those of the store times its fixed positions.
-        diagonal: Whether it is the diagonal of a self weight, whose neurons are the site.
+        diagonal: Whether the piece is the diagonal of a self weight, at the site of its neurons.
 
     Example:
         >>> folded = NetworkSpec.chain(2, input_size=3, output_size=1).fold("hnp")
@@ -66,14 +66,16 @@ class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
     Attributes:
-        entry: The key of the site whose entries are averaged; the site itself for its own.
+        entry: The key of the site whose entries are averaged; that of the site itself for its own
+            entries.
         start: The first tap of the slice.
         taps: The number of taps.
         below: Where the mean comes up from, and its message goes down to: the number of a finer
-            site, which of its covers this site is, and the part that is averaged further. None
-            for the site's own entries.
-        kept: The indices of the entry that the site has; of a self or role weight they tell
-            the mean over a target neuron's edges from the one over a source neuron's.
+            site, the position of this site among its covers, and the part that is averaged
+            further. None for the site's own entries.
+        kept: The indices of the entry that the site has. For a self or role weight, they
+            distinguish the mean over the edges of a target neuron from that over the edges of a
+            source neuron.
 
     Example:
         >>> folded = NetworkSpec.chain(2).fold("np")
@@ -90,16 +92,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A set of indices, what lives there, and what it exchanges with other sites.
+    """A set of indices with its entries, and its connections to other sites.
 
     Attributes:
         key: The neuron type, the first weight type or `"network"` that the site is named
             after; `("*", ...)` for a site without entries of its own.
         indices: The indices, slowest first, which number the rows.
-        pieces: The tensors that its own taps are made of.
+        pieces: The tensors that its own taps consist of.
         parts: The slices of its summary: means of finer entries, and last its own entries.
-        covers: The numbers of the coarser sites that it hangs on. A weight hangs on its target
-            neurons, which come first, and on its source neurons.
+        covers: The numbers of the coarser sites that it sums into. Those of a weight are its target
+            neurons, which come first, and its source neurons.
         senders: For every cover and every part of this site, the part of the cover that is its
             mean and sends it a message: the inverse of `Part.below`. None for a part whose mean
             goes up, and whose message comes down, through another cover.
@@ -126,12 +128,12 @@ class Site:
 
     @cached_property
     def summary_taps(self) -> int:
-        """The taps of its summary, and so of its map."""
+        """The taps of its summary, and therefore of the output of its map."""
         return self.parts[-1].start + self.parts[-1].taps
 
     @cached_property
     def is_leaf(self) -> bool:
-        """Whether no finer site has this one, so that its summary is its own entries."""
+        """Whether no finer site sums into this one, so that its summary is its own entries."""
         return len(self.parts) == 1
 
     @cached_property
@@ -157,11 +159,11 @@ class Site:
 
 @dataclass(frozen=True)
 class FoldedSpec:
-    """A spec in the folded view of one symmetry group. Made by :meth:`NetworkSpec.fold`.
+    """A spec in the folded view of one symmetry group, made by :meth:`NetworkSpec.fold`.
 
     Attributes:
-        unfolded: The types before the fold. Under NP they are all free, whatever the networks'
-            own spec says.
+        unfolded: The types before the fold. Under NP all of them are free, even if they are fixed
+            in the networks' own spec.
         symmetry: The group, `"np"` or `"hnp"`.
 
     Example:
@@ -175,7 +177,7 @@ class FoldedSpec:
     symmetry: Symmetry
 
     @classmethod
-    @lru_cache(maxsize=64)  # Every batch folds its spec, and most specs come again.
+    @lru_cache(maxsize=64)  # Every batch folds its spec, and most specs recur.
     def of(cls, spec: NetworkSpec, symmetry: Symmetry) -> FoldedSpec:
         """Folds a spec; see :meth:`NetworkSpec.fold`."""
         if symmetry == "np":
@@ -186,13 +188,13 @@ class FoldedSpec:
             if neuron.fixed and neuron.size is None:
                 raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for 'hnp' "
-                    f"(got networks of different sizes, or none given). Use 'np', or "
-                    f"networks that agree there."
+                    f"(got networks of different sizes, or no size). Use 'np', or networks "
+                    f"of one size."
                 )
             if neuron.role:
                 raise UserError(
                     f"Expected depth types for 'hnp' (got the role type '{neuron.name}': the fold "
-                    f"would give its neurons taps that only some of its layers own). Use 'np'."
+                    f"would give its neurons taps that only some of its layers have). Use 'np'."
                 )
         return cls(spec, symmetry)._prepared()
 
@@ -215,30 +217,33 @@ class FoldedSpec:
 
     @property
     def summary_taps(self) -> int:
-        """The entries of the network's summary, one mean for every tap of every type."""
+        """The number of entries of the network's summary: one mean for every tap of every type."""
         return self.sites[-1].summary_taps
 
     @cached_property
     def num_orbits(self) -> int:
-        """Parameters per `c_out * c_in` of the complete equivariant linear layer."""
+        """The number of parameters per `c_out * c_in` of the complete equivariant linear layer."""
         return sum(site.summary_taps * site.read_taps for site in self.sites)
 
     @cached_property
     def is_complete(self) -> bool:
-        """Whether the types tell all layers apart, so that the layer is the general one."""
+        """Whether the types distinguish all layers, so that the layer is the most general one."""
         return not any(n.role for n in self.unfolded.neurons)
 
     def path(self, part: Part) -> list[tuple[int, int]]:
-        """The finer sites, and of each the cover, through which a mean comes up, last first."""
+        """The finer sites through which a mean comes up, last first.
+
+        Each comes with the position, among its covers, of the site that the mean goes up to.
+        """
         steps = []
         while part.below is not None:
-            site, cover, place = part.below
-            steps.append((site, cover))
+            site, position, place = part.below
+            steps.append((site, position))
             part = self.sites[site].parts[place]
         return steps
 
     def free(self, indices: Iterable[str]) -> tuple[str, ...]:
-        """Those indices that the group permutes."""
+        """Selects the indices that the group permutes."""
         return tuple(i for i in indices if not self.unfolded.neuron[i.rstrip(PRIME)].fixed)
 
     @cached_property
@@ -256,7 +261,7 @@ class FoldedSpec:
         self._prepared()
 
     def _prepared(self) -> FoldedSpec:
-        """Derives what layers read: a compiled model could not."""
+        """Computes the cached attributes that layers read, which a compiled model cannot do."""
         _ = (self.site, self.taps, self.unfolded.taps, self.unfolded.weight)
         for site in self.sites:
             _ = (site.taps, site.summary_taps, site.is_leaf, site.read_taps, site.name)
@@ -266,12 +271,12 @@ class FoldedSpec:
         return "\n  ".join([f"FoldedSpec({self.symmetry})", *map(str, self.sites)])
 
 
-# A way to a mean: how much it is preferred, `Part.below`, and the part that is averaged further.
+# A way to obtain a mean: its rank in preference, `Part.below`, and the part that is averaged.
 _Way = tuple[tuple[bool, int], tuple[int, int, int], Part]
 
 
 class _Draft:
-    """A site while the table is being put together."""
+    """A site during the construction of the table."""
 
     def __init__(self, key: Key, indices: tuple[str, ...]) -> None:
         self.key = key
@@ -280,12 +285,12 @@ class _Draft:
         self.pieces: list[Piece] = []
         self.parts: list[Part] = []
         self.covers: list[_Draft] = []
-        # The finer sites that hang on this one, each with the position of this cover there.
+        # The finer sites that sum into this one, and the position of this site among their covers.
         self.finer: list[tuple[_Draft, int]] = []
 
 
 def _build(spec: FoldedSpec) -> tuple[Site, ...]:
-    """The table: sites with entries, the coarser sites of each, their parts, and who sends what."""
+    """Builds the table of sites: their entries, the coarser sites of each, parts and senders."""
     placed = _place_entries(spec)
     _close(spec.unfolded, placed)
     drafts = list(placed.values())
@@ -304,25 +309,25 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
 
 
 def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
-    """The finished sites, without the covers that no mean goes up to."""
+    """Makes the final sites, without the covers that no mean goes up to."""
     senders: list[list[list[int | None]]] = [
         [[None] * len(draft.parts) for _ in draft.covers] for draft in drafts
     ]
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                site, cover, finer = part.below
-                senders[site][cover][finer] = place
+                site, position, finer = part.below
+                senders[site][position][finer] = place
     used = [
-        [i for i, parts in enumerate(covers) if any(part is not None for part in parts)]
-        for covers in senders
+        [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
+        for found in senders
     ]
 
     def renumbered(part: Part) -> Part:
         if part.below is None:
             return part
-        site, cover, finer = part.below
-        return part._replace(below=(site, used[site].index(cover), finer))
+        site, position, finer = part.below
+        return part._replace(below=(site, used[site].index(position), finer))
 
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
     return tuple(
@@ -340,7 +345,7 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
 
 
 def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
-    """The sites at which entries live, with the tensors that their taps are made of."""
+    """The sites that have entries, with the tensors that their taps consist of."""
     network = spec.unfolded
     drafts: dict[object, _Draft] = {}
     for weight in network.weights:
@@ -352,7 +357,7 @@ def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
         indices = network.indices(neuron.name)
         if spec.free(indices) == indices:
             named = drafts.setdefault(frozenset(indices), _Draft(neuron.name, indices))
-            # A type of pairs may be the site of weights between its parents.
+            # A type of pairs may coincide with the site of weights between its parents.
             if not isinstance(named.key, str):
                 named.key, named.indices = neuron.name, indices
     drafts[frozenset()] = _Draft(NETWORK, ())
@@ -372,16 +377,16 @@ def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
     for neuron in network.neurons:
         if neuron.taps:
             pieces = drafts[frozenset(spec.free(network.indices(neuron.name)))].pieces
-            # The network's own taps come last there, a neuron's first.
+            # The taps of fixed neurons come last at their site, those of free neurons first.
             free = not neuron.fixed
             pieces.insert(0 if free else len(pieces), Piece(neuron.name, taps(neuron.name)))
     return drafts
 
 
 def _place(spec: FoldedSpec, weight: WeightType) -> frozenset[str] | Key:
-    """What two tensors must share to be taps of the same entries."""
+    """The key that two tensors share if they are taps of the same entries."""
     network = spec.unfolded
-    # Layers of one role are told apart by the graph, not by the spec.
+    # The graph distinguishes the layers of a role type, the spec does not.
     if any(network.neuron[end].role for end in (weight.source, weight.target)):
         return weight.key
     return frozenset(spec.free(network.indices(weight.key)))
@@ -390,8 +395,8 @@ def _place(spec: FoldedSpec, weight: WeightType) -> frozenset[str] | Key:
 def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
     """Adds the covers of every site, and the sites among them that hold no entries.
 
-    A cover lacks one index. Indices are dropped in order and covers listed in reverse, so that a
-    weight's target, which keeps the first index, is its first cover.
+    A cover lacks one of the indices. Indices are dropped in order and covers are listed in reverse,
+    so that the target of a weight, which keeps the first index, is its first cover.
     """
     waiting = sorted(drafts.values(), key=lambda d: -len(d.indices))
     while waiting:
@@ -409,9 +414,9 @@ def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
 
 
 def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
-    """The summary of a site whose finer sites have theirs.
+    """Fills in the summary of a site, after those of its finer sites.
 
-    The mean of an entry may be had from several finer sites; one of them is chosen.
+    Several finer sites may provide the mean of an entry; one of them is chosen.
     """
     found: dict[tuple[int, tuple[str, ...]], list[_Way]] = {}
     for finer, position in draft.finer:
@@ -422,7 +427,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
             entry = entries[part.entry]
             gone = _label(part, dropped)
             kept = tuple(label for label in part.kept if label != gone)
-            # Through neurons rather than pairs of neurons, and through a weight's target.
+            # Prefer neurons to pairs of neurons, and the target of a weight to its source.
             preference = (not isinstance(finer.key, str), entry.indices.index(gone))
             below = (finer.number, position, place)
             found.setdefault((entry.number, kept), []).append((preference, below, part))
@@ -434,7 +439,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
 
 
 def _order(item: tuple[tuple[int, tuple[str, ...]], list[Any]], entries: dict[Key, _Draft]) -> Any:
-    """Parts follow the order of the sites, and a weight's target comes before its source."""
+    """The sort key of a part: the order of the sites, and for a weight, target before source."""
     (number, kept), ways = item
     indices = entries[ways[0][2].entry].indices
     return number, [indices.index(label) for label in kept]
@@ -444,17 +449,17 @@ def _end(parts: list[Part]) -> int:
     return parts[-1].start + parts[-1].taps if parts else 0
 
 
-def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:
-    """The index that a site has and its cover has not."""
+def _dropped(finer: _Draft, coarser: _Draft, position: int) -> str:
+    """The index that a site has and its cover lacks."""
     left = [i for i in finer.indices if i not in coarser.indices]
     if left and not left[0].endswith(PRIME):
         return left[0]
-    # Both neurons of such a weight are of one type: the covers are its target and its source.
-    return finer.indices[1 - cover]
+    # Both ends of such a weight have one type, and its covers are its target and its source.
+    return finer.indices[1 - position]
 
 
 def _label(part: Part, dropped: str) -> str:
-    """What an entry calls the index that its mean at a site loses."""
+    """The name that an entry has for the index over which its mean is taken."""
     if dropped in part.kept:
         return dropped
     return next(k for k in part.kept if k.rstrip(PRIME) == dropped.rstrip(PRIME))

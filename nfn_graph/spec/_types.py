@@ -1,7 +1,7 @@
-"""What a family of networks looks like: neuron types, weight types, nothing else.
+"""The description of a family of networks by neuron types and weight types.
 
-A :class:`NetworkSpec` is to the layers here what the irreps are to an e3nn layer:
-immutable, hashable, free of tensors, printable, and all that parameters depend on.
+A :class:`NetworkSpec` plays the part of the irreps of an e3nn layer: it is immutable, hashable,
+free of tensors and printable, and the parameters of a layer depend on nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from nfn_graph.messages import UserError
 from nfn_graph.spec._checks import check_count, check_name, check_nesting, check_unique
 
-# The fold is built from a spec, and a spec offers it as a method.
+# The fold is built from a spec, which offers it as a method.
 if TYPE_CHECKING:
     from nfn_graph.spec._sites import FoldedSpec
 
@@ -46,15 +46,15 @@ class NeuronType:
         taps: The number of values per neuron (0 without a bias).
         size: The number of neurons, for a layer whose neurons keep their order
             (inputs, outputs). None for a layer that may be permuted.
-        fixed: Whether the neurons keep their order. Follows from `size`; given by itself,
-            it stands for networks whose sizes differ.
+        fixed: Whether the neurons keep their order. It is implied by `size`; without a size, it
+            describes networks whose sizes differ.
         role: Whether several layers of one network share this type.
         parents: The types that these neurons are nested in. With one parent, such as the head
             of an attention dimension or the group of a channel, every parent neuron holds
-            equally many of these neurons and moves them along when it is permuted. With two,
-            these neurons are the pairs of both parents (the queries of grouped-query
-            attention: query heads times dimensions), and nothing but the parents moves them.
-            The size of a fixed type counts the neurons inside one parent.
+            the same number of these neurons and takes them along when it is permuted. With two,
+            these neurons are the pairs of both parents (the queries of grouped-query attention:
+            query heads times dimensions), and only the parents move them. The size of a fixed type
+            counts the neurons inside one parent.
 
     Example:
         >>> from nfn_graph import NeuronType
@@ -87,9 +87,9 @@ class NeuronType:
 class WeightType:
     """A weight tensor between two neuron types, with `taps` values per pair of neurons.
 
-    Neuron types with a common parent are joined inside of it only, as by the kernel of a
-    grouped convolution. The taps of a convolution are the `h * w` entries of one kernel.
-    `name` tells tensors over the same pair of layers apart.
+    Neuron types with a common parent are connected within that parent only, as by the kernel of a
+    grouped convolution. The taps of a convolution are the `h * w` entries of one kernel. `name`
+    distinguishes tensors between the same pair of layers.
 
     Example:
         >>> from nfn_graph import WeightType
@@ -185,9 +185,9 @@ hidden1->hidden2:1, hidden2->output:1)
     def union(cls, specs: Iterable[NetworkSpec]) -> NetworkSpec:
         """The smallest spec that holds every type of `specs`.
 
-        A network without one of the types contributes nothing there. Types of one name must
-        agree; only the sizes of fixed types may differ, and are then left open. The order of
-        the types does not depend on that of the specs.
+        A network that lacks one of the types contributes nothing to it. Types with the same name
+        must agree, except for the sizes of fixed types, which are left open if they differ. The
+        order of the types does not depend on the order of the specs.
         """
         unique = list(dict.fromkeys(specs))
         if not unique:
@@ -214,8 +214,8 @@ hidden1->hidden2:1, hidden2->output:1)
     def fold(self, symmetry: Symmetry) -> FoldedSpec:
         """This spec as the layers see it under a symmetry group.
 
-        `"np"`: all neurons may be permuted, fixed sizes are forgotten. `"hnp"`: the neurons
-        of fixed types keep their order, their axes become taps.
+        Under `"np"`, all neurons may be permuted and fixed sizes are ignored. Under `"hnp"`, the
+        neurons of fixed types keep their order and their axes become taps.
         """
         from nfn_graph.spec._sites import FoldedSpec
 
@@ -249,7 +249,7 @@ hidden1->hidden2:1, hidden2->output:1)
         )
 
     def indices(self, key: Key) -> tuple[str, ...]:
-        """What the rows of a type are numbered by, slowest first: parents, then children.
+        """The indices that number the rows of a type, slowest first: parents, then children.
 
         A bias has the indices of its neurons, a weight those of its target and then those of
         its source that are not among them.
@@ -257,7 +257,7 @@ hidden1->hidden2:1, hidden2->output:1)
         return self._indices[key]
 
     def is_self(self, weight: WeightType) -> bool:
-        """Whether both axes of a weight tensor are one and the same layer of neurons."""
+        """Whether both axes of a weight tensor belong to the same layer of neurons."""
         return weight.source == weight.target and not self.neuron[weight.source].role
 
     def difference(self, other: NetworkSpec) -> str:
@@ -271,7 +271,7 @@ hidden1->hidden2:1, hidden2->output:1)
             if key in theirs and mine[key] != theirs[key]
         ]
         if not parts and self != other:
-            parts.append("the types come in another order")
+            parts.append("the types are in another order")
         return "; ".join(parts)
 
     @cached_property
@@ -309,7 +309,7 @@ hidden1->hidden2:1, hidden2->output:1)
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        # Hashes of strings differ between processes, so what is derived stays behind.
+        # Hashes of strings differ between processes, so cached values are not pickled.
         return {"neurons": self.neurons, "weights": self.weights}
 
     def __str__(self) -> str:
@@ -323,10 +323,10 @@ class Shape(NamedTuple):
     """The sizes of one network, in the order of a spec's types.
 
     Attributes:
-        sizes: For every neuron type, the size of each layer of that type: one, none if the
-            network lacks the type, several for role types.
-        blocks: For every weight type, the `(target, source)` layers that each tensor joins,
-            as positions in the `sizes` of those types.
+        sizes: For every neuron type, the sizes of its layers: one size, none if the network lacks
+            the type, or several for a role type.
+        blocks: For every weight type, the `(target, source)` layers that each of its tensors
+            connects, as positions in the `sizes` of those types.
 
     Example:
         >>> Shape(sizes=((2,), (4,), (1,)), blocks=(((0, 0),), ((0, 0),))).sizes  # an MLP 2-4-1
@@ -338,7 +338,7 @@ class Shape(NamedTuple):
 
 
 def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSpec:
-    """Sources first, sinks last, by name in between: whatever order the types came in."""
+    """Orders the types canonically: sources first, sinks last, the others by name in between."""
     targets = {w.target for w in weights if w.source != w.target}
     sources = {w.source for w in weights if w.source != w.target}
 

@@ -1,9 +1,9 @@
 r"""Checks of the symmetry laws, for the layers here and for your own.
 
 :func:`assert_equivariant` checks :math:`f(\sigma U) = \sigma f(U)`, :func:`assert_invariant`
-:math:`f(\sigma U) = f(U)`, and :func:`assert_complete` that the matrices a linear layer can
-express are *all* equivariant ones: the rank of their span is the number of orbits of the
-group on pairs of entries.
+:math:`f(\sigma U) = f(U)`, and :func:`assert_complete` checks that a linear layer can express *all*
+equivariant matrices: the rank of the span of its matrices is the number of orbits of the group on
+pairs of entries.
 """
 
 from nfn_graph.testing._completeness import (

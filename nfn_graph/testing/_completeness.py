@@ -1,4 +1,4 @@
-"""Whether a linear layer is every equivariant linear map."""
+"""Checks whether a linear layer can express every equivariant linear map."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nfn_graph.testing._random import random_graph
 
 
 class Completeness(NamedTuple):
-    """What a linear layer can express, per pair of input and output channel.
+    """The expressiveness of a linear layer, per pair of input and output channels.
 
     Attributes:
-        parameters: Its parameters, without those that only shift the output.
+        parameters: The number of its parameters, without those that only shift the output.
         rank: The dimension of the space of its matrices.
         orbits: The dimension of the space of all equivariant matrices.
 
@@ -43,10 +43,10 @@ def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int
     """Raises `AssertionError` unless a linear layer expresses every equivariant linear map.
 
     Args:
-        layer: A layer of features of `spec`, linear in its input (up to a constant) and in
-            its parameters.
+        layer: A layer on features of `spec`, linear in its input (up to a constant) and in its
+            parameters.
         spec: The folded spec.
-        channels: Its input and output channels.
+        channels: The numbers of its input and output channels.
 
     Example:
         >>> from nfn_graph import NetworkSpec, NFLinear
@@ -75,13 +75,14 @@ def completeness(
     channels: tuple[int, int] = (1, 1),
     sizes: Mapping[str, int] | None = None,
 ) -> Completeness:
-    """Measures what a linear layer can express; the arguments of :func:`assert_complete`.
+    """Measures what a linear layer can express.
 
     Raises `AssertionError` if some matrix of the layer is not equivariant, and `ValueError`
     if the layer is not linear.
 
     Args:
-        sizes: Neurons per free type; by default small sizes that tell all orbits apart.
+        sizes: The number of neurons of every free type; by default, small sizes at which all orbits
+            are distinct.
 
     Example:
         >>> from nfn_graph import NetworkSpec, NFLinear
@@ -103,7 +104,7 @@ def completeness(
 def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
     """The orbits of the group on pairs of entries, by brute force: `[D, D]`, numbered.
 
-    Works on any graph of one network, knows nothing of folds or layers: it applies
+    It works on any graph of one network, independently of folds and layers: it applies
     transpositions of neighbouring neurons to the graph until no label changes.
 
     Example:
@@ -133,7 +134,7 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
 
 
 def _transpositions(graph: WeightGraph, symmetry: Symmetry) -> list[Permutation]:
-    """Exchanges of neighbours in a layer, or inside a parent: they generate the group."""
+    """The transpositions of neighbours in a layer or inside a parent, which generate the group."""
     moves = []
     for name, sizes in layer_sizes(graph, symmetry).items():
         still = torch.cat([torch.arange(size) for size in sizes])
@@ -153,7 +154,7 @@ def _entries(features: WeightFeatures) -> Tensor:
 def matrices_of(
     layer: nn.Module, graph: WeightGraph, spec: FoldedSpec, channels: tuple[int, int]
 ) -> Tensor:
-    """The matrix of the layer for each parameter set to 1: `[P, D, c_out, D, c_in]`.
+    """The matrices of the layer with one parameter set to 1: `[P, D, c_out, D, c_in]`.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -193,7 +194,7 @@ def matrices_of(
 
 
 def _filled(graph: WeightGraph, values: Tensor, channels: int) -> WeightGraph:
-    """The graph with its entries, then channels, read from a vector."""
+    """Fills a graph with the entries of a vector, ordered by entry and then by channel."""
     raw = graph.features()
     parts = values.split([x.shape[0] * x.shape[1] * channels for _, x in raw.tensors()])
     by_key = {key: part for (key, _), part in zip(raw.tensors(), parts, strict=True)}
@@ -205,7 +206,7 @@ def _filled(graph: WeightGraph, values: Tensor, channels: int) -> WeightGraph:
 
 
 def _assert_constant_on_orbits(matrices: Tensor, orbits: Tensor) -> None:
-    """An equivariant matrix has one value per orbit, for each pair of channels."""
+    """Checks that matrices have one value per orbit for each pair of channels."""
     flat = matrices.permute(0, 2, 4, 1, 3).reshape(-1, orbits.numel())
     labels = orbits.flatten()
     count = torch.bincount(labels).double()

@@ -39,17 +39,17 @@ def assert_equivariant(
 
     Args:
         function: A layer, model or other function that returns features or a graph.
-        graph: A network or batch, with a layer of at least two neurons to permute.
-        symmetry: The group to draw :math:`\sigma` from. By default the group that all layers
-            of the function commute with: `"hnp"` if some layer was folded for it or encodes
+        graph: A network or batch that has a layer with at least two neurons to permute.
+        symmetry: The group from which :math:`\sigma` is sampled. By default the group that all
+            layers of the function commute with: `"hnp"` if some layer was folded for it or encodes
             the positions of inputs and outputs, otherwise `"np"`.
         folded: Whether the function takes features after the fold of `symmetry` (True) or
             before any fold (False). By default a layer takes features of its own spec, an
             `nn.Sequential` takes what its first layer takes, and everything else takes the
             graph.
-        trials: How many random elements to try; each moves something in every layer.
-        tolerance: Largest difference, relative to the largest value of the output; by the
-            dtype if None.
+        trials: The number of random elements to try; each moves something in every layer.
+        tolerance: The largest allowed difference relative to the largest value of the output. If
+            None, it depends on the dtype.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -108,12 +108,12 @@ def _symmetry_of(function: object) -> Symmetry:
         spec = getattr(module, "spec", None)
         found.add(spec.symmetry if isinstance(spec, FoldedSpec) else None)
         found.add("hnp" if isinstance(module, IOEncoding) else getattr(module, "symmetry", None))
-    if "hnp" in found:  # Its elements are also elements of NP.
+    if "hnp" in found:  # Elements of HNP are also elements of NP.
         return "hnp"
     if "np" in found:
         return "np"
     raise UserError(
-        "Expected a function that says which symmetry it keeps (got none with a folded spec). "
+        "Expected a function with a known symmetry (got one without a folded spec). "
         "Use symmetry='np' or symmetry='hnp'."
     )
 
@@ -121,7 +121,7 @@ def _symmetry_of(function: object) -> Symmetry:
 def _input(
     function: object, graph: WeightGraph, symmetry: Symmetry, folded: bool | None
 ) -> WeightGraph | WeightFeatures:
-    """The graph in the view that the function takes."""
+    """Converts the graph to the view that the function takes."""
     if folded is not None:
         return graph.features(symmetry if folded else None)
     first = _first(function)
@@ -136,7 +136,7 @@ def _input(
 
 
 def _first(function: object) -> object:
-    """The first module of a chain that says what it takes."""
+    """The first module of a chain whose input is known."""
     if isinstance(function, nn.Sequential | Residual):
         for child in function.children():
             if not isinstance(child, _ANY_VIEW):
@@ -149,7 +149,7 @@ def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
 
 
 def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
-    """A random element that moves something in every layer that it can."""
+    """Samples an element that moves something in every layer that has two neurons."""
     places = {}
     for name, sizes in layer_sizes(graph, symmetry).items():
         layers = [torch.empty(0, dtype=torch.long)]
@@ -164,7 +164,7 @@ def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
     if permutation.is_identity:
         raise UserError(
             f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
-            f"the law says something (got only the identity)"
+            f"the law can be tested (got only the identity)"
         )
     return permutation
 

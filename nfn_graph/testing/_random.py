@@ -1,4 +1,4 @@
-"""Networks with random weights, of any spec."""
+"""Networks of any spec with random weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def random_graph(
     dtype: torch.dtype = torch.float64,
     generator: torch.Generator | None = None,
 ) -> WeightGraph:
-    """A graph of a spec with normal random values.
+    """Makes a graph of a spec with normally distributed values.
 
     Args:
         spec: The types.
-        sizes: Neurons per type, of a nested type those inside one parent; for a role type,
-            those of each of its layers, which follow one another. Fixed types and pairs of two
-            parents know theirs. By default small sizes at which all orbits are distinct.
-        channels: Channels of the features.
+        sizes: The number of neurons of every type; for a nested type, the number inside one parent;
+            for a role type, the sizes of its layers, which follow one another. The sizes of fixed
+            types and of pairs of two parents are known. By default, small sizes at which all orbits
+            are distinct.
+        channels: The number of channels of the features.
         dtype: The dtype of the features.
         generator: The random generator, for reproducible values.
 

@@ -1,8 +1,8 @@
 """PyG-style transforms that bring different networks together.
 
-Each turns a network into an equivalent one and can be undone. Batches never pad by themselves: they
-refuse, and name the transform. Canonical forms bring networks together that differ in their weights
-and compute the same.
+Each turns a network into an equivalent one and can be undone. A batch never pads silently: it
+raises an error that names the transform to apply. Canonical forms unify networks that have
+different weights but compute the same function.
 
     grow = GrowKernels.to_largest(graphs)
     batch = Batch.from_data_list([grow(g) for g in graphs])

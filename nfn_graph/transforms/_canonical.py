@@ -1,4 +1,4 @@
-"""One form for all networks that differ by symmetries of their activation functions."""
+"""A common form of all networks that differ by symmetries of their activation functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nfn_graph.transforms._rescaling import Kind, Rescaling, Taps, rescalings
 
 @dataclass(frozen=True)
 class Moved:
-    """How a canonical form changed the neurons of a type.
+    """The changes that a canonical form made to the neurons of a type.
 
     Args:
         kind: `scale` for positive factors, `sign` for signs, `phase` for signs and shifts of sines.
-        incoming: `[neurons]`, what their incoming weights and biases were multiplied by.
-        outgoing: `[neurons]`, what their outgoing weights were multiplied by.
-        shift: `[neurons]`, what was added to their biases after that.
+        incoming: `[neurons]`, the factors of their incoming weights and biases.
+        outgoing: `[neurons]`, the factors of their outgoing weights.
+        shift: `[neurons]`, the numbers that were then added to their biases.
 
     Example:
         >>> from torch import nn
@@ -42,27 +42,29 @@ class Moved:
 
 
 class CanonicalForm(BaseTransform):
-    r"""Brings networks that compute the same by a symmetry of their activations to one form.
+    r"""Brings networks that differ by symmetries of their activation functions to a common form.
 
-    Networks can differ in their weights and compute the same function, and not only because
-    their neurons are in another order:
+    Networks with different weights can compute the same function, even if their neurons are in the
+    same order:
 
-    - ReLU and other functions with :math:`f(s z) = s f(z)` for positive `s`: incoming weights and
-      bias of a neuron are divided by their joint norm, and its outgoing weights are multiplied.
-    - tanh and other odd functions: a neuron is flipped so that its bias is not negative (if that
-      is zero, so that its incoming weights have a sum that is not negative).
-    - the sine behind a layer with a bias: the phase comes into :math:`[0, \pi/2]`, see
+    - ReLU and other functions with :math:`f(s z) = s f(z)` for positive `s`: the incoming weights
+      and the bias of a neuron are divided by their joint norm, and its outgoing weights are
+      multiplied by it.
+    - tanh and other odd functions: the signs of a neuron are flipped so that its bias is not
+      negative or, if the bias is zero, so that the sum of its incoming weights is not negative.
+    - the sine after a layer with a bias: the phase is brought into :math:`[0, \pi/2]`, see
       :class:`CanonicalPhases`.
 
-    What applies is read off the record of what the network computes, and the function stays the
-    same. In front of a norm layer, the norm's own weight and bias are rescaled. Types of neurons
-    without such a symmetry stay as they are, and :meth:`reasons` says why.
+    The recorded computation of the network shows which symmetry applies, and the function does not
+    change. Before a norm layer, the weight and bias of the norm itself are rescaled. Types of
+    neurons without such a symmetry do not change, and :meth:`reasons` says why.
 
-    Works on single graphs, and on batches of networks that compute alike, whatever their widths.
+    The transform works on single graphs, and on batches of networks with the same computation and
+    any widths.
 
     Args:
-        neurons: The neuron types to bring to their form. If one of them has no symmetry, an error
-            says why. All that have one if None; then there must be at least one.
+        neurons: The neuron types to transform. If one of them has no symmetry, an error says why.
+            If None, all types with a symmetry; there must be at least one.
 
     Example:
         >>> import torch
@@ -85,25 +87,25 @@ class CanonicalForm(BaseTransform):
         self.neurons = None if neurons is None else tuple(neurons)
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """The same networks in their canonical form; `data` is not changed."""
+        """Brings the networks to their canonical form; `data` does not change."""
         return self._transformed(data)[0]
 
     def moved(self, data: WeightGraph) -> dict[str, Moved]:
-        """What :meth:`forward` does to the neurons of every type, first layer first."""
+        """The changes of :meth:`forward` to the neurons of every type, first layer first."""
         return self._transformed(data)[1]
 
     def undo(self, data: WeightGraph, moved: dict[str, Moved]) -> WeightGraph:
-        """The networks before :meth:`forward`, or others with the same neurons.
+        """Restores the networks before :meth:`forward`, or others with the same neurons.
 
-        Scales and phases come back up to rounding, signs exactly.
+        Scales and phases are restored up to rounding, signs exactly.
 
         Args:
             data: The networks in their canonical form.
-            moved: What :meth:`moved` says about the networks before.
+            moved: The result of :meth:`moved` for the original networks.
         """
         plan = {rescaling.name: rescaling for rescaling in self._plan(data)}
         if list(moved) != [name for name in plan if name in moved]:
-            raise UserError(f"Expected what was moved of {list(plan)} (got {list(moved)})")
+            raise UserError(f"Expected the changes of {list(plan)} (got those of {list(moved)})")
         raw = data.features()
         tensors = dict(raw.tensors())
         for name in reversed(moved):
@@ -118,7 +120,7 @@ class CanonicalForm(BaseTransform):
         return data.with_features(tensors)
 
     def reasons(self, data: WeightGraph) -> dict[str, str]:
-        """Why neuron types of the networks stay as they are, by name."""
+        """The reasons why neuron types do not change, by name."""
         return {name: why for layout in data.layouts for name, why in rescalings(layout)[1]}
 
     def __repr__(self) -> str:
@@ -130,8 +132,8 @@ class CanonicalForm(BaseTransform):
         found = list(dict.fromkeys(rescalings(layout)[0] for layout in data.layouts))
         if len(found) > 1:
             raise UserError(
-                "Expected a batch of networks that compute alike (got different ones). Apply "
-                "CanonicalForm to each network before they are batched."
+                "Expected a batch of networks with one computation (got several). Apply "
+                "CanonicalForm to each network before batching."
             )
         plan = tuple(r for r in found[0] if self.neurons is None or r.name in self.neurons)
         missing = [n for n in self.neurons or () if n not in {r.name for r in plan}]
@@ -139,7 +141,7 @@ class CanonicalForm(BaseTransform):
             reasons = self.reasons(data)
             why = [f"'{n}': {reasons.get(n, 'no free neurons')}" for n in missing or reasons]
             raise UserError(
-                f"Expected neurons whose activation function has a symmetry (got none. "
+                f"Expected neurons whose activation function has a symmetry (got none: "
                 f"{'; '.join(why)})"
             )
         return plan
@@ -160,7 +162,7 @@ class CanonicalForm(BaseTransform):
 
 
 def _move(raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling) -> Moved:
-    """What brings the neurons of a type to their form."""
+    """The changes that bring the neurons of a type to their canonical form."""
     name, kind = rescaling.name, rescaling.kind
     zeros = tensors[name].new_zeros(tensors[name].shape[0])
     if kind == "phase":
@@ -186,7 +188,7 @@ def _sums(
     power: int,
     is_bias: bool,
 ) -> Tensor:
-    """For every neuron the sum of a power of its biases, or of its incoming weights."""
+    """The sum of a power of the biases, or of the incoming weights, of every neuron."""
     name = rescaling.name
     total = tensors[name].new_zeros(tensors[name].shape[0])
     for store, first, count in rescaling.measured:
@@ -205,7 +207,7 @@ def _multiply(
     incoming: Tensor,
     outgoing: Tensor,
 ) -> None:
-    """Multiplies what leads to neurons, and what leaves them."""
+    """Multiplies the incoming and the outgoing taps of neurons."""
     for taps in rescaling.incoming:
         store = taps.store
         factor = incoming
@@ -219,7 +221,7 @@ def _multiply(
 
 
 def _shift(tensors: dict[Key, Tensor], rescaling: Rescaling, shift: Tensor) -> None:
-    """Adds to the biases of sines."""
+    """Adds numbers to the biases of sines."""
     if rescaling.kind != "phase":
         return
     (tap,) = (taps.first for taps in rescaling.incoming if taps.store == rescaling.name)
@@ -237,7 +239,7 @@ def _multiply_taps(tensors: dict[Key, Tensor], taps: Taps, factor: Tensor) -> No
 
 
 class CanonicalPhases(BaseTransform):
-    r"""Brings the phase of every hidden sine neuron into [0, pi/2]; the function stays.
+    r"""Brings the phase of every hidden sine neuron into [0, pi/2] without changing the function.
 
     .. math:: \sin(-x) = -\sin(x), \qquad \sin(x + \pi) = -\sin(x)
 
@@ -246,11 +248,13 @@ class CanonicalPhases(BaseTransform):
     weights negated). Together they bring every phase :math:`\omega_0 b` into
     :math:`[0, \pi/2]`, where it is unique except at the ends.
 
-    This is for sine networks whose graphs do not say what they compute, and for batches of any
-    depths. If graphs do, :class:`CanonicalForm` knows the frequency by itself.
+    This transform is for sine networks whose graphs do not record the computation, and for batches
+    of networks of different depths. If the computation is recorded, :class:`CanonicalForm` reads
+    the frequency from it.
 
     Args:
-        w0: The frequency factor of all hidden layers; or a tensor with that of every network.
+        w0: The frequency factor of all hidden layers, or a tensor with one factor for every
+            network.
 
     Example:
         >>> import torch
@@ -268,7 +272,7 @@ class CanonicalPhases(BaseTransform):
         self.w0 = w0
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """The same networks in their canonical form; `data` is not changed."""
+        """Brings the networks to their canonical form; `data` does not change."""
         if not isinstance(data, WeightGraph):
             raise TypeError(f"Expected a WeightGraph (got {type(data).__name__})")
         raw = data.features()
@@ -293,10 +297,10 @@ class CanonicalPhases(BaseTransform):
 
 
 def canonical_phases(phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Phases within [0, pi/2] for the same sines.
+    """Finds phases within [0, pi/2] that give the same sines.
 
     Returns:
-        The new phases; the signs of the incoming weights; the signs of the outgoing weights.
+        The new phases, the signs of the incoming weights, and the signs of the outgoing weights.
     """
     phases = torch.remainder(phases, 2 * math.pi)
     # sin(x + p) = -sin(x + (p - pi)) for p in [pi, 2 pi)
@@ -310,7 +314,7 @@ def canonical_phases(phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def hidden_chain(spec: NetworkSpec) -> list[str]:
-    """The hidden neuron types of a network with one bias per neuron, first layer first."""
+    """The hidden neuron types of a network that has one bias per neuron, first layer first."""
     into: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
     out: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
     for weight in spec.weights:
@@ -320,7 +324,7 @@ def hidden_chain(spec: NetworkSpec) -> list[str]:
     for neuron in hidden:
         if neuron.taps != 1 or neuron.role or neuron.fixed:
             raise UserError(
-                f"Expected hidden layers with a bias and nothing else, each of its own type "
-                f"(got neuron type '{neuron}'). Canonical forms come before RoleTypes."
+                f"Expected hidden layers of different types with one bias per neuron (got neuron "
+                f"type '{neuron}'). Apply canonical forms before RoleTypes."
             )
     return [n.name for n in hidden]

@@ -1,4 +1,4 @@
-"""Weights that do not depend on the width of the layer before."""
+"""Weights whose scale does not depend on the width of the layer before."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ScaleByFanIn(ReversibleTransform):
 
     .. math:: W'_{jk} = n_k^p \, W_{jk}
 
-    where :math:`n_k` is the number of neurons that a neuron reads. A network in which every hidden
-    neuron is there twice, with half the outgoing weights, computes the same. Its outgoing weights
-    are halved and their fan-in is doubled, so with `power=1` every weight has the value of its
-    original, and layers that take means give it the same features. Weights from fixed neurons,
-    whose number does not change, stay as they are.
+    where :math:`n_k` is the number of neurons that a neuron reads. Duplicating every hidden neuron
+    and halving the outgoing weights does not change what a network computes. The outgoing weights
+    are halved and their fan-in is doubled, so with `power=1` every weight keeps its original value,
+    and layers that take means compute the same features. Weights from fixed neurons, whose number
+    does not change, are not scaled.
 
-    The inverse divides again, which is exact up to the last bit; :meth:`WeightGraph.run` computes
-    what the network computed before.
+    The inverse divides by the same factor, which is exact up to the last bit.
+    :meth:`WeightGraph.run` still computes the function of the original network.
 
     Args:
         power: The exponent `p` of the fan-in. With 0.5, weights of the usual initialisations, whose
@@ -75,7 +75,7 @@ class ScaleByFanIn(ReversibleTransform):
         return stores
 
     def _factors(self, layout: Layout) -> dict[WeightKey, float]:
-        """What the weights of every type are multiplied by."""
+        """The factor of the weights of every type."""
         spec, found = layout.spec, {}
         for weight in spec.weights:
             targets = layout.num_rows(weight.target)

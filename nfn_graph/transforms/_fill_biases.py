@@ -1,4 +1,4 @@
-"""Biases where there are none."""
+"""Zero biases for neurons without a bias."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
 
 class FillBiases(ReversibleTransform):
-    """Gives every neuron that weights lead to a bias of zero, where it has no taps yet.
+    """Gives every neuron with incoming weights a zero bias, if it has no taps yet.
 
-    The new tensors are named after the weight that leads there: `fc.bias` for `fc.weight`.
-    The inverse drops them again, and :meth:`WeightGraph.run` leaves them out.
+    The new tensors are named after the incoming weight: `fc.bias` for `fc.weight`. The inverse
+    removes them, and :meth:`WeightGraph.run` ignores them.
 
     Args:
-        taps: How many biases free neurons must have at least. Where additions tie layers, a
-            neuron has one for each of them; further ones of zero, named `hidden1.bias2`, bring
-            networks with other ties together. Or the number for each neuron type by name.
+        taps: The smallest number of biases of free neurons, or that of each neuron type by name. A
+            neuron has one bias for every layer whose outputs are added there. Further zero biases,
+            named `hidden1.bias2`, unify networks that add different numbers of layers.
 
     Example:
         >>> import torch
@@ -46,9 +46,9 @@ class FillBiases(ReversibleTransform):
 
     @classmethod
     def to_largest(cls, graphs: Iterable[WeightGraph]) -> FillBiases:
-        """Fills every neuron type to the most taps that it has in these networks.
+        """Fills every neuron type up to the largest number of taps that it has in these networks.
 
-        Where only some networks have a norm layer, the others get zeros for its values.
+        If only some of the networks have a norm layer, the others get zeros for its parameters.
         """
         taps: dict[str, int] = {}
         for graph in graphs:
@@ -75,7 +75,7 @@ class FillBiases(ReversibleTransform):
         return replace(layout, spec=filled, placements=tuple(placements)), stores
 
     def _least(self, neuron: NeuronType, is_target: bool) -> int:
-        """How many taps a neuron type must have."""
+        """The smallest number of taps that a neuron type must have."""
         if isinstance(self.taps, Mapping):
             return self.taps.get(neuron.name, 0)
         return 0 if not is_target else 1 if neuron.fixed else self.taps
@@ -91,7 +91,7 @@ def _new_biases(
     rows: Tensor,
     leading: WeightKey | None,
 ) -> list[Placement]:
-    """The tensors of new taps; none in a graph that was not made from tensors."""
+    """The placements of new biases; none in a graph that was not made from tensors."""
     weight = next((p for p in placements if p.store == leading), None)
     taken = {key for p in placements for key in p.keys}
     found = []

@@ -18,15 +18,14 @@ Kernel = tuple[int, ...]
 
 
 class GrowKernels(ReversibleTransform):
-    """Grows convolution kernels to a common size with zeros around them, centred.
+    """Grows convolution kernels to a common size by placing zeros evenly around them.
 
-    A network whose padding grows along computes the same; :meth:`WeightGraph.run` leaves the
-    zeros out. Where an axis grows by an odd
-    number, the additional zero comes last. Linear layers, also behind a flatten, have no
-    kernels and stay as they are.
+    A network whose padding grows with its kernels computes the same function;
+    :meth:`WeightGraph.run` ignores the zeros. If an axis grows by an odd number, the additional
+    zero comes last. Linear layers, also after a flatten, have no kernels and do not change.
 
     Args:
-        sizes: The kernel size of every convolution, such as `(5, 5)`; or one per weight type.
+        sizes: The kernel size of all convolutions, such as `(5, 5)`, or one size per weight type.
 
     Example:
         >>> import torch
@@ -48,9 +47,9 @@ class GrowKernels(ReversibleTransform):
 
     @classmethod
     def to_largest(cls, graphs: Iterable[WeightGraph]) -> GrowKernels:
-        """Grows the kernels of every weight type to the largest of these networks.
+        """Grows the kernels of every weight type to the largest size in these networks.
 
-        Types that share a tensor, since its layers are split, grow alike.
+        Types that share a tensor grow to the same size.
         """
         sizes: dict[WeightKey, Kernel] = {}
         shared: dict[frozenset[WeightKey], None] = {}
@@ -135,7 +134,7 @@ class GrowKernels(ReversibleTransform):
 
 
 def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) -> None:
-    """Raises if weights differ also with kernels of these sizes."""
+    """Raises an error if numbers of taps still differ with kernels of these sizes."""
     known: dict[Key, tuple[int, str]] = {}
     for layout in layouts:
         for store, blocks in layout.fillings.items():
@@ -147,9 +146,9 @@ def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) ->
                 if before[0] != taps:
                     raise UserError(
                         f"Expected '{block[0].keys[0]}' and '{before[1]}' of two networks to have "
-                        f"equally many taps as {store} (got {taps} and {before[0]}). Only the "
+                        f"one number of taps in {store} (got {taps} and {before[0]}). Only the "
                         f"kernels of convolutions can grow; the taps of a linear layer are the "
-                        f"positions that it reads behind a flatten."
+                        f"positions that it reads after a flatten."
                     )
 
 
@@ -161,7 +160,7 @@ def kernel_of(placement: Placement) -> Kernel:
 
 
 def _stores(layout: Layout) -> dict[str, list[WeightKey]]:
-    """For every kernel, the types that it is spread over."""
+    """For every kernel, the types that contain a part of it."""
     found: dict[str, list[WeightKey]] = {}
     for p in layout.placements:
         if kernel_of(p):
@@ -191,7 +190,7 @@ def _with_kernel(placement: Placement, size: Kernel) -> Placement:
 
 
 def _crop(small: Placement, large: Placement) -> tuple[Range, ...]:
-    """What is left of a grown tensor without the zeros around its kernel."""
+    """Removes the zeros around the kernel of a grown tensor."""
     return tuple(
         Range() if m == n else Range((n - m) // 2, (n - m) // 2 + m)
         for m, n in zip(small.shape, large.shape, strict=True)
@@ -204,7 +203,7 @@ def _resize(rows: Tensor, kernel: Kernel, size: Kernel) -> Tensor:
     x = rows.reshape(count, *kernel, channels)
     pads = [0, 0]
     for old, new in zip(reversed(kernel), reversed(size), strict=True):
-        # Growing by d puts d // 2 zeros first; cropping takes the same ones away again.
+        # Growing by d puts d // 2 zeros first; cropping removes the same ones.
         before = (new - old) // 2 if new >= old else -((old - new) // 2)
         pads += [before, new - old - before]
     return torch.nn.functional.pad(x, pads).reshape(count, -1, channels)

@@ -1,14 +1,15 @@
-r"""Which neurons of a network can be rescaled, and with which tensors.
+r"""The neurons of a network that can be rescaled, and the tensors that change with them.
 
 A neuron whose activation function satisfies :math:`f(s z) = s f(z)` can be multiplied by `s`: its
 incoming weights and its bias are multiplied, and its outgoing weights are divided by `s`. ReLU
-allows every positive `s`, odd functions such as tanh allow `s = -1`. Whether a network as a whole
-allows it is decided here from the record of what it computes: every result is followed together
-with the axis along which it is multiplied, and the outputs must not change.
+allows every positive `s`, odd functions such as tanh allow `s = -1`. This module decides whether a
+whole network allows it. It follows every result of the recorded computation, together with the axis
+along which it is multiplied; the outputs must not change.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,6 +20,7 @@ from nfn_graph.spec import Key, NetworkSpec
 
 Kind = Literal["scale", "sign", "phase"]
 _Where = Literal["alone", "outer", "inner"]
+_Sources = tuple[tuple[Placement, ...], ...]
 
 _LINEAR = frozenset({"positive", "detach", "neg"})
 _HOMOGENEOUS = _LINEAR | {"relu", "leaky_relu", "prelu", "abs"}
@@ -27,7 +29,7 @@ _ODD |= {"softsign", "tanhshrink", "hardshrink", "softshrink"}
 _SHAPES = frozenset({"shape", "size", "dim", "numel"})
 _EXTREMES = frozenset({"amax", "amin"})
 _REDUCTIONS = _EXTREMES | {"mean", "sum"}
-# Where norm layers have their statistics, weight and bias among their arguments.
+# The positions of the statistics, and of weight and bias, among the arguments of norm layers.
 _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "batch_norm": ((1, 2), (3, 4)),
     "instance_norm": ((1, 2), (3, 4)),
@@ -37,12 +39,12 @@ _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 
 
-# The names of those that are named; the statistics are not.
+# The names of the arguments at these positions; the statistics have none.
 _NAMES = ("", "", "weight", "bias", "bias")
 
 
 class Taps(NamedTuple):
-    """Some taps of a store."""
+    """A range of taps of a store."""
 
     store: Key
     first: int
@@ -51,15 +53,15 @@ class Taps(NamedTuple):
 
 @dataclass(frozen=True)
 class Rescaling:
-    """How the neurons of a type can be rescaled.
+    """The way in which the neurons of a type can be rescaled.
 
     Args:
         name: The neuron type.
-        kind: Whether by positive factors, by signs, or by the signs and shifts of sines.
+        kind: `scale` for positive factors, `sign` for signs, `phase` for signs and shifts of sines.
         incoming: The taps that are multiplied by the factor of the neuron they lead to.
         outgoing: The taps that are divided by the factor of the neuron they come from.
-        measured: Those of `incoming` that no later type changes any more; they decide the factor.
-        w0: The factor inside of the sine, if the kind is `phase`.
+        measured: The taps of `incoming` that no later type changes; they determine the factor.
+        w0: The factor inside the sine, if the kind is `phase`.
     """
 
     name: str
@@ -71,7 +73,7 @@ class Rescaling:
 
 
 class _Along(NamedTuple):
-    """One axis of a result, counted from the end, along which it is multiplied by factors.
+    """An axis of a result, counted from the end, along which the result is multiplied by factors.
 
     After a flatten, the neurons are the outer or the inner part of their axis.
     """
@@ -85,7 +87,7 @@ _State = tuple[_Along, ...]
 
 
 class _RefusedError(Exception):
-    """A step does not allow the factors, for a reason; `step` counts the steps before it."""
+    """The reason why a step does not allow the factors; `step` is the number of steps before it."""
 
     def __init__(self, reason: str, step: int = -1) -> None:
         super().__init__(reason)
@@ -93,18 +95,14 @@ class _RefusedError(Exception):
 
 
 def rescalings(layout: Layout) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
-    """The neuron types that can be rescaled, first layer first, and why the others cannot."""
-    return _rescalings(layout.spec, layout.placements, layout.computation)
+    """The neuron types that can be rescaled, in order, and the reasons why others cannot."""
+    return _rescalings(layout.spec, layout.sources, layout.computation)
 
 
 @lru_cache(maxsize=256)
 def _rescalings(
-    spec: NetworkSpec, placements: tuple[Placement, ...], computation: Computation
+    spec: NetworkSpec, sources: _Sources, computation: Computation
 ) -> tuple[tuple[Rescaling, ...], tuple[tuple[str, str], ...]]:
-    tensors: dict[str, list[Placement]] = {}
-    for placement in placements:
-        tensors.setdefault(placement.keys[0], []).append(placement)
-    sources = tuple(map(tuple, tensors.values()))
     found: list[tuple[int, Rescaling]] = []
     left: list[tuple[str, str]] = []
     parents = {parent for neuron in spec.neurons for parent in neuron.parents}
@@ -112,7 +110,7 @@ def _rescalings(
         if neuron.fixed:
             continue
         if neuron.role or neuron.parents or neuron.name in parents:
-            what = "a role type" if neuron.role else "nested in other neurons, or holds others"
+            what = "a role type" if neuron.role else "nested in other neurons, or contains others"
             left.append((neuron.name, f"it is {what}"))
         elif computation.reason is not None:
             left.append((neuron.name, f"its computation is not known: {computation.reason}"))
@@ -126,7 +124,7 @@ def _rescalings(
 
 
 def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
-    """Measures each type by what comes from types before it, or from types that stay."""
+    """Determines the taps by which each type is measured: those that no later type changes."""
     rest = [rescaling.name for rescaling in found]
     ordered = []
     for rescaling in found:
@@ -140,9 +138,7 @@ def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
     return tuple(ordered)
 
 
-def _rescaling(
-    name: str, sources: tuple[tuple[Placement, ...], ...], computation: Computation
-) -> tuple[int, Rescaling]:
+def _rescaling(name: str, sources: _Sources, computation: Computation) -> tuple[int, Rescaling]:
     refused = _RefusedError("")
     still = _kept_tensors(computation)
     kinds: tuple[Kind, ...] = ("scale", "sign")
@@ -151,12 +147,12 @@ def _rescaling(
             follow = _Follow(name, kind, sources, computation, still)
             first = follow.run()
         except _RefusedError as error:
-            # The function that got further is the one that the network means.
+            # The kind that was followed further gives the more helpful reason.
             refused = error if error.step >= refused.step else refused
             continue
         incoming, outgoing = follow.taps()
         if not incoming or not outgoing:
-            raise _RefusedError("no weights lead to these neurons, or none leave them")
+            raise _RefusedError("these neurons have no incoming or no outgoing weights")
         w0 = _frequency(computation, follow) if kind == "sign" else None
         if w0 is not None:
             return first, Rescaling(name, "phase", incoming, outgoing, (), w0)
@@ -165,7 +161,7 @@ def _rescaling(
 
 
 def _kept_tensors(computation: Computation) -> frozenset[int]:
-    """Tensors whose own neurons are not multiplied: slopes, statistics, what a norm divides."""
+    """Tensors whose own neurons are not multiplied: slopes, statistics, and inputs of a norm."""
     kept: set[int] = set()
     steps = computation.steps
 
@@ -203,19 +199,13 @@ def _is_product(operation: str) -> bool:
 
 
 def _frequency(computation: Computation, follow: _Follow) -> float | None:
-    """The factor inside of the sine, if the type is one layer with a bias and a sine behind it."""
+    """The factor inside the sine, if the type is a single layer with a bias, followed by a sine."""
     steps = computation.steps
-    if set(follow.functions) != {"sin"} or len(follow.functions) != 1:
+    if [name for name, _ in follow.functions] != ["sin"]:
         return None
-    uses: dict[int, int] = {}
-    for step in steps:
-        for ref in step.operands:
-            uses[ref.step] = uses.get(ref.step, 0) + 1
-    for ref in computation.outputs:
-        uses[ref.step] = uses.get(ref.step, 0) + 1
-    w0, step = 1.0, steps[follow.functions["sin"][-1]]
-    if len(follow.functions["sin"]) != 1:
-        return None
+    operands = (ref for step in steps for ref in step.operands)
+    uses = Counter(ref.step for ref in (*operands, *computation.outputs))
+    w0, step = 1.0, steps[follow.functions[0][1]]
     while True:
         tensors = [arg for arg in step.args if isinstance(arg, Ref)]
         numbers = [arg for arg in step.args if isinstance(arg, int | float)]
@@ -238,7 +228,7 @@ class _Follow:
         self,
         name: str,
         kind: Kind,
-        sources: tuple[tuple[Placement, ...], ...],
+        sources: _Sources,
         computation: Computation,
         kept: frozenset[int],
     ) -> None:
@@ -246,11 +236,12 @@ class _Follow:
         self.computation = computation
         self.states: list[_State] = []
         self.ranks: list[int | None] = []
-        self.functions: dict[str, list[int]] = {}
+        # The functions of single entries, and the numbers of their steps.
+        self.functions: list[tuple[str, int]] = []
         self.used: dict[int, _State] = {}
 
     def run(self) -> int:
-        """Raises if a step refuses; else the number of the first step with such a result."""
+        """Raises an error if a step refuses; returns the first step whose result is multiplied."""
         first = -1
         for number, step in enumerate(self.computation.steps):
             try:
@@ -306,7 +297,7 @@ class _Follow:
         return self._entrywise(step), rank
 
     def _parameter(self, number: int) -> _State:
-        """Along which axes of a tensor the neurons of the type are."""
+        """The axes of a tensor along which the neurons of the type lie."""
         placements = self.sources[number]
         if not any(
             self.name in ((s,) if isinstance(s := p.store, str) else s[::2]) for p in placements
@@ -325,8 +316,11 @@ class _Follow:
     def _state(self, argument: object) -> _State:
         return self.states[argument.step] if isinstance(argument, Ref) else ()
 
+    def _rank_of(self, argument: object) -> int | None:
+        return self.ranks[argument.step] if isinstance(argument, Ref) else None
+
     def _product(self, step: Step) -> _State:
-        """A linear layer or a convolution: contracts the inputs, and gives the outputs."""
+        """Follows a linear layer or a convolution, which sums over its inputs."""
         x, weight = self._state(step.args[0]), self._state(step.args[1])
         bias = _argument(step, 2, "bias")
         spatial = 0 if step.operation == "linear" else int(step.operation[-2])
@@ -374,19 +368,19 @@ class _Follow:
         operation = step.operation
         if operation in ("clamp", "clamp_min", "clip", "hardtanh"):
             if not self._clamps(step):
-                raise _RefusedError(f"the bounds of {operation} do not move along")
+                raise _RefusedError(f"the bounds of {operation} do not change with it")
         elif operation not in known:
             raise _RefusedError(
-                f"{operation} is not known to be positively homogeneous, as relu is, or odd, as "
-                f"tanh is"
+                f"{operation} is not known to be positively homogeneous (like relu) or odd (like "
+                f"tanh)"
             )
         if any(self._state(arg) for arg in step.args[1:]):
             raise _RefusedError(f"{operation} takes it as a parameter")
-        self.functions.setdefault(operation, []).append(len(self.states))
+        self.functions.append((operation, len(self.states)))
         return self._state(step.args[0])
 
     def _clamps(self, step: Step) -> bool:
-        """Whether the bounds are zero, or for signs, opposite."""
+        """Whether the bounds are zero, or opposite numbers if only signs change."""
         names = ("min_val", "max_val") if step.operation == "hardtanh" else ("min", "max")
         low, high = _argument(step, 1, names[0]), _argument(step, 2, names[1])
         if step.operation == "hardtanh":
@@ -398,7 +392,7 @@ class _Follow:
     def _contract(
         self, first: _State, axis: int, second: _State, into: int
     ) -> tuple[_State, _State]:
-        """What is left of two states when an axis of each is summed over."""
+        """The remaining states of two factors after an axis of each is summed over."""
         power, places = 0, []
         for along in (
             *(a for a in first if a.axis == axis),
@@ -406,16 +400,16 @@ class _Follow:
         ):
             power += along.power
             places.append(along.where)
-        # A weight that has one entry per neuron leaves no room for positions beside them.
+        # A weight with one entry per neuron has no positions next to the neurons.
         fits = not places or (len(places) == 2 and places[1] in ("alone", places[0]))
         if not fits or (power % 2 if self.kind == "sign" else power):
-            raise _RefusedError("what reads it is not divided by its factors")
+            raise _RefusedError("the tensor that reads it is not divided by its factors")
         return tuple(a for a in first if a.axis != axis), tuple(a for a in second if a.axis != into)
 
     def _add(self, step: Step) -> _State:
         states = [self._state(arg) for arg in step.args[:2] if arg != 0]
         if len(set(states)) != 1 or step.kwargs:
-            raise _RefusedError("it is added to values that are not multiplied alike")
+            raise _RefusedError("it is added to values with other factors")
         return states[0]
 
     def _mul(self, step: Step) -> _State:
@@ -426,7 +420,7 @@ class _Follow:
         for along in second:
             other = found.get(along.axis)
             if other is not None and other.where != along.where:
-                raise _RefusedError("its neurons meet others")
+                raise _RefusedError("its neurons are combined with others")
             power = along.power + (other.power if other else 0)
             found[along.axis] = along._replace(power=power)
         if self.kind == "sign":
@@ -437,7 +431,7 @@ class _Follow:
         first, second = (self._state(arg) for arg in step.args[:2])
         first, second = self._contract(first, -1, second, -2)
         if any(a.axis != -1 for a in second) or any(a.axis == -2 for a in first):
-            raise _RefusedError("its neurons meet others")
+            raise _RefusedError("its neurons are combined with others")
         if first and second:
             raise _RefusedError("two axes would be multiplied")
         return first or second
@@ -454,23 +448,25 @@ class _Follow:
         return tuple(a._replace(axis=a.axis + sum(d > a.axis for d in dims)) for a in state)
 
     def _dims(self, step: Step) -> tuple[tuple[int, ...] | None, bool]:
-        """The axes that a sum is over, counted from the end, and whether they stay."""
-        (x,) = step.args[:1]
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
-        given = _argument(step, 1, "dim")
-        keeps = bool(_argument(step, 2, "keepdim"))
+        """The axes of a reduction, counted from the end, and whether they are kept."""
+        given, keeps = _argument(step, 1, "dim"), bool(_argument(step, 2, "keepdim"))
         dims = given if isinstance(given, tuple) else (given,)
+        if not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in dims):
+            return None, keeps
+        return self._from_end(step, dims), keeps
+
+    def _from_end(self, step: Step, axes: Iterable[object]) -> tuple[int, ...]:
+        """Axes of the operand of a step, counted from the end."""
+        rank = self._rank_of(step.args[0])
         found = []
-        for dim in dims:
-            if not isinstance(dim, int) or isinstance(dim, bool):
-                return None, keeps
-            if dim >= 0 and rank is None:
+        for axis in axes:
+            if not isinstance(axis, int) or (axis >= 0 and rank is None):
                 raise _RefusedError("the number of its axes is not known")
-            found.append(dim if dim < 0 else dim - (rank or 0))
-        return tuple(found), keeps
+            found.append(axis if axis < 0 else axis - (rank or 0))
+        return tuple(found)
 
     def _rank(self, step: Step) -> int | None:
-        """How many axes the result of a step has, as far as that is known."""
+        """The number of axes of the result of a step, or None if it is not known."""
         operation = step.operation
         ranks = [self.ranks[ref.step] for ref in step.operands]
         known = [rank for rank in ranks if rank is not None]
@@ -490,57 +486,41 @@ class _Follow:
         return ranks[0] if ranks else None
 
     def _flatten(self, step: Step) -> _State:
-        """All axes but the first become one, in which the neurons come first or last."""
-        x = step.args[0]
-        rank = (self.ranks[x.step] if isinstance(x, Ref) else None) or 2
-        state = self._state(x)
-        if (
-            not _flattens(step)
-            or len(state) != 1
-            or state[0].where != "alone"
-            or state[0].axis <= -rank
-        ):
-            raise _RefusedError("its neurons are laid out anew")
-        (along,) = state
+        """Follows a flatten of all axes but the first, in which neurons come first or last."""
+        rank, state = self._rank_of(step.args[0]) or 2, self._state(step.args[0])
+        fits = len(state) == 1 and state[0].where == "alone" and state[0].axis in (1 - rank, -1)
+        if not fits or not _flattens(step):
+            raise _RefusedError("its neurons are rearranged")
         if rank == 2:
             return state
-        if along.axis not in (1 - rank, -1):
-            raise _RefusedError("its neurons are laid out anew")
-        return (along._replace(axis=-1, where="inner" if along.axis == -1 else "outer"),)
+        return (state[0]._replace(axis=-1, where="inner" if state[0].axis == -1 else "outer"),)
 
     def _permute(self, step: Step) -> _State:
         dims = _numbers(step.args[1:])
         if not all(isinstance(dim, int) for dim in dims):
-            raise _RefusedError("its axes are in an order that is computed")
+            raise _RefusedError("the order of its axes is computed")
         order = [int(str(dim)) % len(dims) - len(dims) for dim in dims]
         return tuple(
             a._replace(axis=order.index(a.axis) - len(dims)) for a in self._state(step.args[0])
         )
 
     def _transpose(self, step: Step) -> _State:
-        x = step.args[0]
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
         ends = step.args[1:3] if step.operation == "transpose" else (-1, -2)
-        swapped: list[int] = []
-        for axis in ends:
-            if not isinstance(axis, int) or (axis >= 0 and rank is None):
-                raise _RefusedError("the number of its axes is not known")
-            swapped.append(axis if axis < 0 else axis - (rank or 0))
-        moved = {swapped[0]: swapped[1], swapped[1]: swapped[0]}
-        return tuple(a._replace(axis=moved.get(a.axis, a.axis)) for a in self._state(x))
+        first, second = self._from_end(step, ends)
+        moved = {first: second, second: first}
+        return tuple(a._replace(axis=moved.get(a.axis, a.axis)) for a in self._state(step.args[0]))
 
     def _pad(self, step: Step) -> _State:
         state, pads = self._state(step.args[0]), step.args[1]
         padded = len(pads) // 2 if isinstance(pads, tuple) else 0
         value = _argument(step, 3, "value")
         if not padded or value not in (None, 0) or any(a.axis >= -padded for a in state):
-            raise _RefusedError("its neurons are padded, or with other values than 0")
+            raise _RefusedError("its neurons are padded, or the padding is not 0")
         return state
 
     def _getitem(self, step: Step) -> _State:
         x, taken = step.args[:2]
-        state = self._state(x)
-        rank = self.ranks[x.step] if isinstance(x, Ref) else None
+        state, rank = self._state(x), self._rank_of(x)
         if isinstance(taken, tuple) and len(taken) == rank:
             whole = {i - rank for i, part in enumerate(taken) if part == Range()}
             if all(isinstance(part, Range) for part in taken) and all(
@@ -551,7 +531,7 @@ class _Follow:
 
 
 def _flattens(step: Step) -> bool:
-    """Whether a step makes one axis of all but the first."""
+    """Whether a step flattens all axes but the first."""
     if step.operation == "reshape":
         sizes = _numbers(step.args[1:])
         return len(sizes) == 2 and sizes[1] == -1
@@ -560,28 +540,19 @@ def _flattens(step: Step) -> bool:
 
 
 def _numbers(args: Iterable[object]) -> tuple[object, ...]:
-    """The numbers of a call that takes them one by one or as a tuple."""
+    """The numbers of a call that accepts them one by one or as a tuple."""
     given = tuple(args)
     return given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
 
 
 def _own_axis(placement: Placement, axis: int, power: int) -> _Along:
-    """Which axis of a tensor an axis of its view is, or which it is the outer or inner part of."""
-    begin = 0
-    for number, size in enumerate(placement.shape):
-        end, product = begin, 1
-        while end < len(placement.view) and (product < size or end == begin):
-            product *= placement.view[end]
-            end += 1
-        if begin <= axis < end:
-            wide = [i for i in range(begin, end) if placement.view[i] != 1 or i == axis]
-            where: _Where | None = "alone" if wide == [axis] else None
-            if where is None and axis in (wide[0], wide[-1]):
-                where = "outer" if axis == wide[0] else "inner"
-            if where is not None:
-                return _Along(number - len(placement.shape), power, where)
-        begin = end
-    raise _RefusedError(f"its neurons lie inside of an axis of '{placement.keys[0]}'")
+    """The axis of a tensor to which an axis of its view belongs, as a whole or as a part."""
+    for number, axes in enumerate(placement.view_axes):
+        wide = [i for i in axes if placement.view[i] != 1 or i == axis]
+        if axis in axes and axis in (wide[0], wide[-1]):
+            where: _Where = "alone" if wide == [axis] else "outer" if axis == wide[0] else "inner"
+            return _Along(number - len(placement.shape), power, where)
+    raise _RefusedError(f"its neurons lie in the middle of an axis of '{placement.keys[0]}'")
 
 
 _HANDLERS: dict[str, Callable[[_Follow, Step], _State]] = {

@@ -1,4 +1,4 @@
-"""What the transforms share."""
+"""The base class of the transforms."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class ReversibleTransform(BaseTransform):
         _check_single(data)
         if any(neuron.role for neuron in data.spec.neurons):
             raise UserError(
-                f"Expected a network without role types (got {data.spec}). RoleTypes comes last."
+                f"Expected a network without role types (got {data.spec}). Apply RoleTypes last."
             )
         layout, stores = self._forward(data.layout, stored_tensors(data, data.layout.spec))
         return data.rebuilt(replace(layout, before=(self._name, data.layout)), stores)
 
     def inverse(self, graph: WeightGraph) -> WeightGraph:
-        """The network that the transform was applied to, with the graph's present values."""
+        """Restores the original network, with the present values of the graph."""
         _check_single(graph)
         name, before = graph.layout.before or ("none", None)
         if name != self._name or before is None:
             raise UserError(
                 f"Expected a graph made by {self._name} (got one whose last transform is "
-                f"{name}). Undo transforms last first."
+                f"{name}). Undo transforms in reverse order."
             )
         stores = stored_tensors(graph, graph.layout.spec)
         return graph.rebuilt(before, self._inverse(graph.layout, before, stores))
@@ -60,12 +60,12 @@ class ReversibleTransform(BaseTransform):
 
     @abstractmethod
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
-        """The stores of the layout before, from those of the layout after."""
+        """Computes the stores of the original layout from those of the new one."""
 
 
 def _check_single(graph: WeightGraph) -> None:
     if not isinstance(graph, WeightGraph) or not isinstance(graph.layout, Layout):
         raise TypeError(
             f"Expected one WeightGraph (got {type(graph).__name__}). Transform networks before "
-            f"they are batched, and take them out as batch[i] to undo it."
+            f"batching, and take them out with batch[i] to undo it."
         )

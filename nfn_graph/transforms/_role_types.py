@@ -16,12 +16,12 @@ from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 class RoleTypes(ReversibleTransform):
     """Gives all free layers one type, so that networks of any depth share a spec.
 
-    `hidden1`, `hidden2`, ... become the layers of `hidden`. For NP layers, with
-    :class:`~nfn_graph.IOEncoding`: HNP refuses role types. Layers on role types are
-    equivariant, not complete, since all hidden layers share their parameters. Networks with nested
-    neurons, such as the dimensions of attention heads, are refused: in one type for all layers,
-    dimensions would be permuted across heads. Transformers of different depths share a batch
-    without it, after :class:`FillBiases`, because each block has types of its own.
+    `hidden1`, `hidden2`, ... become the layers of `hidden`. Use NP layers with
+    :class:`~nfn_graph.IOEncoding`, since HNP refuses role types. Layers on role types are
+    equivariant but not complete, since all hidden layers share their parameters. Networks with
+    nested neurons, such as the dimensions of attention heads, are refused: in one type for all
+    layers, dimensions would be permuted across heads. Transformers of different depths share a
+    batch without it, after :class:`FillBiases`, because each block has types of its own.
 
     Args:
         name: The name of the shared type.
@@ -71,7 +71,7 @@ class RoleTypes(ReversibleTransform):
         )
         joined = {key: torch.cat([stores[m] for m in ms]) for key, ms in plan.members.items()}
         spec = NetworkSpec(neurons, weights)
-        # Several layers are one type now, and their activations may have different positions.
+        # Several layers now have one type, and their activations may have different positions.
         computation = replace(layout.computation, activations=())
         return replace(
             layout, spec=spec, shape=shape, placements=placements, computation=computation
@@ -87,7 +87,7 @@ class RoleTypes(ReversibleTransform):
 
 
 def _advice(layout: Layout, members: list[Key]) -> str:
-    """How layers with different numbers of taps can get the same number."""
+    """Advice on giving layers with different numbers of taps the same number."""
     most = max(layout.spec.taps[member] for member in members)
     if isinstance(members[0], str):
         fewer = {m: most for m in members if layout.spec.taps[m] < most}
@@ -106,7 +106,7 @@ def _advice(layout: Layout, members: list[Key]) -> str:
 
 @dataclass
 class _Plan:
-    """Which types of a spec become which role types, in which order."""
+    """The assignment of the types of a spec to role types, and their order."""
 
     spec: NetworkSpec
     name: str
@@ -123,7 +123,7 @@ class _Plan:
                 )
             if neuron.parents:
                 raise UserError(
-                    f"Expected layers that are nested in no others (got '{neuron.name}', whose "
+                    f"Expected layers that are not nested (got '{neuron.name}', whose "
                     f"neurons are nested in '{neuron.parents[0]}'). One type for all layers would "
                     f"permute them across their parents. Networks with different numbers of blocks "
                     f"share a batch by the types of each block: use "
@@ -142,7 +142,7 @@ class _Plan:
             self.blocks.setdefault(key, []).append(block)
 
     def number(self, key: Key) -> int:
-        """Which layer, or tensor, of its role a type is."""
+        """The number of the layer, or tensor, of a type within its role."""
         return self.members[self.role[key]].index(key)
 
     def neurons(self, role: str) -> list[str]:
@@ -156,8 +156,8 @@ class _Plan:
     def _weight_role(self, weight: WeightType, block: tuple[int, int]) -> WeightKey:
         """The first role type whose last tensor comes before this one at both ends.
 
-        A neuron then has its edges of one type in one run; tensors that branch off or come
-        together get types of their own.
+        The edges of a neuron that have one type are then contiguous. Tensors at branches and
+        junctions get types of their own.
         """
         source, target = self.role[weight.source], self.role[weight.target]
         number = 1

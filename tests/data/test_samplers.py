@@ -150,8 +150,8 @@ def test_dataset_that_knows_its_sizes() -> None:
 @pytest.mark.parametrize(
     ("sizes", "options", "message"),
     [
-        ([1, 9, 3], {"max_edges": 8}, "at most max_edges = 8 edges each .got 9 of network 1."),
-        ([1, 0], {"max_edges": 8}, "networks with edges .got 0 of network 1."),
+        ([1, 9, 3], {"max_edges": 8}, "at most max_edges = 8 edges each .got 9 in network 1."),
+        ([1, 0], {"max_edges": 8}, "networks with edges .got 0 in network 1."),
         ([4], {"max_edges": 8, "world_size": 2}, "network for each of 2 ranks .got 1."),
         ([], {"max_edges": 8}, "network for each of 1 ranks .got 0."),
         ([8, 8, 8], {"max_edges": 8, "world_size": 2}, "leave the last 1 out"),

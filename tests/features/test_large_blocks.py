@@ -62,10 +62,10 @@ def assert_layer_is_the_same(features: WeightFeatures) -> None:
 def test_layers_with_views_are_layers_with_indices(network, symmetry, large):
     batch = batch_of(NAMED_SPECS[network], (3, 5, 2, 4))
     features = batch.features(symmetry)
-    rows = [r for r in features.incidence.weights.values() if r.covers[0].blocks]
+    rows = [r for r in features.incidence.weights.values() if r.groupings[0].blocks]
     assert rows or large > 1, "all blocks must be views"
     if large > 1 and network == "mlp":
-        assert any(r.covers[0].runs for r in rows), "and others not"
+        assert any(r.groupings[0].runs for r in rows), "and others not"
     assert_layer_is_the_same(features)
 
 
@@ -96,7 +96,7 @@ def test_rows_know_their_neurons_and_folds_come_back(network, symmetry, large):
     listed = with_indices(raw)
     for key in raw.weights:
         ours, theirs = raw.rows(key), listed.rows(key)
-        for a, b in zip(ours.covers, theirs.covers, strict=True):
+        for a, b in zip(ours.groupings, theirs.groupings, strict=True):
             assert torch.equal(a.index, b.index)
             assert torch.equal(a.counts, b.counts)
         numbers = torch.arange(ours.count).flip(0)
@@ -121,12 +121,14 @@ def test_whole_models_chunks_and_gradients(large):
 
 
 def test_sums_and_their_gradients_under_vmap(large):
-    for segments in role_batch().features().incidence.weights["hidden", "weight", "hidden"].covers:
-        x = torch.randn(2, segments.rows, 3, dtype=torch.float64)
-        found = torch.vmap(lambda v, s=segments: segment_sum(v, s))(x)
+    for grouping in (
+        role_batch().features().incidence.weights["hidden", "weight", "hidden"].groupings
+    ):
+        x = torch.randn(2, grouping.rows, 3, dtype=torch.float64)
+        found = torch.vmap(lambda v, s=grouping: segment_sum(v, s))(x)
         for one, sums in zip(x, found, strict=True):
-            torch.testing.assert_close(segment_sum(one, segments), sums)
-            run = lambda v, s=segments: segment_sum(v, s)  # noqa: E731
+            torch.testing.assert_close(segment_sum(one, grouping), sums)
+            run = lambda v, s=grouping: segment_sum(v, s)  # noqa: E731
             assert torch.autograd.gradcheck(run, (one.clone().requires_grad_(),))
 
 
@@ -165,7 +167,7 @@ def test_pointers_end_where_the_rows_do(large):
         rows += [r for sites in incidence.sites.values() for r in sites]
         for found in rows:
             assert not len(found.pairs) or int(found.pairs[-1]) == len(found.ends)
-            for bags in (found.bags, *(cover.bags for cover in found.covers)):
+            for bags in (found.bags, *(grouping.bags for grouping in found.groupings)):
                 for order, pointers in zip(bags[::2], bags[1::2], strict=True):
                     assert int(pointers[-1]) == len(order)
 

@@ -136,7 +136,7 @@ def test_encodings_keep_their_digits():
 def test_features_of_another_dtype_than_the_layer_are_refused(backend):
     features = batch_of(NAMED_SPECS["mlp"]).features("np")
     layer = NFLinear(features.spec, 3, 4)
-    wrong = r"torch.float32, as the parameters of the layer \(got torch.float64\)"
+    wrong = r"torch.float32, like the parameters of the layer \(got torch.float64\)"
     with use_backend(backend), pytest.raises(ValueError, match=wrong):
         layer(features)
     with use_backend(backend), pytest.raises(ValueError, match=r"features on meta, .* \(got cpu\)"):

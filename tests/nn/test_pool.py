@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import grad, jacrev, vmap
 
-from networks import NAMED_SPECS, all_segments, batch_of, chain
+from networks import NAMED_SPECS, all_groupings, batch_of, chain
 from nfn_graph import NFN, Activation, Batch, NFLinear, Pool, WeightFeatures, use_backend
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_segment_sum
 
@@ -67,26 +67,26 @@ def test_gradcheck_of_the_pool(symmetry):
 
 
 def test_gated_sums_and_expansions():
-    for segments in all_segments():
-        x = torch.randn(len(segments.order), 2, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(segments.count, 2, dtype=torch.float64, requires_grad=True)
+    for grouping in all_groupings():
+        x = torch.randn(len(grouping.order), 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.count, 2, dtype=torch.float64, requires_grad=True)
         gate = torch.randn_like(x).detach()
-        assert_close(SegmentSum.apply(x, segments, x), plain_segment_sum(x.relu(), segments))
-        expanded = y.index_select(0, segments.index).where(gate > 0, 0)
-        assert_close(Expand.apply(y, segments, gate), expanded)
+        assert_close(SegmentSum.apply(x, grouping, x), plain_segment_sum(x.relu(), grouping))
+        expanded = y.index_select(0, grouping.index).where(gate > 0, 0)
+        assert_close(Expand.apply(y, grouping, gate), expanded)
         for function, value in ((SegmentSum, x), (Expand, y)):
-            run = lambda v, f=function, s=segments, g=gate: f.apply(v, s, g)  # noqa: E731
+            run = lambda v, f=function, s=grouping, g=gate: f.apply(v, s, g)  # noqa: E731
             assert torch.autograd.gradcheck(run, (value,))
             assert torch.autograd.gradgradcheck(lambda v, r=run: r(v).sin(), (value,))
 
 
 def test_nothing_hides_a_nan_or_an_infinity():
-    segments = all_segments()[0]
-    x = torch.ones(len(segments.order), 1, dtype=torch.float64)
+    grouping = all_groupings()[0]
+    x = torch.ones(len(grouping.order), 1, dtype=torch.float64)
     x[0] = torch.nan
-    assert SegmentSum.apply(x, segments, x).isnan().any()
-    y = torch.full((segments.count, 1), torch.inf, dtype=torch.float64)
-    assert (Expand.apply(y, segments, -x.nan_to_num(1)) == 0).all()
+    assert SegmentSum.apply(x, grouping, x).isnan().any()
+    y = torch.full((grouping.count, 1), torch.inf, dtype=torch.float64)
+    assert (Expand.apply(y, grouping, -x.nan_to_num(1)) == 0).all()
 
 
 @pytest.mark.parametrize("symmetry", SYMMETRIES)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from networks import NAMED_SPECS, all_segments, batch_of, chain, sizes_of, specs
+from networks import NAMED_SPECS, all_groupings, batch_of, chain, sizes_of, specs
 from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, use_backend
 from nfn_graph.features import Incidence, _incidence, group_of_rows
 from nfn_graph.features._incidence import _Cache
@@ -24,39 +24,39 @@ SYMMETRIES = ["np", "hnp"]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_segment_sums_and_expansions(dtype):
-    for segments in all_segments():
-        rows = len(segments.order)
+    for grouping in all_groupings():
+        rows = len(grouping.order)
         x = torch.randint(-4, 5, (rows, 3)).to(dtype)
-        assert torch.equal(SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments))
+        assert torch.equal(SegmentSum.apply(x, grouping, None), plain_segment_sum(x, grouping))
         wide = torch.randn(rows, 6).to(dtype)[:, ::2]
         close = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else {}
-        summed = SegmentSum.apply(wide, segments, None)
-        torch.testing.assert_close(summed, plain_segment_sum(wide, segments), **close)
-        y = torch.randn(segments.count, 3).to(dtype)
-        assert torch.equal(Expand.apply(y, segments, None), y[segments.index.long()])
-        assert SegmentSum.apply(x[:, :0], segments, None).shape == (segments.count, 0)
+        summed = SegmentSum.apply(wide, grouping, None)
+        torch.testing.assert_close(summed, plain_segment_sum(wide, grouping), **close)
+        y = torch.randn(grouping.count, 3).to(dtype)
+        assert torch.equal(Expand.apply(y, grouping, None), y[grouping.index.long()])
+        assert SegmentSum.apply(x[:, :0], grouping, None).shape == (grouping.count, 0)
 
 
 def test_gradients_of_segment_sums_and_expansions_of_any_order():
-    for segments in all_segments():
-        x = torch.randn(len(segments.order), 2, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(segments.count, 2, dtype=torch.float64, requires_grad=True)
+    for grouping in all_groupings():
+        x = torch.randn(len(grouping.order), 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.count, 2, dtype=torch.float64, requires_grad=True)
         for function, value in ((SegmentSum, x), (Expand, y)):
-            run = lambda v, f=function, s=segments: f.apply(v, s, None)  # noqa: E731
+            run = lambda v, f=function, s=grouping: f.apply(v, s, None)  # noqa: E731
             assert torch.autograd.gradcheck(run, (value,))
             assert torch.autograd.gradgradcheck(lambda v, r=run: r(v).sin(), (value,))
 
 
 def test_kernels_and_their_gradients_inside_vmap():
-    for segments in all_segments():
-        x = torch.randn(len(segments.order), 3, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(segments.count, 3, dtype=torch.float64, requires_grad=True)
+    for grouping in all_groupings():
+        x = torch.randn(len(grouping.order), 3, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.count, 3, dtype=torch.float64, requires_grad=True)
         for function, public, value in ((SegmentSum, segment_sum, x), (Expand, expand, y)):
             several = torch.stack([value, 2 * value])
-            run = torch.vmap(lambda v, f=public, s=segments: f(v, s))
-            expected = torch.stack([function.apply(v, segments, None) for v in several])
+            run = torch.vmap(lambda v, f=public, s=grouping: f(v, s))
+            expected = torch.stack([function.apply(v, grouping, None) for v in several])
             torch.testing.assert_close(run(several), expected)
-            out = function.apply(value, segments, None)
+            out = function.apply(value, grouping, None)
             seeds = torch.stack([torch.randn_like(out) for _ in range(2)])
             (found,) = torch.autograd.grad(
                 out, value, seeds, is_grads_batched=True, retain_graph=True
@@ -169,16 +169,16 @@ def test_results_are_the_same_bits_in_every_run():
 
 
 def test_edges_of_one_role_by_neuron():
-    """Several tensors of one type: the segments are a neuron's edges, wherever they are."""
+    """Several tensors of one type: the groups are a neuron's edges, wherever they are."""
     graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
     edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
-    for segments in edges.covers:
+    for grouping in edges.groupings:
         torch.testing.assert_close(
-            SegmentSum.apply(x, segments, None), plain_segment_sum(x, segments)
+            SegmentSum.apply(x, grouping, None), plain_segment_sum(x, grouping)
         )
-        counts = torch.bincount(segments.index, minlength=segments.count)
-        assert torch.equal(counts, segments.counts)
+        counts = torch.bincount(grouping.index, minlength=grouping.count)
+        assert torch.equal(counts, grouping.counts)
 
 
 @given(st.lists(st.integers(0, 5), max_size=9))

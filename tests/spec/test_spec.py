@@ -143,7 +143,7 @@ def test_differences_are_told_in_words():
     assert "hidden2 is not known" in deeper
     assert "('hidden1', 'weight', 'output') is missing" in deeper
     turned = NetworkSpec(first.neurons[::-1], first.weights)
-    assert first.difference(turned) == "the types come in another order"
+    assert first.difference(turned) == "the types are in another order"
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_batches_of_other_widths() -> None:
     for i, graph in enumerate(graphs):
         assert distance(batch[i], CanonicalForm()(graph)) < 1e-12
     mixed = Batch.from_data_list([graphs[0], graph_of(mlp(3, 4, 5, 2, act=nn.Tanh))])
-    with pytest.raises(ValueError, match="compute alike"):
+    with pytest.raises(ValueError, match="with one computation"):
         CanonicalForm()(mixed)
 
 

@@ -411,7 +411,7 @@ def test_one_role_model_serves_any_depth():
             lambda: RoleTypes("a").inverse(RoleTypes("b")(chain((2, 3, 3)))),
             r"made by RoleTypes\('a'\) \(got one whose last transform is RoleTypes\('b'\)",
         ),
-        (lambda: GrowKernels((3,))(RoleTypes()(chain((2, 3, 3)))), "RoleTypes comes last"),
+        (lambda: GrowKernels((3,))(RoleTypes()(chain((2, 3, 3)))), "Apply RoleTypes last"),
         (
             lambda: NetworkSpec.union(
                 [
@@ -448,7 +448,7 @@ def test_what_transforms_refuse(use, message):
 def test_transforms_take_single_networks():
     batch = Batch.from_data_list([FillBiases()(chain((2, 3)))])
     for use in (FillBiases(), FillBiases().inverse):
-        with pytest.raises(TypeError, match="before they are batched"):
+        with pytest.raises(TypeError, match="before batching"):
             use(batch)
     with pytest.raises(TypeError, match=r"such as \(5, 5\) \(got 5\)"):
         GrowKernels(5)
