@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
@@ -170,11 +170,9 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
 
 
 def layer_columns(architecture: Architecture) -> dict[str, str]:
-    """What differs between the convolutions of a network, one value for each of them."""
-    if not architecture.activations:
-        return {}
-    values = {
-        "widths": architecture.convolutions,
+    """What may differ between the convolutions of a network, with one value for each of them."""
+    values: dict[str, tuple[Any, ...]] = {
+        "widths": architecture.convolutions if architecture.activations else (),
         "kernels": architecture.kernels,
         "skips": architecture.skips,
         "activation": architecture.activations,

@@ -227,6 +227,31 @@ def test_many_networks_with_skips_at_once() -> None:
     assert len({shape.name, *(other.name for other in others)}) == 5
 
 
+def test_kernels_and_skips_without_other_differences(tmp_path: Path) -> None:
+    """The table has columns for what was sampled, and no others."""
+    options = CnnZooOptions(
+        tmp_path,
+        networks=6,
+        depths=(3,),
+        kernels=(3, 5),
+        stride=1,
+        padding="same",
+        skips=True,
+        epochs=(1, 1),
+    )
+    zoo = open_zoo_folder(build_zoo(options, source=tiny_images(30)))
+    assert {row["kernels"] for row in zoo.rows} == {"3 3 3", "5 5 5"}
+    assert {row["skips"] for row in zoo.rows} == {"-1 -1 -1", "-1 -1 0"}
+    assert {row["activation"] for row in zoo.rows} == {"relu", "tanh"}
+    assert "widths" not in zoo.rows[0] and {row["width"] for row in zoo.rows} == {16}
+    images = torch.randn(2, 1, 8, 8)
+    for i, row in enumerate(zoo.rows):
+        wanted = park_outputs(
+            {**row, "activation": " ".join([row["activation"]] * 3)}, zoo.state_dict(i), images
+        )
+        torch.testing.assert_close(zoo[i].run(images), wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_weights_of_pytorch() -> None:
     """Uniform within the root of the fan-in, biases as well, as those of a fresh module."""
     shape = Architecture((3, 8, 8), (64,), (), 40, "same", stride=1, kernels=(5,))
