@@ -1,14 +1,14 @@
 """Models of other packages and ours on the same INRs: accuracy, and processor time per step.
 
-python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets \\
-  --peer neural-graphs=neural-graphs
+python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets --peer dng=DNG \\
+  --peer neural-graphs=neural-graphs --peer scalegmn=scalegmn --peer scalegmn-b=scalegmn
 
 Every peer runs in a process of its own, since their packages share names. `nfn` is the package on
 PyPI. The others are imported from a checkout that you give; install what they need (neural-graphs:
-hydra-core and random-fourier-features-pytorch). All models see the same networks in the same
-batches, with AdamW and a learning rate that follows a cosine. The rate is
-chosen among --rates by the accuracy on validation networks with the first
-seed; other settings are those that the peer publishes for INR classification.
+hydra-core and random-fourier-features-pytorch; scalegmn: that package, pandas and torchvision).
+All models see the same networks in the same batches of 32, with AdamW and a learning rate that
+follows a cosine. The rate is chosen among --rates by the accuracy on validation networks with the
+first seed; the settings of a model are those that the peer publishes for INR classification.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from harness.report import show
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from nfn_graph import Batch, WeightGraph
 from nfn_graph.converters import WeightDataset
@@ -155,7 +157,11 @@ def dws(path: Path, train: Part) -> Candidate:
 
 
 def neural_graphs(path: Path, train: Part) -> Candidate:
-    """mkofinas/neural-graphs: PNA with the settings of its `configs/model/pna.yaml`, 64 probes."""
+    """mkofinas/neural-graphs: NG-GNN with 64 probes.
+
+    The settings are those of `configs/model/pna.yaml` and `scripts/mnist_cls_pna_probe_64.sh` in
+    its `experiments/inr_classification`.
+    """
     sys.path.insert(0, str(path))
     import yaml
     from torch_geometric.utils import _trim_to_layer
@@ -169,7 +175,7 @@ def neural_graphs(path: Path, train: Part) -> Candidate:
     read = [
         yaml.safe_load((configs / p).read_text()) for p in ("model/pna.yaml", "data/mnist.yaml")
     ]
-    layout = [train.weights[0].shape[1], *(x.shape[1] for x in train.biases)]
+    layout = _layout(train)
     data = {**read[1], "num_classes": 10}
     data["inr_model"] |= {"hidden_features": layout[1], "out_features": layout[-1]}
     # It standardizes by itself, since its probes run the networks as they are.
@@ -178,9 +184,80 @@ def neural_graphs(path: Path, train: Part) -> Candidate:
             data["stats"][f"{name}_{what}"] = [scale[i] for scale in scales(tensors)]
     config = OmegaConf.create({"model": read[0], "data": data})
     config.model.graph_constructor.num_probe_features = 64
+    config.model.gnn_backbone.dropout = 0.2
+    config.model.rev_edge_features = True
     config = OmegaConf.to_container(config, resolve=True)["model"]
     config.pop("_target_"), config.pop("_recursive_")
     return Candidate(GNNForClassification(layer_layout=layout, **config), _tensors)
+
+
+def dng(path: Path, train: Part) -> Candidate:
+    """dddiowww/DNG: the encoder and its classifier, without the training on images before it.
+
+    The settings are the defaults of its `experiments/inr_classification/classify_encoder.py`.
+    """
+    sys.path.insert(0, str(path))
+    from data.graph_utils import get_graph_spec  # type: ignore[import-not-found]
+    from dng_models import DNG_Classifier  # type: ignore[import-not-found]
+
+    layout = _layout(train)
+    model = DNG_Classifier(
+        get_graph_spec(torch.tensor(layout)),
+        fourier_dim=128,
+        fourier_scale=3,
+        rnn_mode="gru",
+        rnn_layer=1,
+        emb_dim=128,
+        drop=0.0,
+        cls_dim=128,
+        cls_drop=0.5,
+        ds="cifar" if layout[-1] == 3 else "mnist",
+    )
+
+    def pick(part: Part, index: Tensor) -> tuple[Tensor, Tensor]:
+        weights, biases = _tensors(part, index)
+        return torch.cat([x.flatten(1) for x in weights], 1), torch.cat(biases, 1).squeeze(-1)
+
+    return Candidate(model, pick)
+
+
+def scalegmn(config: str, path: Path, train: Part) -> Candidate:
+    """jkalogero/scalegmn with the settings of a file in its `configs/mnist_cls`."""
+    sys.path.insert(0, str(path))
+    import yaml
+    from src.data.data_utils import (  # type: ignore[import-not-found]
+        get_edge_types,
+        get_node_types,
+        nn_to_edge_index,
+    )
+    from src.scalegmn.models import ScaleGMN  # type: ignore[import-not-found]
+
+    settings = yaml.safe_load((path / "configs" / "mnist_cls" / config).read_text())
+    layout = _layout(train)
+    model = ScaleGMN({**settings["scalegmn_args"], "layer_layout": layout})
+    edges, num_neurons = nn_to_edge_index(layout, "cpu"), sum(layout)
+    node_types, edge_types = get_node_types(layout), get_edge_types(layout)
+    hidden = torch.ones(num_neurons, 1, dtype=torch.bool)
+    hidden[: layout[0]] = hidden[-layout[-1] :] = False
+
+    def pick(part: Part, index: Tensor) -> Data:
+        weights, biases = _tensors(part, index)
+        count = len(index)
+        first = num_neurons * torch.arange(count).view(1, -1, 1)
+        joined = (edges.unsqueeze(1) + first).flatten(1)
+        return Data(
+            x=torch.cat([biases[0].new_ones(count, layout[0], 1), *biases], 1).flatten(0, 1),
+            edge_index=joined,
+            bw_edge_index=joined.flip(0),
+            edge_attr=torch.cat([x.flatten(1, 2) for x in weights], 1).flatten(0, 1),
+            node2type=node_types.repeat(count),
+            edge2type=edge_types.repeat(count),
+            mask_hidden=hidden.repeat(count, 1),
+            batch=torch.arange(count).repeat_interleave(num_neurons),
+            num_graphs=count,
+        )
+
+    return Candidate(model, pick)
 
 
 def nfn(train: Part) -> Candidate:
@@ -219,7 +296,15 @@ PACKAGES: dict[str, Callable[[Part], Candidate]] = {"nfn": nfn}
 ADAPTERS: dict[str, Callable[[Path, Part], Candidate]] = {
     "dws": dws,
     "neural-graphs": neural_graphs,
+    "dng": dng,
+    "scalegmn": partial(scalegmn, "scalegmn.yml"),
+    "scalegmn-b": partial(scalegmn, "scalegmn_bidir.yml"),
 }
+
+
+def _layout(part: Part) -> list[int]:
+    """The number of neurons of every layer."""
+    return [part.weights[0].shape[1], *(x.shape[1] for x in part.biases)]
 
 
 def _tensors(part: Part, index: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -285,13 +370,22 @@ def _counts(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _named(text: str) -> tuple[str, Path | None]:
+    """The name of a model, and the checkout that it is imported from."""
     name, equals, path = text.partition("=")
-    if name not in (ADAPTERS if equals else (*OURS, *PACKAGES)):
+    return name, Path(path).resolve() if equals else None
+
+
+def _check_names(ours: list[str], peers: list[str]) -> None:
+    wrong = [name for name in ours if name not in OURS]
+    for text in peers:
+        name, path = _named(text)
+        if name not in (PACKAGES if path is None else ADAPTERS):
+            wrong.append(text)
+    if wrong:
         raise SystemExit(
             f"Expected --peer {', '.join(PACKAGES)}, or --peer NAME=PATH with a NAME of "
-            f"{', '.join(ADAPTERS)}, or --ours of {', '.join(OURS)} (got '{text}')"
+            f"{', '.join(ADAPTERS)}, or --ours of {', '.join(OURS)} (got '{wrong[0]}')"
         )
-    return name, Path(path).resolve() if equals else None
 
 
 def _arguments() -> argparse.Namespace:
@@ -307,8 +401,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for name in [*args.ours, *args.peer]:
-        _named(name)
+    _check_names(args.ours, args.peer)
     return args
 
 

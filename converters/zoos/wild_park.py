@@ -97,7 +97,7 @@ class ParkCnn(nn.Module):
             x = layer(x)
             source = self.config.residual[i]
             if source >= 0:
-                x = _add_first(x, kept[source], *self._sizes(i, source))
+                x = add_first_channels(x, kept[source], *self._sizes(i, source))
             x = ACTIVATIONS[self.config.activation[i]](x)
             kept.append(x)
         return self.fc(self.flatten(self.global_pool(x)))
@@ -106,8 +106,15 @@ class ParkCnn(nn.Module):
         return self.config.channels[layer + 1], self.config.channels[source + 1]
 
 
-def _add_first(x: Tensor, other: Tensor, size: int, other_size: int) -> Tensor:
-    """Adds the first channels that both have; the other channels of `x` stay unchanged."""
+def add_first_channels(x: Tensor, other: Tensor, size: int, other_size: int) -> Tensor:
+    """Adds the first channels that both have; the other channels of `x` stay unchanged.
+
+    Args:
+        x: Maps `[batch, channels, ...]`.
+        other: Maps of the same positions.
+        size: The number of channels of `x`.
+        other_size: The number of channels of `other`.
+    """
     shared = min(size, other_size)
     if other_size > shared:
         other = other[:, :shared]

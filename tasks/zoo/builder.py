@@ -127,7 +127,8 @@ class SampledZooOptions(ImageZooOptions):
         optimisers: Optimisers; one is sampled for every network.
         learning_rate: The range of learning rates, sampled log-uniformly; ten times as large for
             sgd.
-        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly.
+        l2: The range of the penalty on the sum of squared weights, sampled log-uniformly; 0 0 is
+            no penalty.
         train_fractions: Shares of the training images that a network sees; one is sampled for
             every network.
         epochs: The range of the number of epochs, sampled uniformly.
@@ -145,7 +146,9 @@ class SampledZooOptions(ImageZooOptions):
         super().check()
         self.check_choices("optimisers", "train_fractions")
         for name in ("init_scale", "learning_rate", "l2", "epochs"):
-            check_interval(name, getattr(self, name), above=0)
+            # No penalty at all is a range, too.
+            if (name, self.l2) != ("l2", (0.0, 0.0)):
+                check_interval(name, getattr(self, name), above=0)
         for value in self.train_fractions:
             check_share("train_fractions", value)
 

@@ -20,13 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nfn_graph.converters.zoos.networks import ACTIVATIONS
+from nfn_graph.converters.zoos.wild_park import add_first_channels
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.optimisers import Parameters
 
-Activation = Literal["relu", "tanh"]
-InitKind = Literal["glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal"]
-_ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+Activation = Literal["relu", "tanh", "gelu", "sigmoid", "leaky_relu", "none"]
+InitKind = Literal[
+    "glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal", "pytorch"
+]
 # The largest number of entries of an activation in one evaluation step.
 _MOST_ENTRIES = 2**22
 
@@ -37,35 +40,63 @@ class Architecture:
 
     Args:
         image: Channels, height and width of the inputs.
-        convolutions: Output channels of each 3 x 3 convolution with stride 2.
+        convolutions: Output channels of each convolution.
         hidden: Widths of the hidden dense layers.
         classes: The number of outputs.
-        padding: Zeros around the inputs of every convolution.
+        padding: Zeros around the inputs of every convolution; with `same`, as many as half of its
+            kernel.
         pool: The step between convolutions and dense layers: the mean over all positions, or all
             entries, positions fastest (`nn.Flatten`).
+        stride: The stride of the convolutions.
+        kernels: The kernel size of each convolution; 3 if it is left out.
+        skips: For each convolution, the number of an earlier one whose activations are added to
+            its outputs, or -1: as many of the first channels as both have.
+        activations: The activation function of each convolution, if they differ within a network.
     """
 
     image: tuple[int, int, int]
     convolutions: tuple[int, ...]
     hidden: tuple[int, ...]
     classes: int
-    padding: int = 0
+    padding: int | Literal["same"] = 0
     pool: Literal["mean", "flatten"] = "mean"
+    stride: int = 2
+    kernels: tuple[int, ...] = ()
+    skips: tuple[int, ...] = ()
+    activations: tuple[Activation, ...] = ()
 
     def __post_init__(self) -> None:
         if any(min(size) < 1 for size in self.maps):
+            kernels = ", ".join(f"{k} x {k}" for k in sorted(set(map(self.kernel, self._layers))))
             raise UserError(
                 f"Expected images large enough for {len(self.convolutions)} convolutions of "
-                f"3 x 3 with stride 2 (got {self.image[1]} x {self.image[2]} pixels with padding "
-                f"{self.padding}). Use a padding of 1 or fewer layers."
+                f"{kernels} with stride {self.stride} (got {self.image[1]} x {self.image[2]} "
+                f"pixels with padding {self.padding}). Use a padding of 1 or fewer layers."
             )
+
+    @property
+    def _layers(self) -> range:
+        return range(len(self.convolutions))
+
+    def kernel(self, layer: int) -> int:
+        """The kernel size of a convolution."""
+        return self.kernels[layer] if self.kernels else 3
+
+    def zeros(self, layer: int) -> int:
+        """The number of zeros on each side of the inputs of a convolution."""
+        return self.kernel(layer) // 2 if isinstance(self.padding, str) else self.padding
+
+    def skip(self, layer: int) -> int:
+        """The convolution whose activations are added to the outputs of another, or -1."""
+        return self.skips[layer] if self.skips else -1
 
     @cached_property
     def maps(self) -> list[tuple[int, int]]:
         """Height and width after each convolution."""
         sizes, (height, width) = [], self.image[1:]
-        for _ in self.convolutions:
-            height, width = ((n + 2 * self.padding - 3) // 2 + 1 for n in (height, width))
+        for layer in self._layers:
+            more = 2 * self.zeros(layer) - self.kernel(layer)
+            height, width = ((n + more) // self.stride + 1 for n in (height, width))
             sizes.append((height, width))
         return sizes
 
@@ -76,7 +107,8 @@ class Architecture:
         channels, height, width = self.image
         before, layer = channels, 0
         for after in self.convolutions:
-            shapes[f"layers.{layer}.weight"] = (after, before, 3, 3)
+            size = self.kernel(layer)
+            shapes[f"layers.{layer}.weight"] = (after, before, size, size)
             shapes[f"layers.{layer}.bias"] = (after,)
             before, layer = after, layer + 1
         if not self.convolutions:
@@ -99,31 +131,44 @@ class Architecture:
     def name(self) -> str:
         """A name for files: all that tells architectures apart."""
         image = "x".join(map(str, self.image))
-        convolutions = "".join(f"-c{n}" for n in self.convolutions)
+        kernels = [f"k{k}" for k in self.kernels] or [""] * len(self.convolutions)
+        skips = [f"+{s}" if s >= 0 else "" for s in self.skips] or [""] * len(self.convolutions)
+        signals = self.activations or [""] * len(self.convolutions)
+        layers = zip(self.convolutions, kernels, skips, signals, strict=True)
+        convolutions = "".join(f"-c{n}{kernel}{skip}{a}" for n, kernel, skip, a in layers)
         hidden = "".join(f"-{n}" for n in self.hidden)
         pool = "" if not self.convolutions else f"-p{self.padding}{self.pool}"
+        pool += f"-s{self.stride}" if self.stride != 2 else ""
         return f"{image}{convolutions}{pool}{hidden}-{self.classes}"
 
 
 def initialise(
     architecture: Architecture, kind: InitKind, scale: float, generator: torch.Generator
 ) -> Parameters:
-    """Fresh parameters of one network; biases are zero.
+    """Fresh parameters of one network; biases are zero, but for `pytorch`.
 
     Args:
         architecture: The shape.
         kind: The distribution. Glorot and He sample from a normal distribution with their own
             standard deviation, and `orthogonal` gives orthogonal rows or columns; all these are
             multiplied by `scale`. `normal` and `truncated_normal` (within two standard deviations)
-            have a standard deviation of `scale / 10`.
+            have a standard deviation of `scale / 10`. `pytorch` is how `nn.Linear` and `nn.Conv2d`
+            begin: weights and biases are uniform within `scale` by the root of the fan-in.
         scale: See `kind`.
         generator: The random generator.
     """
-    parameters = {}
+    parameters: Parameters = {}
+    fan_in = 1
     for key, shape in architecture.shapes.items():
         tensor = torch.zeros(shape)
         if key.endswith("weight"):
-            fan_in, fan_out = math.prod(shape[1:]), shape[0] * math.prod(shape[2:])
+            # The bias of a layer comes after its weight.
+            fan_in = math.prod(shape[1:])
+        if kind == "pytorch":
+            bound = scale / math.sqrt(fan_in)
+            tensor.uniform_(-bound, bound, generator=generator)
+        elif key.endswith("weight"):
+            fan_out = shape[0] * math.prod(shape[2:])
             if kind == "orthogonal":
                 nn.init.orthogonal_(tensor, scale, generator)
             elif kind == "truncated_normal":
@@ -152,7 +197,7 @@ def forward(
     Args:
         architecture: Their common shape.
         parameters: Stacked along a first axis of `N`.
-        activation: The activation function of all networks.
+        activation: The activation function of the hidden layers, where the architecture has none.
         images: `[batch, N, channels, height, width]` (of their own each), or
             `[batch, 1, ...]` for all of them.
         dropped: The dropout factors of every hidden layer, `[N, *units, batch]`.
@@ -163,18 +208,27 @@ def forward(
     # Graphs of these networks can be run, but not while they are trained: dropout is no part of
     # their computation, and a step by `Batch.run` takes 1.2 to 2.8 times as long.
     num = next(iter(parameters.values())).shape[0]
-    activate = _ACTIVATIONS[activation]
     masks = iter(dropped or ())
     x, layer = images, 0
     if architecture.convolutions:
-        for _ in architecture.convolutions:
+        kept: list[Tensor] = []
+        for channels in architecture.convolutions:
             weight, bias = parameters[f"layers.{layer}.weight"], parameters[f"layers.{layer}.bias"]
-            if layer == 0:
+            if layer == 0 and architecture.stride > 1:
                 x = _first_convolution(images, weight, bias, architecture)
             else:
-                padding = architecture.padding
-                x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), 2, padding, groups=num)
-            x = activate(x)
+                if layer == 0:
+                    # With stride 1, all windows would take as many times the memory as a kernel
+                    # has entries.
+                    x = images.expand(-1, num, -1, -1, -1).flatten(1, 2)
+                sizes = architecture.stride, architecture.zeros(layer)
+                x = F.conv2d(x, weight.flatten(0, 1), bias.flatten(), *sizes, groups=num)
+            if (source := architecture.skip(layer)) >= 0:
+                each, other = (y.unflatten(1, (num, -1)).flatten(0, 1) for y in (x, kept[source]))
+                sizes = channels, architecture.convolutions[source]
+                x = add_first_channels(each, other, *sizes).unflatten(0, (-1, num)).flatten(1, 2)
+            x = _activate(architecture, activation, layer, x)
+            kept.append(x)
             if dropped is not None:
                 x = x * next(masks).movedim(-1, 0).flatten(1, 2)
             layer += 1
@@ -186,19 +240,26 @@ def forward(
         weight, bias = parameters[f"layers.{layer}.weight"], parameters[f"layers.{layer}.bias"]
         x = torch.baddbmm(bias.unsqueeze(-1), weight, x.expand(num, -1, -1))
         if not last:
-            x = activate(x)
+            x = _activate(architecture, activation, layer, x)
             if dropped is not None:
                 x = x * next(masks)
         layer += 1
     return x
 
 
+def _activate(architecture: Architecture, activation: Activation, layer: int, x: Tensor) -> Tensor:
+    """The activations of a hidden layer."""
+    own = architecture.activations[layer : layer + 1]
+    return ACTIVATIONS[own[0] if own else activation](x)
+
+
 def _first_convolution(
     images: Tensor, weight: Tensor, bias: Tensor, architecture: Architecture
 ) -> Tensor:
     """Images `[batch, N or 1, channels, ...]` to maps `[batch, N * out, ...]`."""
-    batch, pad = len(images), architecture.padding
-    windows = F.pad(images, (pad, pad, pad, pad)).unfold(3, 3, 2).unfold(4, 3, 2)
+    batch, pad = len(images), architecture.zeros(0)
+    size, stride = architecture.kernel(0), architecture.stride
+    windows = F.pad(images, (pad, pad, pad, pad)).unfold(3, size, stride).unfold(4, size, stride)
     patches = windows.permute(1, 2, 5, 6, 0, 3, 4).flatten(4).flatten(1, 3)
     patches = patches.expand(len(weight), -1, -1)
     maps = torch.baddbmm(bias.unsqueeze(-1), weight.flatten(2), patches)
@@ -217,23 +278,27 @@ class _Classifier(nn.Module):
         self.architecture = architecture
         self.activation = activation
         self.layers = nn.ModuleList(
-            nn.Conv2d(s[1], s[0], 3, 2, architecture.padding)
+            nn.Conv2d(s[1], s[0], s[2], architecture.stride, architecture.zeros(i))
             if len(s) == 4
             else nn.Linear(s[1], s[0])
-            for key, s in architecture.shapes.items()
-            if key.endswith("weight")
+            for i, s in enumerate(s for k, s in architecture.shapes.items() if k.endswith("weight"))
         )
 
     def forward(self, images: Tensor) -> Tensor:
         """Outputs `[batch, classes]` of images `[batch, channels, height, width]`."""
-        x, depth = images, len(self.architecture.convolutions)
+        shape = self.architecture
+        x, depth = images, len(shape.convolutions)
+        kept: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             if i == depth:
-                mean = depth and self.architecture.pool == "mean"
-                x = x.mean((2, 3)) if mean else x.flatten(1)
+                x = x.mean((2, 3)) if depth and shape.pool == "mean" else x.flatten(1)
             x = layer(x)
+            if i < depth and (source := shape.skip(i)) >= 0:
+                sizes = shape.convolutions[i], shape.convolutions[source]
+                x = add_first_channels(x, kept[source], *sizes)
             if i < len(self.layers) - 1:
-                x = _ACTIVATIONS[self.activation](x)
+                x = _activate(shape, self.activation, i, x)
+            kept.append(x)
         return x
 
 

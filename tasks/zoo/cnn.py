@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     Interval,
     Share,
     Shares,
+    check_at_least,
     check_interval,
     check_part,
     check_several,
     check_share,
+    flag,
 )
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import (
@@ -38,9 +40,9 @@ from nfn_graph.tasks.zoo.training import (
 class CnnZooOptions(SampledZooOptions):
     """Train a zoo of small classifiers with random hyperparameters.
 
-    The CNNs follow the recipe of the Small CNN Zoo: 3 x 3 convolutions with stride 2, the mean
-    over all positions, and a dense layer. The hyperparameters of every network are sampled
-    independently.
+    The CNNs follow the recipe of the Small CNN Zoo unless options say otherwise: 3 x 3
+    convolutions with stride 2, the mean over all positions, and a dense layer. The hyperparameters
+    of every network are sampled independently.
 
     Attributes:
         recipe: Make networks like those of a published zoo. Its options are those of the recipe
@@ -48,8 +50,14 @@ class CnnZooOptions(SampledZooOptions):
         arch: The architecture: CNNs or MLPs.
         widths: Channels or neurons of every hidden layer; one width is sampled for every network.
         depths: Numbers of hidden layers; one is sampled for every network.
+        kernels: Kernel sizes of the convolutions; one is sampled for every network.
+        stride: The stride of the convolutions.
         padding: The padding of the convolutions; auto is 0, or 1 if the images are too small for
-            that.
+            that, and same is half of the kernel.
+        per_layer: Whether widths, kernels and activations are sampled for every convolution
+            instead of every network.
+        skips: Whether a convolution may add the activations of an earlier one to its outputs. The
+            earlier one is sampled among none and all but the one right before.
         activations: Activation functions of the hidden layers; one is sampled for every network.
         inits: Initialisations of the weights; one is sampled for every network.
         init_scale: The range of a factor of the initial weights, sampled log-uniformly. For normal
@@ -60,6 +68,7 @@ class CnnZooOptions(SampledZooOptions):
             dropout.
         dropout_share: The share of networks with dropout.
         checkpoints: When to store a network, as shares of its training; each one adds a row.
+        checkpoint_epochs: Store a network every so many epochs as well; 0 does not.
 
     Example:
         >>> from pathlib import Path
@@ -69,11 +78,15 @@ class CnnZooOptions(SampledZooOptions):
     """
 
     networks: int = 1000
-    recipe: Literal["small-cnn-zoo"] | None = None
+    recipe: Literal["small-cnn-zoo", "wild-park"] | None = None
     arch: Literal["cnn", "mlp"] = "cnn"
     widths: tuple[int, ...] = (16,)
     depths: tuple[int, ...] = (3,)
-    padding: Literal["auto", 0, 1] = "auto"
+    kernels: tuple[int, ...] = (3,)
+    stride: Literal[1, 2] = 2
+    padding: Literal["auto", "same", 0, 1] = "auto"
+    per_layer: bool = False
+    skips: bool = False
     activations: tuple[Activation, ...] = ("relu", "tanh")
     inits: tuple[InitKind, ...] = (
         "glorot_normal",
@@ -86,6 +99,7 @@ class CnnZooOptions(SampledZooOptions):
     dropout: Interval = (0.0, 0.5)
     dropout_share: Share = 0.5
     checkpoints: Shares = (1.0,)
+    checkpoint_epochs: int = 0
 
     def check(self) -> None:
         """Raises for values that make no sense, naming the option."""
@@ -94,8 +108,9 @@ class CnnZooOptions(SampledZooOptions):
         self.check_choices("activations", "inits", "checkpoints")
         check_several("widths", self.widths, 1)
         check_several("depths", self.depths, 0 if self.arch == "mlp" else 1)
-        if self.arch == "mlp" and self.padding != "auto":
-            raise UserError(f"Expected no --padding with --arch mlp (got {self.padding})")
+        check_several("kernels", self.kernels, 1)
+        check_at_least("checkpoint_epochs", self.checkpoint_epochs, 0)
+        self._check_convolutions()
         if self.init_std is not None:
             check_interval("init_std", self.init_std, above=0)
         check_interval("dropout", self.dropout)
@@ -104,6 +119,23 @@ class CnnZooOptions(SampledZooOptions):
         check_share("dropout_share", self.dropout_share)
         for value in self.checkpoints:
             check_share("checkpoints", value)
+
+    def _check_convolutions(self) -> None:
+        if self.arch == "mlp":
+            for name in ("kernels", "stride", "padding", "per_layer", "skips"):
+                value = getattr(self, name)
+                if value != getattr(CnnZooOptions, name):
+                    got = " ".join(map(str, value)) if isinstance(value, tuple) else value
+                    raise UserError(f"Expected no {flag(name)} with --arch mlp (got {got})")
+        is_same = self.padding == "same"
+        if is_same and any(size % 2 == 0 for size in self.kernels):
+            got = " ".join(map(str, self.kernels))
+            raise UserError(f"Expected odd --kernels with --padding same (got {got})")
+        if self.skips and not (is_same and self.stride == 1):
+            raise UserError(
+                f"Expected --stride 1 and --padding same with --skips, so that all activations "
+                f"have the same positions (got {self.stride} and {self.padding})"
+            )
 
 
 class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
@@ -126,6 +158,7 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
             "width": hidden[0] if hidden else 0,
             "depth": len(hidden),
             "padding": run.architecture.padding,
+            **layer_columns(run.architecture),
             "batch_size": self.options.batch_size,
             "step": checkpoint.step,
             "epoch": checkpoint.step * self.options.batch_size / run.num_images,
@@ -134,6 +167,17 @@ class CnnZooBuilder(ClassifierZooBuilder[CnnZooOptions]):
             **checkpoint.metrics._asdict(),
         }
         return [Built(run, row, checkpoint.parameters)]
+
+
+def layer_columns(architecture: Architecture) -> dict[str, str]:
+    """What may differ between the convolutions of a network, with one value for each of them."""
+    values: dict[str, tuple[Any, ...]] = {
+        "widths": architecture.convolutions if architecture.activations else (),
+        "kernels": architecture.kernels,
+        "skips": architecture.skips,
+        "activation": architecture.activations,
+    }
+    return {name: " ".join(map(str, found)) for name, found in values.items() if found}
 
 
 def draw_run(options: CnnZooOptions, images: Images, network: int) -> ClassifierRun:
@@ -153,12 +197,20 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
     split = split_of(draws.uniform(0, 1), options.validation_share, options.test_share)
     if options.init_std is not None and init in ("normal", "truncated_normal"):
         init_scale = 10 * draws.log_uniform(*options.init_std)
+    architecture = architecture_of(options, images, network, width, depth)
+    if architecture.activations:
+        # That of the network is not needed, and must not keep networks apart.
+        activation = architecture.activations[0]
     num_images = max(1, round(train_fraction * len(images.train_index)))
     num_steps = max(1, math.ceil(epochs * num_images / options.batch_size))
+    stored = {round(c * num_steps) for c in options.checkpoints}
+    if options.checkpoint_epochs:
+        each = range(options.checkpoint_epochs, epochs + 1, options.checkpoint_epochs)
+        stored |= {math.ceil(epoch * num_images / options.batch_size) for epoch in each}
     return ClassifierRun(
         network=network,
         seed=seed_of(options.seed, network),
-        architecture=architecture_of(options, images, width, depth),
+        architecture=architecture,
         activation=activation,
         init=init,
         init_scale=init_scale,
@@ -173,21 +225,40 @@ def draw_run(options: CnnZooOptions, images: Images, network: int) -> Classifier
         epochs=epochs,
         num_images=num_images,
         num_steps=num_steps,
-        checkpoints=tuple(sorted({round(c * num_steps) for c in options.checkpoints})),
+        checkpoints=tuple(sorted(stored)),
         split=split,
     )
 
 
-def architecture_of(options: CnnZooOptions, images: Images, width: int, depth: int) -> Architecture:
-    """The network of `depth` hidden layers of `width`."""
+def architecture_of(
+    options: CnnZooOptions, images: Images, network: int, width: int, depth: int
+) -> Architecture:
+    """The network of `depth` hidden layers of `width`, or of a width for each of them."""
     classes = len(images.classes)
     hidden = (width,) * depth
     if options.arch == "mlp":
         return Architecture(images.shape, (), hidden, classes)
-    return Architecture(images.shape, hidden, (), classes, padding_of(options, images))
+    draws, layers = Draws(options.seed, network, "layers"), range(depth)
+    kernels = (draws.choice(options.kernels),) * depth
+    activations: tuple[Activation, ...] = ()
+    if options.per_layer:
+        hidden = tuple(draws.choice(options.widths) for _ in layers)
+        kernels = tuple(draws.choice(options.kernels) for _ in layers)
+        activations = tuple(draws.choice(options.activations) for _ in layers)
+    return Architecture(
+        images.shape,
+        hidden,
+        (),
+        classes,
+        padding_of(options, images),
+        stride=options.stride,
+        kernels=() if set(options.kernels) == {3} else kernels,
+        skips=tuple(draws.choice([-1, *range(i - 1)]) for i in layers) if options.skips else (),
+        activations=activations,
+    )
 
 
-def padding_of(options: CnnZooOptions, images: Images) -> int:
+def padding_of(options: CnnZooOptions, images: Images) -> int | Literal["same"]:
     """No padding, as in the Small CNN Zoo, unless the deepest network would run out of pixels.
 
     Then all networks of the zoo get a padding of 1, with which a 3 x 3 convolution of stride 2
@@ -197,7 +268,7 @@ def padding_of(options: CnnZooOptions, images: Images) -> int:
         return options.padding
     smallest = min(images.shape[1:])
     for _ in range(max(options.depths)):
-        smallest = (smallest - 3) // 2 + 1
+        smallest = (smallest - max(options.kernels)) // options.stride + 1
         if smallest < 1:
             return 1
     return 0

@@ -23,6 +23,12 @@ _INR2VEC = "CVLAB-Unibo/inr2vec, pcd_retrieval_and_classification/cfg/inrs_datas
 _ZOO_CODE = "google-research/dnn_predict_accuracy, train_network.py"
 _ZOO_README = "google-research/dnn_predict_accuracy, README.md"
 _ZOO_PAPER = "Unterthiner et al. 2020, arXiv 2002.11448, quoted second-hand"
+_PARK_DATA = "description of doi:10.5281/zenodo.12797219"
+_PARK_CODE = "mkofinas/neural-graphs, cnn_generalization/dataset/cnn_sampler.py"
+_PARK_LATER = (
+    "mkofinas/neural-graphs, cnn_generalization/dataset/generate_cnn_park_config/base.yaml, which "
+    "is that of a later zoo"
+)
 _LAYOUT = "shapes of the published files"
 
 
@@ -144,9 +150,48 @@ RECIPES: dict[str, dict[str, Recipe]] = {
                 "train_fractions": ((0.1, 0.25, 0.5, 1.0), _ZOO_PAPER),
             },
             (
-                "Pixels are within [0, 1]; the original scales them to [-1, 1].",
                 "SGD has ten times the learning rate that was drawn, as in all zoos of nfn-graph.",
                 "The original has 30,000 networks; half of them are for testing: use --test-share.",
+            ),
+        ),
+        "wild-park": Recipe(
+            "CNN Wild Park: convolutions of many widths, kernels and activations, with skips",
+            {
+                "arch": ("cnn", _PARK_DATA),
+                "depths": ((2, 3, 4, 5), _PARK_DATA),
+                "widths": ((4, 8, 16, 32), _PARK_DATA),
+                "kernels": ((3, 5, 7), _PARK_DATA),
+                "activations": (
+                    ("relu", "gelu", "tanh", "sigmoid", "leaky_relu", "none"),
+                    _PARK_DATA,
+                ),
+                "per_layer": (True, _PARK_DATA),
+                "skips": (True, _PARK_DATA),
+                "stride": (1, _PARK_CODE),
+                "padding": ("same", _PARK_CODE),
+                "inits": (("pytorch",), _PARK_CODE),
+                "init_scale": ((1.0, 1.0), _PARK_CODE),
+                "epochs": ((200, 1000), _PARK_DATA),
+                "checkpoint_epochs": (10, _PARK_DATA),
+                "checkpoints": ((1.0,), "the last epoch may be no multiple of ten"),
+                "batch_size": (512, _PARK_LATER),
+                "optimisers": (("adam",), f"{_PARK_LATER}: AdamW without weight decay"),
+                "learning_rate": ((1e-3, 1e-3), _PARK_LATER),
+                "l2": ((0.0, 0.0), _PARK_LATER),
+                "dropout_share": (0.0, _PARK_CODE),
+                "train_fractions": ((1.0,), _PARK_CODE),
+            },
+            (
+                "The original has 2,800 networks with 117,241 checkpoints of CIFAR-10: use "
+                "--networks 2800.",
+                "How the number of epochs was chosen is not stated; here it is uniform. The "
+                "original has 42 checkpoints per network, this recipe has about 60.",
+                "Whether the number of layers includes the dense one is not stated; here it is "
+                "that of the convolutions, as in the code.",
+                "Pixels are scaled to [-1, 1]; the original standardizes every colour.",
+                "As in the original, all checkpoints of a network are in one split. The sizes of "
+                "its splits are in its file of splits only, which we have not read.",
+                "Nearly all networks have a shape of their own, so they train one by one.",
             ),
         ),
     },

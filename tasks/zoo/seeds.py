@@ -48,7 +48,10 @@ class Draws:
         return low + (high - low) * self._random()
 
     def log_uniform(self, low: float, high: float) -> float:
-        """Uniform in the logarithm."""
+        """Uniform in the logarithm; a range of one value may be that of 0."""
+        if low == high:
+            self._random()
+            return low
         return math.exp(self.uniform(math.log(low), math.log(high)))
 
     def integer(self, low: int, high: int) -> int:

@@ -150,7 +150,8 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
 
     A build that was interrupted resumes when the same command is run again. With --recipe,
     networks are trained like those of a published zoo: dws, nfn or inr2vec for zoo inr, and
-    small-cnn-zoo for zoo cnn. Options that are given as well replace those of the recipe.
+    small-cnn-zoo or wild-park for zoo cnn. Options that are given as well replace those of the
+    recipe.
 
     Examples:
       nfn-graph zoo cnn --out zoos/digits --networks 1000
@@ -159,6 +160,7 @@ def zoo(command: OmitArgPrefixes[OmitSubcommandPrefixes[Command]]) -> int:
       nfn-graph zoo inr --out zoos/shapes --data modelnet10.npz --kind cloud
       nfn-graph zoo inr --recipe dws --out zoos/dws --data mnist/ --images 20000
       nfn-graph zoo cnn --recipe small-cnn-zoo --out zoos/grey --data cifar10.npz --networks 5000
+      nfn-graph zoo cnn --recipe wild-park --out zoos/park --data cifar10.npz --networks 500
       nfn-graph zoo tickets --out zoos/tickets --widths 64 --networks 500
       nfn-graph zoo transformer --out zoos/transformers --networks 500
       nfn-graph zoo render zoos/fashion -o fashion.png
