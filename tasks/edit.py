@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import save
-from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.commands import Reading, ReadingOptions
 from nfn_graph.converters.conversion import load_file
 from nfn_graph.data import Layout, Placement
 from nfn_graph.messages import UserError
@@ -52,7 +52,7 @@ class EditOptions:
     run: Path
     out: Path
     zoom: int = 8
-    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    reading: Reading = field(default_factory=ReadingOptions)
 
 
 def edit(options: Annotated[EditOptions, arg(name="")]) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.commands import Reading, ReadingOptions
 from nfn_graph.converters.conversion import load_file
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import (
@@ -59,7 +59,7 @@ class PruneOptions:
     scope: TicketScope = "expected"
     paths: bool = True
     biases: bool = False
-    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    reading: Reading = field(default_factory=ReadingOptions)
 
 
 def prune(options: Annotated[PruneOptions, arg(name="")]) -> int:

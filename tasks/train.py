@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from nfn_graph.converters.commands import ReadingOptions
+from nfn_graph.converters.commands import Reading, ReadingOptions
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify
@@ -142,7 +142,7 @@ class PredictOptions:
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
     out: Path
     overwrite: bool = False
-    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    reading: Reading = field(default_factory=ReadingOptions)
 
 
 def predict(options: Annotated[PredictOptions, arg(name="")]) -> int:
