@@ -200,6 +200,16 @@ def test_every_command_has_a_section_with_its_help() -> None:
     assert "--operation" in reference.help_of("train", "edit-inr")
 
 
+def test_shared_options_are_listed_once() -> None:
+    page = "\n".join(reference.commands())
+    words = " ".join(page.split())
+    for command in (("predict",), ("zoo", "cnn"), ("train", "regress"), ("train", "edit-inr")):
+        for option in reference.options_of(reference.help_of(*command)):
+            assert option in words  # No option is lost.
+    assert page.count("\n  --max-edges ") == 1 and page.count("\n  --arch MODULE:NAME ") == 1
+    assert "options options" not in page and "reading options" not in page
+
+
 def test_places_in_the_code_are_there() -> None:
     texts = [path.read_text("utf-8") for path in DOCS.rglob("*.md")]
     places = {match for text in texts for match in PLACE.findall(text) if "/" in match[0]}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 
 from commands import Leaf, leaves
-from pages import PAGES, ROOT, blocks
+from pages import PAGES, ROOT, blocks, reference
 
+VARIABLE = re.compile(r"[A-Z_]+=")  # In front of a command, for its environment.
 MORE = [ROOT / name / "README.md" for name in ("tasks", "benchmarks", "examples")]
 
 
@@ -18,7 +21,8 @@ def shown(page: Path) -> Iterator[list[str]]:
     """The words of every command in the shell blocks of a page."""
     for _, source in blocks(page.read_text("utf-8"), "bash", "sh", "shell"):
         for line in source.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
+            words = shlex.split(line, comments=True)
+            if words := list(dropwhile(VARIABLE.match, words)):
                 yield words
 
 
@@ -60,3 +64,10 @@ def test_mistakes_are_found() -> None:
     assert (
         sum(1 for page in [*PAGES, *MORE] for words in shown(page) if words[0] == "nfn-graph") > 40
     )
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "predict", "edit", "prune"])
+def test_options_of_reading_have_one_name(command: str) -> None:
+    """Every command that reads checkpoints takes `--arch`, not `--reading.arch`."""
+    text = reference.help_of(command)
+    assert " --arch " in text and "--reading." not in text

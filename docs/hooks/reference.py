@@ -65,6 +65,11 @@ PAGES = {
 COMMANDS = "<!-- commands -->"
 COLUMNS = 80
 WRAP = TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False).wrap
+# An option of a help page: its line, and the further lines of its explanation.
+OPTION = re.compile(r"^  --?\w.*\n(?:  (?!-).*\n)*", re.M)
+# The title of a group of options, its explanation, and no options.
+EMPTY_GROUP = re.compile(r"\n [a-z][\w ]*\n -+\n(?:  .*\n  -+\n)?(?=\n|\Z)")
+FEWEST_COMMANDS, FEWEST_OPTIONS = 4, 3
 SUBCOMMANDS = re.compile(r"\{([a-z][\w,-]*)\}")
 SECTION = re.compile(r"^(Args|Attributes|Example|Examples|Raises|Returns|Shapes|Yields):$", re.M)
 ITEM = re.compile(r"^(\*{0,2}[\w.`\"']+):\s", re.M)
@@ -254,15 +259,79 @@ def cli_page(text: str) -> str:
 
 
 def commands() -> Iterator[str]:
-    """A section for every command, with the help that it prints."""
+    """A section for every command, with the help that it prints; shared options have their own."""
     from nfn_graph.cli import COMMANDS as every
 
-    for name in every:
-        text = help_of(name)
-        yield f"\n## nfn-graph {name}\n\n```text\n{text}```"
+    yield "\nOptions that several commands share are listed once, in sections of their own."
+    texts = {name: help_of(name) for name in every}
+    yield from _shared_sections("nfn-graph", texts, "##")
+    for name, text in texts.items():
+        yield f"\n## nfn-graph {name}\n"
+        yield from _own_section("nfn-graph", name, texts)
         usage = text.partition("\n\n")[0]
-        for part in re.findall(r"[\w-]+", "".join(SUBCOMMANDS.findall(usage))):
-            yield f"\n### nfn-graph {name} {part}\n\n```text\n{help_of(name, part)}```"
+        parts = re.findall(r"[\w-]+", "".join(SUBCOMMANDS.findall(usage)))
+        inner = {part: help_of(name, part) for part in parts}
+        yield from _shared_sections(f"nfn-graph {name}", inner, "###")
+        for part in parts:
+            yield f"\n### nfn-graph {name} {part}\n"
+            yield from _own_section(f"nfn-graph {name}", part, inner)
+
+
+def options_of(text: str) -> dict[str, str]:
+    """The options that a help page explains, as it prints them, by their text without breaks."""
+    return {" ".join(option.split()): option for option in OPTION.findall(text)}
+
+
+def shared_options(texts: dict[str, str]) -> dict[tuple[str, ...], dict[str, str]]:
+    """Options that are explained in the same words by several help pages.
+
+    Args:
+        texts: The help pages, by the names of their commands.
+
+    Returns:
+        The options of :func:`options_of`, by the names of the commands that share them. Only
+        groups that save space are listed: `FEWEST_OPTIONS` options of `FEWEST_COMMANDS` commands.
+    """
+    listed = {name: options_of(text) for name, text in texts.items()}
+    printed = {option: lines for options in listed.values() for option, lines in options.items()}
+    groups: dict[tuple[str, ...], dict[str, str]] = {}
+    for option, lines in printed.items():
+        if not option.startswith("-h"):
+            names = tuple(name for name in texts if option in listed[name])
+            groups.setdefault(names, {})[option] = lines
+    return {
+        names: options
+        for names, options in groups.items()
+        if len(names) >= FEWEST_COMMANDS and len(options) >= FEWEST_OPTIONS
+    }
+
+
+def _shared_title(command: str, names: tuple[str, ...], texts: dict[str, str]) -> str:
+    if len(names) == len(texts):
+        return f"Options of all subcommands of {command}"
+    return f"Options of {command} {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _shared_sections(command: str, texts: dict[str, str], level: str) -> Iterator[str]:
+    for names, options in shared_options(texts).items():
+        text = "".join(options.values())
+        yield f"\n{level} {_shared_title(command, names, texts)}\n\n```text\n{text}```"
+
+
+def _own_section(command: str, name: str, texts: dict[str, str]) -> Iterator[str]:
+    """The help of one command without the options that have a section of their own."""
+    text, links = texts[name], []
+    for names, options in shared_options(texts).items():
+        if name in names:
+            for option in options:
+                text = text.replace(options_of(text)[option], "", 1)
+            title = _shared_title(command, names, texts)
+            place = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            links.append(f"[{title[0].lower()}{title[1:]}](#{place})")
+    text = EMPTY_GROUP.sub("\n", text).rstrip() + "\n"
+    yield f"```text\n{text}```"
+    if links:
+        yield f"\nIt also takes the {' and the '.join(links)}."
 
 
 def help_of(*command: str) -> str:
