@@ -365,14 +365,15 @@ def test_killed_while_reading_from_the_store(store: Path, tmp_path: Path) -> Non
     options = ["--label", "scale", "--epochs", "12", "--in-memory", "no", "--workers", "1"]
     options += ["--noise", "0.05", "--schedule", "cosine"]
 
-    def command(name: str) -> list[str]:
-        arguments = train_args("regress", store, tmp_path / name, *options)
-        return [sys.executable, "-m", "nfn_graph.cli", *arguments]
+    def arguments(name: str) -> list[str]:
+        return train_args("regress", store, tmp_path / name, *options)
 
-    subprocess.run(command("whole"), check=True, capture_output=True, timeout=300)
+    assert main(arguments("whole")) == 0
     history = tmp_path / "killed" / "logs" / "metrics.csv"
     process = subprocess.Popen(
-        command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "nfn_graph.cli", *arguments("killed")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     limit = time.monotonic() + 200
     while not (history.exists() and len(table(history)) >= 3):
@@ -381,7 +382,7 @@ def test_killed_while_reading_from_the_store(store: Path, tmp_path: Path) -> Non
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed" / "metrics.json").exists()
-    subprocess.run(command("killed"), check=True, capture_output=True, timeout=300)
+    assert main(arguments("killed")) == 0
     whole, killed = (
         json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "killed")
     )
