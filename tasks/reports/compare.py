@@ -32,11 +32,13 @@ _ALWAYS = ("zoo", "model", "preset")
 _FACTS = ("parameters", "seconds")
 _MISSING = "(none)"
 Row = dict[str, Any]
+# The seconds of training and the values of a metric.
+Course = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that differ in their seed only, and what tells them from other groups."""
+    """Runs that only differ in their seed, with the options that distinguish the group."""
 
     label: str
     columns: Mapping[str, str]
@@ -372,14 +374,14 @@ def _about(rows: Sequence[Row], task: str) -> str:
     return " ".join(f"{model} is {text}." for model, text in known.items() if text)
 
 
-def _progress(groups: Sequence[_Group]) -> tuple[str, dict[str, list[tuple[list[float], ...]]]]:
+def _progress(groups: Sequence[_Group]) -> tuple[str, dict[str, list[Course]]]:
     """The main metric, and its course on validation networks in the runs of every group.
 
     A run records how long it took as a whole, so every epoch counts as equally long. Runs without
     logs are left out.
     """
     name = ""
-    found: dict[str, list[tuple[list[float], ...]]] = {}
+    found: dict[str, list[Course]] = {}
     for group in groups:
         for run in group.runs.values():
             log = run.folder / "logs" / "metrics.csv"
