@@ -133,9 +133,8 @@ def build_store(
         options: The options of :func:`load`, with `arch` as text such as `package.module:name`.
 
     Returns:
-            A report of the conversion, in which `failed` gives the reason for every file that could
-            not be
-            converted.
+        A report of the conversion, in which `failed` has the reason for every file that could not
+        be converted.
 
     Example:
         >>> import tempfile
