@@ -124,7 +124,7 @@ def convert(
     command is run again. A network is named by the path of its file below the given folder, and
     keeps this name. Networks of other files, and of files that can no longer be read, are not
     replaced. Failures are listed with their reasons at the end and in OUT/report.json. The exit
-    code is 1 if some of the files failed, and 2 if all did. OUT may lie inside a folder of
+    code is 1 if some of the files failed, and 2 if all did. OUT may be inside a folder of
     checkpoints, because stores are skipped.
 
     With --labels, every network gets the values of its row: one column names the file, and every
@@ -228,7 +228,7 @@ def run(
 ) -> int:
     """Run the network of a checkpoint file on inputs, from its graph.
 
-    The file or --arch must say what the network computes. For a chain of linear layers,
+    The file or --arch must determine what the network computes. For a chain of linear layers,
     --activation is enough.
 
     Examples:
@@ -338,8 +338,8 @@ def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int
     """Show what a store contains, and check that its files are intact.
 
     File sizes and the checksum of the table are always compared, and a damaged store is not
-    opened. With --verify, everything is read and compared. Every damaged file is named on a line
-    of its own, and the exit code is 1 if there is one.
+    opened. With --verify, everything is read and compared. Every damaged file is named on a
+    separate line, and the exit code is 1 if there is one.
 
     Examples:
       nfn-graph store graphs/
@@ -395,7 +395,7 @@ def export(
     where: Where = (),
     overwrite: bool = False,
 ) -> int:
-    """Write each network of a store to a file of its own: a checkpoint or a graph file.
+    """Write each network of a store to a separate file: a checkpoint or a graph file.
 
     Checkpoints have the keys, dtypes and bits of the converted files. The metadata of all networks
     is written to OUT/metadata.parquet.

@@ -49,7 +49,7 @@ def from_module(
     lists them. Values are copied, so training the module later does not change the graph.
 
     Args:
-        module: The network. On the meta device, it gives a graph without values. Networks wrapped
+        module: The network. If it is on the meta device, the graph has no values. Networks wrapped
             by `torch.compile`, `DataParallel`, `DistributedDataParallel` or `AveragedModel` are
             followed under the keys of the wrapper's state dict.
         example_input: An input, or a tuple of inputs. It is needed if the result depends on shapes:

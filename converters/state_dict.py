@@ -78,9 +78,9 @@ def from_state_dict(
     A checkpoint may contain the state dict under `state_dict`, `model_state_dict` or `model` (the
     first of these that exists, which may be nested), or as its only mapping of tensors, which may
     be the one entry of a list. Everything beside it is left out. The prefixes of DDP (`module.`)
-    and `torch.compile` (`_orig_mod.`) are removed. With `arch`, its keys may follow any one prefix
-    (`encoder.`), and tensors without the prefix are carried along. NumPy arrays are converted to
-    tensors. The graph may share memory with the tensors.
+    and `torch.compile` (`_orig_mod.`) are recognised. With `arch`, its keys may follow any one
+    prefix (`encoder.`), and tensors without the prefix are carried along. NumPy arrays are
+    converted to tensors. The graph may share memory with the tensors.
 
     Args:
         state_dict: Tensors by key, or a checkpoint that holds such a mapping.

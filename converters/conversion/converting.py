@@ -127,15 +127,14 @@ def build_store(
         split: The shares of train, validation and test if there is no label `split`; by default
             0.8, 0.1 and 0.1.
         seed: The seed of the random split.
-        overwrite: Whether to convert networks that are already in the store again.
+        overwrite: Whether to convert networks again if they are already in the store.
         workers: The number of processes that read files; 0 for one per core.
         shard_size: The largest number of networks per shard.
         options: The options of :func:`load`, with `arch` as text such as `package.module:name`.
 
     Returns:
-            A report of the conversion, in which `failed` gives the reason for every file that could
-            not be
-            converted.
+        A report of the conversion, in which `failed` has the reason for every file that could not
+        be converted.
 
     Example:
         >>> import tempfile

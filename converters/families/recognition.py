@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from nfn_graph.converters.chain import ASK_FOR_ARCH
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.families.tables import FAMILIES, Family
 
@@ -20,7 +21,6 @@ _MOST_BYTES = 2**20
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead")
 _KEY_HEADS = ("num_key_value_heads", "n_kv_heads")
 _SHOWN = 6
-_ASK_FOR_ARCH = "Pass the network as arch, on the meta device if it is large"
 
 
 class Heads(NamedTuple):
@@ -110,7 +110,7 @@ def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | N
         first = candidates[0]
         raise ConversionError(
             f"Expected the tensors of {first.family.name}, whose names these are (got a state dict "
-            f"with {'; '.join(_problems(first, tensors))}). {_ASK_FOR_ARCH}"
+            f"with {'; '.join(_problems(first, tensors))}). {ASK_FOR_ARCH}"
         )
     if heads is None:
         raise ConversionError(
@@ -122,7 +122,7 @@ def find_family(tensors: Mapping[str, Tensor], heads: Heads | None) -> Found | N
         raise ConversionError(
             f"Expected a network of one of the types {_listed(models, len(models))}, which have "
             f"the names of {complete[0].family.name} (got {heads.model} in config.json). Others "
-            f"may compute more than their names show. {_ASK_FOR_ARCH}"
+            f"may compute more than their names show. {ASK_FOR_ARCH}"
         )
     return complete[0]
 

@@ -278,7 +278,7 @@ def _follow(tensors: Mapping[str, Any], network: nn.Module, example: Example) ->
 def _with_constants(
     tensors: Mapping[str, Any], network: nn.Module, example: Example
 ) -> StoredTensors | None:
-    """Follows the network again with the buffers that its code reads as constants.
+    """Follows the network again, with the buffers whose values its code reads as constants.
 
     The constants fix the neurons that they are combined with. Returns None if the code reads no
     buffers, or if the computation cannot be followed in this way either.
