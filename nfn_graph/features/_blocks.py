@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -12,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nfn_graph.spec import NETWORK, PRIME, FoldedSpec, Key, NetworkSpec, Shape, Site, WeightKey
+from nfn_graph.spec import (
+    NETWORK,
+    PRIME,
+    FoldedSpec,
+    Key,
+    NetworkSpec,
+    Shape,
+    Site,
+    WeightKey,
+    WeightType,
+)
 
 Labels = tuple[str, ...]
 _Row = tuple[int, ...]
@@ -102,7 +113,7 @@ def block_tables(
     """The tables of all families that a batch needs."""
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
-    sizes = [_Sizes(spec, shape) for shape in kinds]
+    sizes = [_sizes(spec, shape) for shape in kinds]
     # For each block of a family, the number of neurons of its type in earlier layers. Weights have
     # two such numbers, one for the target and one for the source.
     before: dict[Key, NDArray[np.int64]] = {}
@@ -113,9 +124,10 @@ def block_tables(
 
     add(NETWORK, (), [[()]] * len(kinds))
     for neuron in spec.neurons:
-        add(neuron.name, spec.indices(neuron.name), [size.layers(neuron.name) for size in sizes])
-    for i, weight in enumerate(spec.weights):
-        add(weight.key, spec.indices(weight.key), [size.tensors(i) for size in sizes])
+        blocks = [size.layers[neuron.name] for size in sizes]
+        add(neuron.name, spec.indices(neuron.name), blocks)
+    for weight in spec.weights:
+        add(weight.key, spec.indices(weight.key), [size.tensors[weight.key] for size in sizes])
     for fold in folds:
         for site in fold.sites:
             family = family_of(spec, site)
@@ -195,12 +207,14 @@ def _narrowed(table: Blocks[NDArray[np.int64]]) -> Blocks[NDArray[np.int64]]:
 
 
 class _Sizes:
-    """The sizes of one kind of network, by type and index."""
+    """The sizes of one kind of network, by type and index, and the blocks of all types."""
 
     def __init__(self, spec: NetworkSpec, shape: Shape) -> None:
         self.spec = spec
-        self.blocks = shape.blocks
         self.of_type = dict(zip(spec.neuron, shape.sizes, strict=True))
+        self.layers = {name: self._layers(name) for name in spec.neuron}
+        pairs = zip(spec.weights, shape.blocks, strict=True)
+        self.tensors = {weight.key: self._tensors(weight, blocks) for weight, blocks in pairs}
 
     def index(self, index: str, layer: int) -> int:
         """The size of an index: all neurons of a layer, or those inside one parent."""
@@ -210,7 +224,7 @@ class _Sizes:
             count //= self.of_type[parent][layer]
         return count
 
-    def layers(self, name: str) -> list[_Row]:
+    def _layers(self, name: str) -> list[_Row]:
         """The blocks of a neuron type: sizes, and the number of neurons in earlier layers."""
         sizes = self.of_type[name]
         indices = self.spec.indices(name)
@@ -221,14 +235,13 @@ class _Sizes:
             for layer in range(len(sizes))
         ]
 
-    def tensors(self, number: int) -> list[_Row]:
+    def _tensors(self, weight: WeightType, joined: Sequence[tuple[int, int]]) -> list[_Row]:
         """The blocks of a weight type: sizes, and the numbers of neurons before both ends."""
-        weight = self.spec.weights[number]
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
         is_flat = len(at_target) == len(self.spec.indices(weight.source)) == 1
         blocks: list[_Row] = []
-        for t, s in self.blocks[number]:
+        for t, s in joined:
             if is_flat:
                 sizes = [targets[t], sources[s]]
             else:
@@ -243,18 +256,24 @@ class _Sizes:
         return [tuple(self.index(i, 0) for i in site.indices)]
 
 
+# A mixture of networks is often new, but its networks rarely are.
+_sizes = lru_cache(maxsize=4096)(_Sizes)
+
+
 def _table(
     indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]
 ) -> tuple[Blocks[NDArray[np.int64]], NDArray[np.int64]]:
     """Repeats the blocks of each kind for all networks; also returns what follows the sizes."""
-    width = next((len(row) for rows in blocks for row in rows), len(indices) + 2)
-    counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
     values = np.array([row for rows in blocks for row in rows], dtype=np.int64)
-    values = values.reshape(counts.sum(), width)
-    first = counts.cumsum() - counts
-    graph = np.repeat(np.arange(len(kind)), counts[kind])
-    place = np.arange(len(graph)) - np.repeat(counts[kind].cumsum() - counts[kind], counts[kind])
-    values = values[first[kind[graph]] + place]
+    if all(len(rows) == 1 for rows in blocks):
+        graph, values = np.arange(len(kind)), values[kind]  # The usual case.
+    else:
+        counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
+        values = values.reshape(counts.sum(), -1 if len(values) else len(indices) + 2)
+        first, each = counts.cumsum() - counts, counts[kind]
+        graph = np.repeat(np.arange(len(kind)), each)
+        place = np.arange(len(graph)) - np.repeat(each.cumsum() - each, each)
+        values = values[first[kind[graph]] + place]
     size = {index: values[:, i].copy() for i, index in enumerate(indices)}
     count = size_product(list(size.values()), graph)
     start = count.cumsum() - count
