@@ -122,6 +122,15 @@ def test_hyperparameters_of_the_wild_park(tmp_path: Path) -> None:
         assert set(run.checkpoints) == {*stored, run.num_steps}
 
 
+def test_the_wild_park_from_the_command_line(images: Path, tmp_path: Path) -> None:
+    command = ["zoo", "cnn", "--recipe", "wild-park", "--out", str(tmp_path / "zoo")]
+    assert main([*command, "--data", str(images), "--networks", "2", "--epochs", "1", "1"]) == 0
+    found = json.loads((tmp_path / "zoo" / "store.json").read_text())["options"]
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in WILD.items()}
+    assert {name: found[name] for name in WILD} == {**plain, "epochs": [1, 1]}
+    assert len(open_zoo_folder(tmp_path / "zoo")) == 2
+
+
 @pytest.fixture(scope="module")
 def park(tmp_path_factory: pytest.TempPathFactory) -> WeightDataset:
     """Networks of the recipe, each after a step of training and after two."""
