@@ -1,4 +1,4 @@
-"""Tasks: what weight graphs are good for, end to end.
+"""Tasks: complete experiments on weight graphs, from data to report.
 
 This room holds the experiments: it builds collections of trained networks, trains models on their
 weights and reports how well they do. It uses the core and the converters, and neither of them

@@ -35,7 +35,7 @@ class PermuteNeurons(BaseTransform):
         self.generator = generator
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """A permuted copy of a graph or batch."""
+        """Returns a permuted copy of a graph or batch."""
         return sample(data, self.symmetry, self.generator).apply(data)
 
 
@@ -55,7 +55,7 @@ class WeightNoise(BaseTransform):
         self.generator = generator
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """A noisy copy of a graph or batch."""
+        """Returns a copy of a graph or batch with noise on its weights."""
         return data.features().map(self._noisy).to_graph()
 
     def _noisy(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class WeightDrop(BaseTransform):
         self.generator = generator
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """A thinned copy of a graph or batch."""
+        """Returns a copy of a graph or batch without the dropped weights."""
         raw = data.features()
         weights = {}
         for key, x in raw.weights.items():
@@ -112,7 +112,7 @@ class MixUp(BaseTransform):
         self.generator = generator
 
     def forward(self, data: WeightGraph) -> WeightGraph:
-        """A mixed copy of a batch."""
+        """Returns a copy of a batch in which networks are mixed."""
         raw = data.features()
         shapes: dict[Any, list[int]] = {}
         for i, layout in enumerate(data.layouts):
@@ -144,9 +144,9 @@ class MixUp(BaseTransform):
 
 
 class MoveCoordinates(BaseTransform):
-    r"""Rotates, scales and shifts what an INR shows, through its first layer, exactly.
+    r"""Rotates, scales and shifts the image or shape of an INR exactly, through its first layer.
 
-    The new network computes :math:`f'(x) = f(A^{-1} (x - t))`: what was at `x` is at
+    The new network computes :math:`f'(x) = f(A^{-1} (x - t))`: the value at `x` moves to
     :math:`A x + t`. With :math:`B = A^{-1}`, its first layer is :math:`W B` and
     :math:`b - W B t`.
 
@@ -200,7 +200,7 @@ class MoveCoordinates(BaseTransform):
 
 
 def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> WeightGraph:
-    """The network that shows at `matrix @ x + shift` what the given one shows at `x`.
+    """Returns the network whose value at `matrix @ x + shift` is that of the given one at `x`.
 
     Args:
         graph: One network or a batch.
@@ -224,7 +224,7 @@ def move_coordinates(graph: WeightGraph, matrix: Tensor, shift: Tensor) -> Weigh
 
 
 def first_weight(graph: WeightGraph) -> WeightKey:
-    """The weight type that reads the inputs of INRs, whose neurons have a bias each."""
+    """Returns the weight type that reads the inputs of INRs; each of its neurons has a bias."""
     if not isinstance(graph, WeightGraph):
         raise TypeError(f"Expected a WeightGraph (got {type(graph).__name__})")
     spec = graph.spec

@@ -106,7 +106,7 @@ class ClassifyTask(SupervisedTask[Options], Generic[Options]):
         return torch.tensor([number[name] for name in texts], dtype=torch.long)
 
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
-        """One number per class."""
+        """Returns the number of classes."""
         return len(facts["classes"])
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

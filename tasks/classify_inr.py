@@ -1,4 +1,4 @@
-"""Classifying what an implicit neural representation (INR) shows, from its weights.
+"""Classifying the image or shape that an implicit neural representation (INR) stores.
 
 The second task of `Permutation Equivariant Neural Functionals
 <https://arxiv.org/abs/2302.14040>`_ (section 3.2, appendix D.3), for images and for 3D shapes.
@@ -51,7 +51,7 @@ class ClassifyInrOptions(ClassifyOptions):
 
 
 class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
-    """The class of what a SIREN shows."""
+    """Predicts the class of the image or shape that a SIREN stores."""
 
     name = "classify-inr"
     # Files of SIRENs do not say what they compute, but their frequency factor is known.
@@ -64,14 +64,14 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
             self.augmentations.insert(0, MoveCoordinates(options.rotate, shift=options.shift))
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """Networks whose fit diverged show nothing."""
+        """Leaves out networks whose fit diverged, because they show nothing."""
         zoo = super().usable(zoo)
         if "mse" not in zoo.store.table.column_names:
             return zoo
         return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
-        """The classes, and the frequency factor of networks whose files do not say theirs."""
+        """Returns the classes, and the frequency factor of networks whose files do not state it."""
         facts = super().facts(zoos)
         if not self.options.canonical:
             return facts
@@ -87,14 +87,14 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
         return {"w0": _w0(zoo)} if self.options.canonical else {}
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
-        """The canonical form, if asked for."""
+        """Brings the networks to their canonical form if `--canonical` is on."""
         if not self.options.canonical:
             return graph
         w0 = graph.w0 if "w0" in graph else facts["w0"]
         if w0 is None:
             raise UserError(
-                "Expected networks with their frequency factors w0, in which the training networks "
-                "differ (got files without). Put them into a store with a column w0."
+                "Expected networks with known frequency factors w0, because those of the training "
+                "networks differ (got files without w0). Put them into a store with a column w0."
             )
         return CanonicalPhases(w0)(graph)
 
@@ -111,7 +111,7 @@ class ClassifyInr(ClassifyTask[ClassifyInrOptions]):
 
         super().draw(folder, name, predictions, zoo, facts)
         if zoo.description.get("kind") != "inr":
-            return  # Only the builder of a zoo knows how to draw its networks.
+            return  # Networks can only be drawn if nfn-graph built their zoo.
         shown = zoo[:_SHOWN]
         classes, taken = facts["classes"], predictions["prediction"][: len(shown)]
         right = (taken == predictions["target"][: len(shown)]).tolist()

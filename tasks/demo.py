@@ -1,6 +1,6 @@
 """The demonstration: a zoo of small networks, four models that read them, a report.
 
-Everything is made here, from the images of handwritten digits that come with scikit-learn.
+It needs no other data than the images of handwritten digits that come with scikit-learn.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _zoo(
 
 
 def _by_training_accuracy(networks: WeightDataset) -> list[float]:
-    """How well the accuracy on their own training images ranks the networks."""
+    """Returns how well the networks are ranked by the accuracy on their own training images."""
     finite = networks.where(is_finite=True)
     names = ("train_accuracy", "test_accuracy")
     train, test = (torch.tensor(finite.column(name).to_pylist()) for name in names)
@@ -183,7 +183,7 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
 
 
 def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
-    """One sentence made from the numbers of the table."""
+    """Returns one sentence about the numbers of the table."""
     taus = {str(row[0]): (float(row[2]), float(row[4])) for row in rows}
     readers = [str(row[0]) for row in rows if row[1] == WEIGHTS]
     best = max(readers, key=lambda name: taus[name])

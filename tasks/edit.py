@@ -95,7 +95,7 @@ def edit_network(
     w0: float,
     facts: dict[str, Any],
 ) -> tuple[WeightGraph, Tensor, Tensor]:
-    """One network after the edit, and its picture before and after.
+    """Returns one network after the edit, and its picture before and after.
 
     Args:
         task: The task of a run.
@@ -109,8 +109,8 @@ def edit_network(
     last, known = siren_layers(graph.spec)[-1][2], facts["image_shape"][0]
     if graph.layout.num_rows(last) != known:
         raise UserError(
-            f"Expected an INR with {known} neuron(s) of type '{last}', as those that the model "
-            f"was trained on (got {graph.layout.num_rows(last)})"
+            f"Expected an INR with {known} neuron(s) of type '{last}', as in the networks that the "
+            f"model was trained on (got {graph.layout.num_rows(last)})"
         )
     model = model.to(raw.dtype)
     prepared = task.placed(raw.to_graph(), w0, facts["output_offset"], facts)
@@ -121,13 +121,13 @@ def edit_network(
 
 
 def joined_networks(graph: WeightGraph) -> WeightGraph:
-    r"""One SIREN that shows the mean of the images of several, which are the channels of a graph.
+    r"""Joins several SIRENs, the channels of a graph, into one that shows the mean of their images.
 
     .. math:: \frac{1}{k} \sum_{c=1}^k f_c(x)
 
-    Their hidden neurons stand beside each other, so its hidden layers are `k` times as wide and
-    block diagonal; the last weights are divided by `k`, the last biases are the mean. It is a
-    network like any other, with the tensor names of the original.
+    The hidden neurons of all networks are concatenated, so the layers are `k` times as wide and
+    block diagonal; the last weights are divided by `k`, the last biases are averaged. The result is
+    an ordinary network with the original tensor names.
 
     Args:
         graph: One network (not a batch) with a channel for each of the networks to join.
@@ -137,7 +137,7 @@ def joined_networks(graph: WeightGraph) -> WeightGraph:
         raise TypeError("Expected one network (got a batch; take batch[i] of it)")
     siren_layers(layout.spec)
     if any(p.view != p.shape or not p.is_whole for p in layout.placements):
-        raise UserError("Expected tensors that hold one layer each (got others)")
+        raise UserError("Expected tensors that hold one whole layer each (got parts of layers)")
     raw = graph.features()
     count, free = raw.channels, {n.name for n in layout.spec.neurons if not n.fixed}
     stores: dict[Key, Tensor] = {}

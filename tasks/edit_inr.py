@@ -1,4 +1,4 @@
-"""Editing the image that an implicit neural representation holds, through its weights.
+"""Editing the image that an implicit neural representation stores, through its weights.
 
 The fourth task of `Permutation Equivariant Neural Functionals
 <https://arxiv.org/abs/2302.14040>`_ (section 3.4, appendix D.4). The
@@ -85,7 +85,7 @@ class EditInrOptions(TrainOptions):
         check_at_least("ensemble", self.ensemble, 1)
         if self.ensemble > 1 and self.model in ("mlp", "mlp-aug"):
             raise UserError(
-                f"Expected --ensemble 1 with --model {self.model}, which makes one network of one "
+                f"Expected --ensemble 1 with --model {self.model}, which returns a single network "
                 f"(got {self.ensemble})"
             )
 
@@ -97,7 +97,7 @@ class EditInrOptions(TrainOptions):
 
 
 class EditInr(Task[EditInrOptions]):
-    """An image per network: the mean squared error over pixels, through the SIREN."""
+    """Edits one image per network; the loss is the mean squared error of the rendered pixels."""
 
     name = "edit-inr"
     kind = "inr"
@@ -108,7 +108,7 @@ class EditInr(Task[EditInrOptions]):
     OPTIONS = EditInrOptions
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """Networks whose fit diverged show nothing."""
+        """Leaves out networks whose fit diverged, because they show nothing."""
         return zoo.select(np.isfinite(zoo.column("mse").to_numpy()))
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class EditInr(Task[EditInrOptions]):
     def placed(
         self, graph: WeightGraph, w0: float, offset: float, facts: Mapping[str, Any]
     ) -> WeightGraph:
-        """A prepared network from outside of a zoo, with the computation of a SIREN."""
+        """Prepares a network that is not part of a zoo, with the computation of a SIREN."""
         if graph.layout.computation.reason is not None:
             computation = siren_computation(graph.layout, w0, offset)
             graph.layout = graph.layout.noting(computation=computation)
@@ -173,11 +173,11 @@ class EditInr(Task[EditInrOptions]):
         return fast_probes(model, lr)
 
     def loss(self, outputs: WeightGraph, batch: Batch) -> Tensor:
-        """The mean squared error between what the edited networks show and their targets."""
+        """Returns the mean squared error between the edited images and their targets."""
         return _errors(pictures(outputs), batch.y).mean()
 
     def predict(self, outputs: WeightGraph, batch: Batch) -> Predictions:
-        """The error of every network: edited, left alone, and of its own fit to its image."""
+        """Returns three errors of every network: edited, unedited, and of its fit to its image."""
         mse = _errors(pictures(outputs), batch.y)
         return {"mse": mse, "mse_unedited": batch.mse_unedited, "mse_fit": batch.mse_fit}
 

@@ -25,18 +25,18 @@ TicketScope = Literal["expected", "global", "layer"]
 
 
 def on_paths(kept: WeightFeatures) -> WeightFeatures:
-    """What is left of kept weights without those that no path goes through.
+    """Removes the kept weights that are on no path.
 
     A path leads from an input, whose type nothing leads to, to an output, whose type leads
-    nowhere. Where inputs are added to, or outputs are read on, they are the types that keep their
-    order. A weight on no path carries no data: its input is a constant, or nothing depends on its
-    output.
+    nowhere. If a network adds to its inputs or reads its outputs again, these are the types that
+    keep their order. A weight on no path carries no data: its input is a constant, or nothing
+    depends on its output.
 
     Args:
         kept: One channel before the fold, zero where a weight is pruned; of one network or many.
 
     Returns:
-        The same with zeros for the weights on no path. Neurons keep what they have.
+        The same features with zeros for the weights on no path. Features of neurons do not change.
     """
     rows = kept.incidence
     ahead: _Edges = {
@@ -62,7 +62,7 @@ def on_paths(kept: WeightFeatures) -> WeightFeatures:
 
 
 def _reached(edges: _Edges, counts: dict[str, int], fixed: set[str]) -> dict[str, Tensor]:
-    """The neurons that kept edges lead to from the inputs; or to the outputs, if turned round."""
+    """Returns the neurons that kept edges reach from the inputs, or turned round, the outputs."""
     sources, targets = {source for source, _, _ in edges}, {target for _, _, target in edges}
     starts = (sources - targets) or (sources & fixed)
     device = next(iter(edges.values()))[0].device
@@ -110,21 +110,22 @@ def ticket_from_scores(
     *,
     paths: bool = True,
 ) -> dict[str, Tensor]:
-    """The mask of one network that a model's scores amount to.
+    """Returns the mask of one network that follows from the scores of a model.
 
-    The scores say how likely each weight is kept, one by one. The largest ones alone make a poor
-    mask: a layer whose weights the model cannot tell apart would lose them all, and weights are
-    kept that carry no data. So each layer keeps as many as its probabilities add up to, and
-    weights on no path from an input to an output leave their places to the next ones.
+    The scores are the logits with which each weight is kept, one by one. Keeping the largest scores
+    makes a poor mask: a layer whose weights the model cannot tell apart would lose them all, and
+    weights that carry no data would be kept. Therefore the number of weights that a layer keeps is
+    the sum of its probabilities, and weights on no path from an input to an output give their
+    places to the next ones.
 
-    Weights that were left out do not come back, so a few may stay on no path: where very few are
-    kept, or all scores are alike. Of all rounds the one with the fewest of them is taken.
+    Weights that were left out do not come back, so a few weights on no path may remain if very few
+    are kept or if all scores are alike. The round with the fewest such weights is used.
 
     Args:
         scores: The logit of keeping each weight that may be pruned, by key.
         network: The network.
         sparsity: The share of the weights to prune, exactly.
-        scope: `"expected"`: each tensor keeps as many as its probabilities add up to; or see
+        scope: `"expected"`: each tensor keeps the sum of its probabilities; for the others, see
             :func:`masks_from_scores`.
         paths: Whether to prefer weights on paths.
 
@@ -134,7 +135,7 @@ def ticket_from_scores(
     _check(scores, sparsity)
     pools = _pools(scores, sparsity, scope)
     left_out = {key: torch.zeros_like(x, dtype=torch.bool) for key, x in scores.items()}
-    # What is taken off the score of a weight on no path: it comes after all others.
+    # Subtracted from the score of a weight on no path, so that it comes after all others.
     penalty = 1 + 2 * max(float(x.abs().max()) for x in scores.values() if x.numel())
     best: dict[str, Tensor] = {}
     fewest = math.inf
@@ -155,7 +156,7 @@ def ticket_from_scores(
 
 
 def on_no_path(masks: Mapping[str, Tensor], network: WeightGraph) -> dict[str, Tensor]:
-    """The weights among those kept that no path from an input to an output goes through."""
+    """Marks the kept weights that are on no path from an input to an output."""
     own = network.to_tensors()
     ones = {key: torch.ones_like(x) for key, x in own.items()}
     given = {key: x.to(own[key].dtype) for key, x in masks.items()}
@@ -173,7 +174,7 @@ def prunable(layout: Layout, biases: bool = False) -> list[str]:
     """The keys of a network's weights; if asked for, of its biases too.
 
     Depthwise kernels belong to single neurons, as biases and norms do, and are kept. A bias is a
-    tensor of neurons whose name ends in `bias`, so that the statistics of norms are none.
+    tensor of neurons whose name ends in `bias`, so the statistics of norms do not count as biases.
     """
     chosen = [
         placement.keys[0]
@@ -196,7 +197,7 @@ def _check(scores: Mapping[str, Tensor], sparsity: float) -> None:
 def _pools(
     scores: Mapping[str, Tensor], sparsity: float, scope: str
 ) -> list[tuple[Sequence[str], int]]:
-    """The keys whose weights compete with each other, and how many of them are kept."""
+    """Returns the keys whose weights compete with each other, and the number of weights to keep."""
 
     def share(count: int) -> int:
         return max(1, round((1 - sparsity) * count))
@@ -212,8 +213,8 @@ def _pools(
 
 
 def _expected(scores: Mapping[str, Tensor], total: int) -> dict[str, int]:
-    """How many weights of each tensor are kept, if one number is added to all logits so that
-    the probabilities add up to the total; at least one of each, where there are so many."""
+    """Returns how many weights of each tensor to keep, at least one if the total allows it. One
+    number is added to all logits, so that the probabilities add up to the total."""
     logits = {key: x.double() for key, x in scores.items()}
     largest = max(float(x.abs().max()) for x in logits.values() if x.numel())
     low, high = -largest - 40.0, largest + 40.0
@@ -226,7 +227,7 @@ def _expected(scores: Mapping[str, Tensor], total: int) -> dict[str, int]:
     wanted = {key: float((x + high).sigmoid().sum()) for key, x in logits.items()}
     least = 1 if total >= len(scores) else 0
     counts = {key: max(min(least, scores[key].numel()), int(x)) for key, x in wanted.items()}
-    # What is lost or won by rounding goes to where it is missing or too much by the most.
+    # Rounding errors are corrected where they are largest.
     while (missing := total - sum(counts.values())) != 0:
         step = 1 if missing > 0 else -1
         possible = [

@@ -63,7 +63,7 @@ def class_metrics(
 def kendall_tau(predicted: Tensor, true: Tensor) -> float:
     r"""Kendall's :math:`\tau_b`, the rank correlation that allows for ties."""
     if len(true) < 2:
-        return math.nan  # Nothing to rank.
+        return math.nan  # There is nothing to rank.
     stats = require("scipy.stats", "to compute Kendall's tau", "tasks")
     found = stats.kendalltau(predicted.double().numpy(), true.double().numpy(), variant="b")
     return float(found.statistic)

@@ -16,7 +16,7 @@ _BETWEEN = arg(
     help_behavior_hint=lambda default: f"(default: {default.replace(' ', ' to ')})",
 )
 
-# Types of options, whose help says what they range over.
+# Types of options whose help shows their range.
 Share = Annotated[float, arg(metavar="0..1")]
 Shares = Annotated[tuple[float, ...], arg(metavar="[0..1 [0..1 ...]]")]
 Interval = Annotated[tuple[float, float], _BETWEEN]

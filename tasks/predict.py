@@ -94,7 +94,7 @@ def predict_files(
 
 @dataclass(frozen=True)
 class _Reader:
-    """A trained model, with its task's preparation of networks."""
+    """A trained model, and the preparation of networks for it."""
 
     task: SupervisedTask[Any]
     model: nn.Module

@@ -43,8 +43,8 @@ class PruneOptions:
         out: The masked weights, with the keys and types of the checkpoint. The mask is written
             beside it: 1 where a weight is kept, as NAME.mask.SUFFIX.
         sparsity: The share of the weights to prune; by default that of the run's zoo.
-        scope: Whether each layer keeps as many weights as the model expects, or weights compete
-            within the network, or within their layer.
+        scope: Whether each layer keeps the number of weights that the model expects, or weights
+            compete within the network, or within their layer.
         paths: Whether to keep only weights on a path from an input to an output, as far as
             possible, because others have no effect.
         biases: Whether to prune the same share of the biases, too. The smallest ones are pruned,

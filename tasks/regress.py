@@ -154,7 +154,7 @@ def _restored(predictions: Predictions, facts: Mapping[str, Any]) -> Predictions
 
 
 def _numbers(zoo: WeightDataset, column: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """A column of numbers, in double precision."""
+    """Returns a column of numbers, in double precision."""
     labels, types = known_labels(zoo, column), arrow().types
     if not (types.is_integer(labels.type) or types.is_floating(labels.type)):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Training initialisations again under masks: what a ticket is worth."""
+"""Training initialisations again under masks, to measure how good the masks are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nfn_graph.tasks.zoo.training import train_classifiers
 
 # Networks that are trained as one computation.
 _TOGETHER = 32
-# Of one network by key; None keeps all weights.
+# The masks of one network by key; None keeps all weights.
 Masks = Mapping[str, Tensor] | None
 
 
@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None for a single network."""
+        """The standard error of the mean; None for a single network."""
         count = len(self.accuracies)
         if count < 2:
             return None
@@ -64,21 +64,21 @@ def compare_masks(
     """Trains the networks of a zoo from their initial weights, under several masks each.
 
     Args:
-        runs: Finished runs of winning-tickets; each gives a row by the name of its model.
+        runs: Finished runs of winning-tickets; each becomes a row with the name of its model.
         zoo: The networks, such as ten of the test split.
-        images: The data, if not to be read from where the zoo says.
+        images: The images; by default they are read from the place that the zoo names.
 
     Returns:
         Dense, IMP, Random and Magnitude (of the initial weights); the latter three with weights
-        on paths only (for IMP, see :func:`scores_of_mask`); then every run, and what its scores
-        alone would keep.
+        on paths only (for IMP, see :func:`scores_of_mask`); then every run, and the masks from its
+        scores alone.
     """
     options = options_of(zoo)
     images = open_images(options.data) if images is None else images
     if images.fingerprint != zoo.description["fingerprint"]:
         raise UserError(
-            f"Expected the images that the zoo '{zoo.folder}' was made with (got others from "
-            f"'{images.name}')"
+            f"Expected the images that the zoo '{zoo.folder}' was made with (got other images "
+            f"from '{images.name}')"
         )
     sparsity, scope = options.sparsity, options.scope
     states = [zoo.state_dict(i) for i in range(len(zoo))]

@@ -1,9 +1,8 @@
-"""What the tasks with one label per network share: the label, and a model that predicts it.
+"""The base of all tasks with one label per network: the label, and a model that predicts it.
 
-Networks that share no types can be given the same ones, so that one model reads them all. What is
-added are zeros around kernels and biases of zero, which do not change what a network computes. The
-sizes are those of the networks that a model was trained on; they are kept as plain values with its
-run.
+Networks that share no types can be given the same ones, so that one model reads them all. Kernels
+are padded with zeros and missing biases are zeros, which does not change what a network computes.
+The sizes are those of the networks that a model was trained on, and are stored with its run.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ class SupervisedTask(Task[Options]):
         return {"target": batch.y, **self.answer(outputs)}
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
-        """The column of the label, and the shape of the networks' inputs where a zoo says it."""
+        """Returns the column of the label, and the shape of the inputs if it is known."""
         shape = self._input_shape(zoos["train"])
         known = {} if shape is None else {"input_shape": shape}
         return {
@@ -194,13 +193,13 @@ class SupervisedTask(Task[Options]):
         return [graph for zoo in zoos.values() for graph in zoo.examples()]
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """Networks with finite weights, where the table tells; and with the types asked for."""
+        """Leaves out networks with weights that are not finite, or that `--unify` cannot handle."""
         if "is_finite" in zoo.store.table.column_names:
             zoo = zoo.where(is_finite=True)
         return without_refused(zoo) if self.options.unify == "roles" and len(zoo) else zoo
 
     def transform(self, facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph] | None:
-        """The canonical form, and what gives networks the same types, if they were asked for."""
+        """Returns the transforms of `--canonical` and `--unify`, if they are on."""
         steps: list[Callable[[WeightGraph], WeightGraph]] = []
         if self.options.canonical and self.follows_record:
             steps.append(CanonicalForm())
@@ -209,7 +208,7 @@ class SupervisedTask(Task[Options]):
         return Compose(steps) if steps else None
 
     def _input_shape(self, zoo: WeightDataset) -> list[int] | None:
-        """The shape of the images that the networks read, if a zoo or the user says it."""
+        """Returns the shape of the images that the networks read, if it is known."""
         if self.options.input_shape:
             return list(self.options.input_shape)
         # The images of a zoo of INRs are what its networks show, not what they read.

@@ -1,4 +1,4 @@
-"""Networks of users that a trained model reads, and the files that it gives back."""
+"""Networks of users that a trained model reads, and the files that it writes for them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def _activations(config: Any) -> Iterator[str]:
 
 
 def save_like(graph: WeightGraph, path: Path, checkpoint: Path) -> None:
-    """Saves a network as the checkpoint that it came from was, as far as the suffix allows."""
+    """Saves a network in the form of the checkpoint that it came from, as far as the suffix
+    allows."""
     suffix = path.suffix.lower()
     is_alike = suffix == checkpoint.suffix.lower() and format_of(path).has_template
     save(graph, path, template=checkpoint if is_alike else None)

@@ -100,7 +100,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
         return zoo.where(is_finite=True)
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
-        """How the masks were made."""
+        """Returns how the masks were made."""
         options = zoos["train"].description["options"]
         return {name: options[name] for name in ("sparsity", "scope")}
 
@@ -172,7 +172,7 @@ class WinningTickets(Task[WinningTicketsOptions]):
     def show(
         self, folder: Path, name: str, model: nn.Module, graphs: Sequence[WeightGraph]
     ) -> None:
-        """The score of every weight against its initial value, by layer."""
+        """Draws the score of every weight against its initial value, by layer."""
         from nfn_graph.tasks.reports.network_figures import score_plot
 
         batch = Batch.from_data_list(graphs[:_SHOWN])
@@ -202,7 +202,7 @@ def by_network(features: WeightFeatures) -> list[Tensors]:
 
 
 def _in_precision(layout: Layout, dtype: torch.dtype) -> Layout:
-    """The same for tensors of another type than those of the checkpoint."""
+    """Does the same for tensors of another type than those of the checkpoint."""
     if all(placement.dtype == dtype for placement in layout.placements):
         return layout
     placements = tuple(replace(placement, dtype=dtype) for placement in layout.placements)
@@ -216,7 +216,7 @@ def mask_scores(model: nn.Module, graph: WeightGraph) -> list[Tensors]:
 
 
 def _overlap(truth: Tensors, scores: Tensors, is_global: bool) -> Tensor:
-    """The share of the kept weights among as many weights with the largest scores."""
+    """The share of the kept weights among the same number of weights with the largest scores."""
     hits = kept = 0.0
     for keys in [list(truth)] if is_global else [[key] for key in truth]:
         own = sum(float(truth[key].sum()) for key in keys)

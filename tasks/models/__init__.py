@@ -1,4 +1,4 @@
-"""Models of whole networks: neural functionals, and the baselines that they are held against.
+"""Models that read whole networks: neural functionals, and baselines to compare them with.
 
 Each takes a batch of weight graphs and returns `[networks, out_features]`.
 """

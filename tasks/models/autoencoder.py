@@ -51,8 +51,8 @@ class TicketAutoencoder(nn.Module):
     """Learns which weights of an initialisation to keep.
 
     In training it reads the mask, through the latent channels; in evaluation mode these are
-    at the mean of their prior, 0, and the scores depend on the weights alone. Encoder and
-    decoder read every weight with its absolute value, which decides most of a ticket, and with
+    at the mean of their prior, 0, and the scores depend on the weights alone. Encoder and decoder
+    read every weight with its absolute value, which matters most for a ticket, and with
     channels that are learned for every input and output.
 
     Args:
@@ -81,7 +81,7 @@ class TicketAutoencoder(nn.Module):
         width = 2 + positions
         self.encoder = NFN(spec, (*channels, 2 * latent), "np", in_channels=width + 1, **both)
         self.decoder = NFN(spec, (*channels, 1), "np", in_channels=width + latent, **both)
-        # The posterior begins as the prior: a wild divergence would throw the first steps far off.
+        # The posterior begins as the prior, because a large divergence would spoil the first steps.
         for parameter in _last(self.encoder).parameters():
             nn.init.zeros_(parameter)
         self.spec = spec if positions else spec.unsized
@@ -120,7 +120,7 @@ def _last(network: EquivariantNFN) -> NFLinear:
 
 
 def _with_magnitude(x: Tensor) -> Tensor:
-    """A standardized weight, and how much larger it is than a normal one would be on average."""
+    """Returns standardized weights, and their absolute values minus the normal mean."""
     return torch.cat([x, x.abs() - _MEAN_MAGNITUDE], -1)
 
 

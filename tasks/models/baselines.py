@@ -4,9 +4,9 @@
   Accuracy from Weights <https://arxiv.org/abs/2002.11448>`_ (Unterthiner et al.): the mean, the
   variance and the quantiles at 0, 1/4, 1/2, 3/4 and 1 of every weight and every bias tensor. They
   do not change when neurons are permuted.
-- An MLP on all weights of a network, one after the other, as if their order meant something.
-- Models of PyG on the networks as plain graphs: neurons are nodes, weights edge features. They are
-  not aware of what a layer is beyond the type numbers that they are given.
+- An MLP on the concatenated weights of a network, which depends on their order.
+- Models of PyG on the networks as plain graphs: neurons are nodes, weights are edge features.
+  They know the layers only by the type numbers of nodes and edges.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ProbeStatNN(ProbeNet):
         self.statistics = statistics
 
     def features(self, graph: WeightGraph) -> Tensor:
-        """All of them side by side, `[networks, features]`."""
+        """Returns all of them concatenated, `[networks, features]`."""
         return torch.cat([super().features(graph), self.statistics(graph)], 1)
 
 

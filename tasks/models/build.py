@@ -265,9 +265,9 @@ def slow_aggregates(model: nn.Module, lr: float) -> list[dict[str, Any]]:
     The maps of an :class:`NFLinear` from neurons and from the network read aggregates, and the
     mean of many weights is nearly a constant. Adam moves every entry of a map by about the
     learning rate, so the sum over all constants moves by the rate times the number of taps that
-    are read: some thirty where kernels have nine, and each step throws the level of all features
-    about. Here such a map learns at the rate divided by its number of taps. Where the outputs
-    are the networks' own statistics, which the aggregates are, that would only be slower.
+    are read: about thirty if kernels have nine, so each step shifts the level of all features. Here
+    such a map learns at the rate divided by its number of taps. If the outputs
+    depend on statistics of the networks, which the aggregates are, this only slows learning down.
 
     Args:
         model: Any module; only the NF-Layers in it are treated differently.

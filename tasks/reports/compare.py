@@ -38,7 +38,7 @@ Course = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that only differ in their seed, with the options that distinguish the group."""
+    """Runs that differ only in their seed, and what distinguishes them from other groups."""
 
     label: str
     columns: Mapping[str, str]
@@ -219,7 +219,7 @@ def _groups(runs: Sequence[Run]) -> list[_Group]:
 
 
 def _options(run: Run) -> dict[str, str]:
-    """The options that decide the result, as text, and what the model looks at."""
+    """Returns the options that determine the result, and what the model reads, as text."""
     found = {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
         for name, value in run.options.items()
@@ -229,7 +229,7 @@ def _options(run: Run) -> dict[str, str]:
 
 
 def _zoo_names(runs: Sequence[Run]) -> list[str]:
-    """The zoo of every run: its folder's name, with more only where that is not enough."""
+    """Names the zoo of every run by its folder, with more of the path if two names agree."""
     prints = [str((run.config.get("zoo") or {}).get("fingerprint") or "") for run in runs]
     paths = [str(run.options.get("zoo", _MISSING)) for run in runs]
     # One zoo may have been at several places; the first name stands for it.
@@ -249,7 +249,7 @@ def _differ(kinds: Sequence[Mapping[str, str]], name: str) -> bool:
 
 
 def _label(chosen: Mapping[str, str], columns: Sequence[Mapping[str, str]]) -> str:
-    """The model, and whatever else groups of the same model differ in."""
+    """Returns the model, and the options in which groups of the same model differ."""
     same = [other for other in columns if other["model"] == chosen["model"]]
     more = [n for n in chosen if n != "model" and _differ(same, n)]
     extra = [chosen[n] if n in _ALWAYS else f"{n} {chosen[n]}" for n in more]
@@ -346,7 +346,7 @@ def _cell(row: Row) -> object:
 
 
 def _conclusion(rows: Sequence[Row]) -> str:
-    """One sentence made from the numbers of the test split: which group is ahead, and how far."""
+    """Returns one sentence about the test split: which group is ahead, and how far."""
     test = [row for row in rows if row["part"] == "test" and math.isfinite(row["mean"])]
     name = next((m for m in HEADLINE if any(row["metric"] == m for row in test)), None)
     ranked = [row for row in test if row["metric"] == name]
@@ -368,7 +368,7 @@ def _conclusion(rows: Sequence[Row]) -> str:
 
 
 def _about(rows: Sequence[Row], task: str) -> str:
-    """What the compared models are."""
+    """Describes the compared models, one sentence each."""
     models = dict.fromkeys(row["model"] for row in rows)
     known = {model: describe_model(task, {"model": model}) for model in models}
     return " ".join(f"{model} is {text}." for model, text in known.items() if text)

@@ -1,4 +1,4 @@
-"""Figures of what networks hold, and of what models do to them: pictures, masks, probes."""
+"""Figures of the contents of networks and of what models do to them: pictures, masks, probes."""
 
 from __future__ import annotations
 

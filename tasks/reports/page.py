@@ -161,7 +161,7 @@ def _figure(shown: Shown) -> dict[str, object]:
 
 
 def print_rows(table: Table) -> None:
-    """Prints a table; names in it are shown as they are, whatever they hold."""
+    """Prints a table. Names in it are shown as they are and cannot become markup."""
     rich, box = require("rich.table", "to print tables"), require("rich.box", "to print tables")
     text = require("rich.text", "to print tables").Text
     shown = rich.Table(

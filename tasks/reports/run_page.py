@@ -23,7 +23,7 @@ from nfn_graph.tasks.reports.runs import (
     scalar_metrics,
 )
 
-# Kinds of figures in the order of a report; the rest of a file's name says of what.
+# Kinds of figures in the order of a report; the rest of a file's name is the split or evaluation.
 _FIGURES = {
     "scatter": "Predicted against true values on {}. On the dashed line both are equal.",
     "confusion": "Confusion matrix on {}: one row for each true class, with counts.",
@@ -39,7 +39,7 @@ _PICTURES = ("probes", "inrs", "edits")
 
 
 def run_report(run: Path) -> Path:
-    """Writes the `report.html` of a finished run from what is in its folder.
+    """Writes the `report.html` of a finished run from the files in its folder.
 
     Example:
         >>> import json, tempfile
@@ -87,7 +87,7 @@ def repeat_command(task: str, options: Mapping[str, object]) -> str:
 
 
 def _headline(run: Run) -> str:
-    """The conclusion, what the model is, and how it was trained: a paragraph each."""
+    """Returns three paragraphs: the conclusion, the model, and its training."""
     model = str(run.options.get("model", "The model"))
     about = describe_model(run.task, run.options)
     what = f"{model} is {about}. " if about else ""
@@ -99,7 +99,7 @@ def _headline(run: Run) -> str:
 
 
 def conclusion(run: Run) -> str:
-    """One sentence made from the numbers of the test split."""
+    """Returns one sentence about the numbers of the test split."""
     test = scalar_metrics(run.metrics["test"])
     name = next((m for m in HEADLINE if m in test), None)
     model = run.options.get("model", "The model")

@@ -1,4 +1,4 @@
-"""What finished runs left in their folders, and the names of their metrics."""
+"""The contents of the folders of finished runs, and the names of their metrics."""
 
 from __future__ import annotations
 
@@ -118,12 +118,14 @@ def read_run(folder: Path) -> Run:
     if isinstance(evaluations, dict):
         described += evaluations.values()
     if not all(isinstance(value, dict) for value in described):
-        raise UserError(f"Expected the zoo and the evaluations of a run in '{folder}' (got others)")
+        raise UserError(
+            f"Expected the zoo and the evaluations of a run in '{folder}' (got other types)"
+        )
     return Run(folder, config["task"], config["options"], config, metrics)
 
 
 def reads(options: Mapping[str, Any]) -> str:
-    """What the model of a run looks at: weights alone, or what networks do at its probes."""
+    """Returns what a run's model reads: weights alone, or also the outputs at its probes."""
     # Every task has the option, but among models that return weights only editors have probes.
     is_editor_with_probes = "operation" in options and bool(options.get("probes"))
     is_probe = str(options.get("model")).startswith("probe")
@@ -131,13 +133,13 @@ def reads(options: Mapping[str, Any]) -> str:
 
 
 def describe_model(task: str, options: Mapping[str, Any]) -> str:
-    """What a model is, as the end of a sentence; empty for a model that is not known here."""
+    """Describes a model, as the end of a sentence; empty for an unknown model."""
     names = _EDITORS if task in ("edit-inr", "winning-tickets") else _MODELS
     return names.get(str(options.get("model")), "")
 
 
 def loss_name(task: str, options: Mapping[str, Any]) -> str:
-    """The loss that a task minimises; empty for a task that is not known here."""
+    """Names the loss that a task minimises; empty for an unknown task."""
     if task in ("regress", "predict-generalization") and options.get("target") == "share":
         return "binary cross-entropy"
     return _LOSSES.get(task, "")

@@ -1,4 +1,4 @@
-"""What networks are trained on: images and point clouds, read from local files.
+"""The data that networks are trained on: images and point clouds, read from local files.
 
 Nothing is downloaded, and nothing in a file is run. :func:`open_images` and
 :func:`open_clouds` recognise the format by what is there.

@@ -21,7 +21,7 @@ from nfn_graph.tasks.sources.images import Labelled, SourceError, every_fifth, n
 from nfn_graph.tasks.sources.meshes import Mesh, read_off, read_ply
 
 _READERS = {".off": read_off, ".ply": read_ply}
-# Where the points lie: shares of the near, middle and far ones, and their noise. The rest is
+# The shares of points near the surface and farther away, with the noise of each. The rest is
 # uniform over the cube.
 _NEAR = ((0.5, 0.02), (0.25, 0.1))
 
@@ -104,7 +104,7 @@ def open_clouds(source: str | Path, *, num_points: int = 1024) -> Clouds:
 
 
 def sample_surface(mesh: Mesh, num_points: int, seed: int) -> np.ndarray:
-    """Points drawn uniformly from the triangles; of a mesh without any, vertices."""
+    """Samples points uniformly from the triangles, or from the vertices if there are none."""
     vertices, triangles = mesh
     draws = np.random.default_rng(seed)
     if not len(triangles):
@@ -158,7 +158,7 @@ def _read_folder(folder: Path, num_points: int) -> Clouds:
     if loose:
         raise SourceError(
             f"Expected a subfolder of .off or .ply files for each class in '{folder}' (got "
-            f"'{loose[0].name}' outside of any)"
+            f"'{loose[0].name}' outside of all subfolders)"
         )
     classes = sorted({p.relative_to(folder).parts[0] for p in paths})
     points, labels = [], []

@@ -106,7 +106,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def _read_up_to(stream: BinaryIO | gzip.GzipFile, count: int) -> bytearray:
-    """Reads in pieces: a damaged header must not make us allocate what it declares."""
+    """Reads in pieces, so that a damaged header cannot cause a huge allocation."""
     values = bytearray()
     while len(values) < count:
         piece = stream.read(min(count - len(values), 2**24))
@@ -137,7 +137,7 @@ def is_pickled_cifar(folder: Path) -> bool:
 
 
 def read_cifar_folder(folder: Path) -> Images:
-    """The batches of a folder; those that are there, at least one for training."""
+    """Reads the batches that a folder has; at least one must be for training."""
     layout = _layout(folder)
     if layout is None:
         raise SourceError(
@@ -149,7 +149,7 @@ def read_cifar_folder(folder: Path) -> Images:
     test = [_read(folder / n, labels) for n in test_names if (folder / n).is_file()]
     if not train or not test:
         raise SourceError(
-            f"Expected training and test batches in '{folder}' (got only one kind of "
+            f"Expected training and test batches in '{folder}' (got only one of the two among "
             f"{', '.join([*train_names, *test_names])})"
         )
     return Images.joined(str(folder), _cat(train), _cat(test))

@@ -92,7 +92,9 @@ def read_npz_images(path: Path) -> Images:
     name = str(path)
     if "x_train" in arrays and "y_train" in arrays:
         if ("x_test" in arrays) != ("y_test" in arrays):
-            raise SourceError(f"Expected 'x_test' and 'y_test' in '{path}', or neither (got one)")
+            raise SourceError(
+                f"Expected both 'x_test' and 'y_test' in '{path}', or neither (got one of them)"
+            )
         test = _part(path, arrays, "x_test", "y_test") if "x_test" in arrays else None
         return Images.joined(name, _part(path, arrays, "x_train", "y_train"), test)
     if "images" in arrays and "labels" in arrays:
@@ -161,11 +163,11 @@ def read_image_folder(folder: Path, size: int | None = None) -> Images:
 
 
 def _test_of_each(labels: Tensor) -> Tensor:
-    """A fifth of every class. Classes come in turn, so a fifth of all would be a few of them."""
+    """Takes a fifth of every class, because every fifth of all would miss most classes."""
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist():
         own = (labels == label).nonzero().squeeze(1)
-        # From another place in each, so that small classes have some in the test split as well.
+        # Every class starts at another position, so that small classes have test pictures as well.
         is_test[own] = every_fifth(torch.arange(len(own)) + label)
     return is_test
 
@@ -175,7 +177,7 @@ def _classes(folder: Path) -> list[str]:
     if not classes:
         raise SourceError(
             f"Expected images in '{folder}': a subfolder of pictures for each class, or idx "
-            f"files, or CIFAR batches (got nothing of the kind)"
+            f"files, or CIFAR batches (got none of these)"
         )
     return classes
 
@@ -185,7 +187,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _read_split(folder: Path, classes: list[str], size: int | None) -> tuple[Tensor, Tensor]:
-    """Pictures of all classes in turn, so that any stretch of them holds every class."""
+    """Lists pictures of all classes in turn, so that any long part of the list has every class."""
     unknown = sorted(set(_subfolders(folder)) - set(classes))
     if unknown:
         raise SourceError(f"Expected the classes {classes} in '{folder}' (got {unknown[:5]})")

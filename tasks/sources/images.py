@@ -1,4 +1,4 @@
-"""Labelled images with their split, whatever file they came from; and what all sources share."""
+"""Labelled images with their split from any kind of file, and the base class of all sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CLASSES = 100_000
 
 
 class SourceError(UserError):
-    """Raised for a data source that cannot be read; says the reason and what to do.
+    """Raised for a data source that cannot be read; the message has the reason and advice.
 
     Example:
         >>> from nfn_graph.tasks.sources import SourceError, open_images
@@ -31,7 +31,7 @@ class SourceError(UserError):
 
 
 class Labelled(ABC):
-    """Things with labels and a split.
+    """Examples with labels and a split, such as images or shapes.
 
     Attributes:
         name: The origin of the data, for metadata and messages.
@@ -48,33 +48,35 @@ class Labelled(ABC):
     @property
     @abstractmethod
     def content(self) -> Tensor:
-        """The things themselves, along the first axis."""
+        """The examples themselves, along the first axis."""
 
     def __len__(self) -> int:
         return len(self.content)
 
     @cached_property
     def train_index(self) -> Tensor:
-        """Those of the training split."""
+        """The positions of the training examples."""
         return (~self.is_test).nonzero().squeeze(1)
 
     @cached_property
     def test_index(self) -> Tensor:
-        """Those of the test split."""
+        """The positions of the test examples."""
         return self.is_test.nonzero().squeeze(1)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum of everything, to notice that a resumed run reads other data."""
+        """A checksum of everything, by which a resumed run notices other data."""
         digest = hashlib.blake2b(repr(tuple(self.content.shape)).encode(), digest_size=16)
         for tensor in (self.content, self.labels, self.is_test):
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def check_both_splits(self) -> None:
-        """Raises unless there is something to train on and something to test on."""
+        """Raises unless there are training and test examples."""
         if not len(self.test_index) or not len(self.train_index):
-            raise SourceError(f"Expected training and test data in '{self.name}' (got one kind)")
+            raise SourceError(
+                f"Expected training and test data in '{self.name}' (got only one of them)"
+            )
 
     def check_labels(self) -> None:
         """Raises unless each has a label of a class, and a split."""
@@ -94,12 +96,12 @@ class Labelled(ABC):
 
 
 def every_fifth(order: Tensor) -> Tensor:
-    """The test split where a source has none: the fifth, the tenth and so on of an order."""
+    """Returns a test split for a source without one: the fifth, the tenth example and so on."""
     return order % _TEST_EVERY == _TEST_EVERY - 1
 
 
 def numbered_classes(labels: Tensor) -> tuple[str, ...]:
-    """Names of classes that have none: their numbers, from 0 to the largest label."""
+    """Returns names for classes without names: their numbers, from 0 to the largest label."""
     last = int(labels.max()) if len(labels) else -1
     if last >= _MOST_CLASSES:
         raise SourceError(f"Expected labels below {_MOST_CLASSES:,} (got {last})")

@@ -155,5 +155,5 @@ def _fans(path: Path, values: list[float], count: int, vertices: int) -> np.ndar
 
 
 def _whole(value: float) -> int:
-    """A whole number; -1, which counts nothing, for any other."""
+    """Returns a whole number, or -1 for anything else."""
     return int(value) if float(value).is_integer() else -1

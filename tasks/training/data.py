@@ -114,8 +114,8 @@ def _casts(zoo: WeightDataset, options: TrainOptions) -> list[Callable[[WeightGr
 class PreparedLoader(DataLoader):
     """Batches of prepared networks.
 
-    Workers read them. They are prepared in the process that uses them, since what belongs
-    together in a batch is found once, for preparing it and for the model.
+    Workers read them. They are prepared in the process that uses them, so that the layout of a
+    batch is computed only once, for the preparation and for the model.
 
     Args:
         graphs: The networks.
@@ -135,8 +135,8 @@ class PreparedLoader(DataLoader):
         self.graphs = graphs
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # Workers begin to read with the first batch that is asked for, not before: a run that goes
-        # on is told its epoch, which decides the order, after the iterator is made.
+        # Workers begin to read only when the first batch is requested. A resumed run learns its
+        # epoch, which determines the order, after the iterator is created.
         for batch in super().__iter__():
             yield self.graphs.ready(batch)
 
@@ -148,7 +148,7 @@ class TaskData:
     Attributes:
         zoos: The parts of the zoo, row for row the networks.
         graphs: Their graphs, prepared.
-        facts: What else the task knows about them, such as the names of classes.
+        facts: Further facts of the task about them, such as the names of classes.
         in_memory: Whether all networks are kept in memory.
     """
 
@@ -222,10 +222,10 @@ def open_for(task: Task[Options], path: Path, imported: Path) -> WeightDataset:
 
 
 def split_zoo(zoo: WeightDataset, options: TrainOptions) -> dict[str, WeightDataset]:
-    """The parts of a whole zoo: as its table says, or drawn at random.
+    """Returns the splits of a zoo: those of its table, or random ones.
 
-    The order of the table and the seed decide a random split, so that it is the same whatever
-    networks are chosen of it later.
+    A random split depends only on the order of the table and the seed, not on the networks that are
+    selected later.
     """
     if options.split is None and COLUMN in zoo.table.column_names:
         return {split: zoo.where(**{COLUMN: split}) for split in SPLITS}

@@ -81,8 +81,8 @@ class TrainOptions:
         overfit: The number of networks for a check that the model can learn at all: it is trained
             and evaluated on the same few networks, and the command says whether it has memorised
             them; 0 for ordinary training.
-        channels: The channels of each NF-Layer. gine, pna and transformer have as many layers, all
-            with the first number of channels.
+        channels: The channels of each NF-Layer. gine, pna and transformer have the same number of
+            layers, all with the first number of channels.
         head: The hidden sizes of the MLP after these layers; for statnn and mlp, of the whole
             model.
         head_dropout: The dropout probability in that MLP.
@@ -191,7 +191,7 @@ class TrainOptions:
         self._check_parts()
 
     def _check_overfit(self) -> None:
-        """What keeps a model from learning networks by heart must not be asked for as well."""
+        """Raises for options that keep a model from memorising networks with --overfit."""
         for name in ("train_networks", "noise", "drop", "mixup", "rotate", "shift"):
             if self.overfit and getattr(self, name, 0):
                 raise UserError(
@@ -214,12 +214,12 @@ class TrainOptions:
             )
 
     def _check_parts(self) -> None:
-        """What a model does not read must not be asked for."""
+        """Raises for options that the model does not use."""
         read = self.parts()
         for name in ("channels", "head", "head_dropout", "fourier_features", "probes"):
             if name not in read and self._is_chosen(name):
                 raise UserError(
-                    f"Expected no {flag(name)} with --model {self.model}, which has no such part "
+                    f"Expected no {flag(name)} with --model {self.model}, which does not use it "
                     f"(got {getattr(self, name)})"
                 )
 

@@ -1,4 +1,4 @@
-"""Training a task, and evaluating what was trained."""
+"""Training the model of a task, and evaluating it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
         return folder.read("metrics.json")
     is_begun = folder.last.is_file()
     if is_begun:
-        read_run_checkpoint(folder.last)  # For damaged files, clearer than Lightning.
+        read_run_checkpoint(folder.last)  # Damaged files get a clearer error than Lightning's.
     if progress and os.environ.get("LOCAL_RANK", "0") == "0":
         print(_where_networks_are(data))
     limit = datetime.timedelta(minutes=options.minutes) if options.minutes else None
@@ -131,7 +131,7 @@ def train(task: Task[Options], *, progress: bool = False) -> Metrics:
 
 
 def _where_networks_are(data: TaskData) -> str:
-    """A line that says what is in memory, and how to change it."""
+    """Returns a line that says whether networks are kept in memory, and how to change that."""
     count = sum(map(len, data.zoos.values()))
     if data.in_memory:
         return f"{count} networks are kept in memory (--in-memory no reads batches from the store)"
@@ -242,7 +242,7 @@ def _evaluated(
 
 
 def _evaluation_name(name: str) -> str:
-    """A name that tells an evaluation from the run's own, in files, reports and comparisons."""
+    """Returns a name by which files, reports and comparisons distinguish the evaluation."""
     is_plain = name.isprintable() and len(name) <= 100 and not any(c in name for c in "/\\")
     if name in ("test", "validation", "run", "") or not is_plain:
         raise UserError(
@@ -326,7 +326,7 @@ def _rows(
 
 
 def network_names(zoo: WeightDataset) -> tuple[str, list[Any]]:
-    """What tells the networks of a zoo apart: a column of its table, or their positions."""
+    """Returns the names of the networks of a zoo: a column of its table, or their positions."""
     for name in ("network", "file", "path"):
         if name in zoo.store.table.column_names:
             return name, zoo.column(name).to_pylist()

@@ -1,4 +1,4 @@
-"""The batches of a run, in an order that a seed decides, for one of several processes."""
+"""The batches of a run for one of several processes, in an order that depends on a seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunBatches(pl.LightningDataModule):
         return self._loader("train", self._train_batches(*self._place()))
 
     def val_dataloader(self) -> PreparedLoader:
-        """This process's part, in as many batches as any other's."""
+        """This process's part; all processes have the same number of batches."""
         batches = _in_order(self.graphs["validation"], self.options, *self._place())
         return self._loader("validation", batches)
 
@@ -124,7 +124,7 @@ class StepSampler(Sampler[list[int]]):
 
 
 class EpochSampler(Sampler[int]):
-    """A random order that the seed and the epoch decide, and nothing else.
+    """A random order that depends only on the seed and the epoch.
 
     Args:
         data: The data to order.

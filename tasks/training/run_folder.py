@@ -1,9 +1,9 @@
 """The folder of a run.
 
-config.json        the task, its options, versions, the zoo and what the model was made for
+config.json        the task, its options, versions, the zoo and the types of its networks
 checkpoints/       last.ckpt, to resume from, and best.ckpt, the best epoch by validation
 logs/metrics.csv   the learning curve; logs for TensorBoard beside it
-predictions.csv    for every network its split, its number and what the task keeps of it
+predictions.csv    the split, the number and the predictions of every network
 metrics.json       written last: a run that has it is finished
 figures/*.png      and report.html
 """
@@ -94,8 +94,8 @@ class RunFolder:
             name = differing[0]
             was, got = (_shown(name, config) for config in (found, now))
             raise UserError(
-                f"Expected what the run in '{self.path}' was begun with: {name} = {was} (got "
-                f"{got}). Choose another --out, or delete that folder."
+                f"Expected the values that the run in '{self.path}' was begun with: {name} = {was} "
+                f"(got {got}). Choose another --out, or delete that folder."
             )
 
     def write_predictions(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -84,7 +84,7 @@ class Task(ABC, Generic[Options]):
 
     def answer(self, outputs: Any) -> Predictions:
         """The predictions for all networks, whose labels are not needed."""
-        raise NotImplementedError(f"{self.name} has no answer without labels")
+        raise NotImplementedError(f"{self.name} cannot predict without labels")
 
     @abstractmethod
     def metrics(self, predictions: Predictions, facts: Mapping[str, Any]) -> Metrics:
@@ -97,7 +97,7 @@ class Task(ABC, Generic[Options]):
         return bool(value >= bound if self.best == "max" else value <= bound)
 
     def written(self, predictions: Predictions, facts: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """What is written of every network: those of `columns` that are known, as plain values."""
+        """Returns the values to write for every network: the known ones of `columns`."""
         return {name: predictions[name].tolist() for name in self.columns if name in predictions}
 
     def draw(
@@ -116,29 +116,29 @@ class Task(ABC, Generic[Options]):
         """Draws what a trained model does to networks of a split, if the task has such figures."""
 
     def usable(self, zoo: WeightDataset) -> WeightDataset:
-        """The networks that can be learnt from."""
+        """Returns the networks that a model can learn from."""
         return zoo
 
     def facts(self, zoos: Mapping[str, WeightDataset]) -> dict[str, Any]:
-        """What the task must know about its data, by split: names of classes, scales of labels.
+        """Returns facts about the data, such as names of classes and scales of labels.
 
         They are plain values, which are kept with the run.
         """
         return {}
 
     def check_facts(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> None:
-        """Raises if a trained model cannot be evaluated on a zoo, given what its own was like."""
+        """Raises if a model cannot be evaluated on a zoo, given the facts of its own zoo."""
 
     def attributes(self, zoo: WeightDataset, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What graphs hold beside their weights, such as labels: a row for every network."""
+        """Returns further attributes of graphs, such as labels: one row per network."""
         return {}
 
     def transform(self, facts: Mapping[str, Any]) -> Callable[[WeightGraph], WeightGraph] | None:
-        """What is done to every network by itself before it is put into a batch, if anything."""
+        """Returns the transform of every single network before it is put into a batch, if any."""
         return None
 
     def prepare(self, graph: WeightGraph, facts: Mapping[str, Any]) -> WeightGraph:
-        """What is done to networks before a model sees them, such as a canonical form.
+        """Prepares networks before a model sees them, such as by a canonical form.
 
         Args:
             graph: A batch, or a single network of those that are kept in memory.

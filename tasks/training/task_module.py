@@ -50,7 +50,7 @@ class TaskModule(pl.LightningModule):
     def forward(self, batch: Batch) -> Any:
         """The outputs of the model."""
         if self.task.options.compile and isinstance(self.model, InvariantNFN | EquivariantNFN):
-            # What belongs together in a batch is settled before the compiler begins.
+            # The layout of a batch is computed before the compiler begins.
             return self._compiled[0](batch.features(spec=self.model.spec))
         return self._compiled[0](batch)
 
@@ -133,10 +133,11 @@ class TaskModule(pl.LightningModule):
         return {name: x.cpu() for name, x in found.items()}
 
     def _gather(self, found: Predictions) -> Predictions:
-        """The predictions of all processes, each for as many networks as it has."""
+        """Returns the predictions of all processes, which may have different numbers of
+        networks."""
         count = len(next(iter(found.values())))
         counts = [int(n) for n in _from_all(torch.tensor(count, device=self.device))]
-        # Only tensors of one shape can be gathered; what fills them up is cut off again.
+        # Only tensors of one shape can be gathered, so they are padded and then cut.
         return {
             name: torch.cat(
                 [
