@@ -189,6 +189,8 @@ def token_cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "a-token-of-these-tests-and-of-nobody-else",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Otherwise workers give way to all other processes of the machine.
+        "RAY_worker_niceness": "0",
     }
     # Sockets lie in this folder, whose name must be short.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:

@@ -32,6 +32,7 @@ BY_NUMBER = {"batch_size": 7}
 BY_EDGES = {"max_edges": 700}
 EPOCHS = 2
 NETWORKS = 15
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def task_of(zoo: Path, out: Path, **options: Any) -> PredictGeneralization:
@@ -57,6 +58,20 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_zoo(options, source=tiny_images())
 
 
+def run_commands(*commands: list[str]) -> None:
+    """Runs commands one after another, all in the same two processes, which start slowly."""
+    words = " , ".join(" ".join(command) for command in commands).split()
+    script = Path(__file__).with_name("recorded_run.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def runs(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of two processes, one for each kind of batches."""
@@ -71,16 +86,7 @@ def runs(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--accelerator cpu "
             + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in options.items())
         )
-    script = Path(__file__).with_name("recorded_run.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [sys.executable, str(script), *" , ".join(commands).split()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_commands(*(command.split() for command in commands))
     return out
 
 
@@ -163,21 +169,16 @@ def test_fewer_networks_than_devices(zoo: Path, tmp_path: Path) -> None:
 
 def test_two_killed_processes_go_on(zoo: Path, tmp_path: Path) -> None:
     """`kill -9` of both, which read batches from the store; then the same command again."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
-    def command(name: str) -> list[str]:
+    def arguments(name: str) -> list[str]:
         words = f"train predict-generalization --zoo {zoo} --out {tmp_path / name} --preset tiny"
         words += " --epochs 6 --noise 0.1 --devices 2 --accelerator cpu --in-memory no"
-        return [sys.executable, "-m", "nfn_graph.cli", *words.split()]
+        return words.split()
 
-    def run(name: str) -> None:
-        subprocess.run(command(name), env=environment, capture_output=True, timeout=300, check=True)
-
-    run("whole")
     table = tmp_path / "killed" / "logs" / "metrics.csv"
     process = subprocess.Popen(
-        command("killed"),
-        env=environment,
+        [sys.executable, "-m", "nfn_graph.cli", *arguments("killed")],
+        env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -189,7 +190,7 @@ def test_two_killed_processes_go_on(zoo: Path, tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "killed" / "metrics.json").exists()
-    run("killed")
+    run_commands(arguments("killed"), arguments("whole"))
     whole, killed = (
         json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("whole", "killed")
     )
