@@ -31,7 +31,7 @@ from nfn_graph.tasks.zoo.recipes import expanded
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Draw the networks of an INR zoo back, as one sheet.
+    """Render the images that the networks of an INR zoo store, as one sheet.
 
     Attributes:
         zoo: The zoo's folder.
