@@ -67,7 +67,7 @@ def test_a_key_chooses_one_of_several_networks(checkpoint: dict[str, Any], prefi
         graph = from_state_dict(checkpoint, key=prefix + key)
         assert graph.layout.shape.sizes == sizes
     with pytest.raises(
-        ConversionError, match=rf"'act'; it has .*'{prefix}actor', '{prefix}critic'"
+        ConversionError, match=rf"'act'; available: .*'{prefix}actor', '{prefix}critic'"
     ):
         from_state_dict(checkpoint, key="act")
 
@@ -146,7 +146,7 @@ def test_all_globals_of_a_file_are_named_at_once(
     torch.save({"w": actor().state_dict(), "at": Path("x"), "best": np.float32(1)}, file)
     assert cli.main(["inspect", str(file)]) == 2
     message = capsys.readouterr().err
-    advice = message.partition("give --safe-globals ")[2].partition(",")[0].split()
+    advice = message.partition("pass --safe-globals ")[2].partition(",")[0].split()
     assert {*SCALARS} < {*advice}
     assert message.count("\n") == 1
     assert cli.main(["inspect", str(file), "--safe-globals", *advice]) == 0

@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "attention": (nn.MultiheadAttention(4, 2).state_dict(), r"in_proj_weight.*attention"),
     "norm of unknown place": (
         {**zeros((4, 3), (4, 4), keys="01"), "norm.weight": torch.randn(4)},
-        r"'norm\.weight' of 4.*behind '0\.weight' or behind '1\.weight'",
+        r"'norm\.weight' of 4.*after '0\.weight' or after '1\.weight'",
     ),
     "bias of another size": (
         {"0.weight": torch.randn(4, 3), "0.bias": torch.randn(5)}, r"'0\.bias' to have 4.*got 5"

@@ -163,7 +163,7 @@ def test_refusals() -> None:
     no_bias = WeightGraph.from_tensors([torch.rand(4, 2), torch.rand(1, 4)])
     with pytest.raises(ValueError, match="with biases"):
         MoveCoordinates(10)(no_bias)
-    with pytest.raises(ValueError, match="with a bias"):
+    with pytest.raises(ValueError, match="with one bias per neuron"):
         CanonicalPhases()(no_bias)
     for bad in (
         lambda: WeightNoise(-1),

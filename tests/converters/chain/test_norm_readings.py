@@ -74,7 +74,7 @@ def test_a_slope_is_no_norm() -> None:
 
 def test_a_norm_of_the_picture_needs_the_network() -> None:
     module = S(nn.GroupNorm(2, 4), nn.Conv2d(4, 8, 3), nn.Conv2d(8, 2, 3))
-    with pytest.raises(ConversionError, match=r"'0\.weight' of 4.*2 groups"):
+    with pytest.raises(ConversionError, match=r"'0\.weight' with 4.*2 groups"):
         from_state_dict(module.state_dict())
 
 
