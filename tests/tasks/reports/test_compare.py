@@ -258,3 +258,55 @@ def test_progress_is_drawn_against_seconds(tmp_path: Path) -> None:
     assert line.get_xydata().tolist() == [[2.5, 0.2], [5.0, 0.5], [10.0, 0.7]]
     with pytest.raises(UserError, match="at least one model"):
         progress(tmp_path / "p.png", {}, "tau")
+
+
+def give_course(run: Path, values: list[float], seconds: float) -> Path:
+    """Adds the log of an accuracy on validation networks to a run."""
+    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+    metrics |= {"epochs": len(values), "seconds": seconds}
+    (run / "metrics.json").write_text(json.dumps(metrics), "utf-8")
+    (run / "logs").mkdir()
+    rows = [f"{epoch},{value}\n" for epoch, value in enumerate(values)]
+    log = "".join(["epoch,validation/accuracy\n", *rows])
+    (run / "logs" / "metrics.csv").write_text(log, "utf-8")
+    return run
+
+
+def test_progress_tells_models_and_seeds_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that evaluate the network are dashed, and the mean over seeds is the bold line."""
+    root = tmp_path / "runs"
+    give_course(make_run(root / "np-0", 0.5, task="classify-inr"), [0.1, 0.3, 0.6], 30.0)
+    give_course(make_run(root / "np-1", 0.5, task="classify-inr", seed=1), [0.3, 0.5], 40.0)
+    probe = make_run(root / "probe", 0.5, task="classify-inr", model="probe")
+    give_course(probe, [0.9, 0.95], 4.0)
+    drawn = []
+    monkeypatch.setattr(
+        compare_module, "progress", lambda *args, **more: drawn.append(progress(*args, **more))
+    )
+    compare([root], tmp_path / "out")
+    assert "Dashed: models that evaluate" in (tmp_path / "out" / "compare.html").read_text("utf-8")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    lines = {"thin": [], "bold": []}
+    for line in axes.get_lines():
+        lines["bold" if line.get_linewidth() > 1 else "thin"].append(line)
+    first, second = lines["thin"]
+    assert first.get_xydata().tolist() == [[10, 0.1], [20, 0.3], [30, 0.6]]
+    assert second.get_xydata().tolist() == [[20, 0.3], [40, 0.5]]
+    mean, probe_line = lines["bold"]
+    assert mean.get_xydata().tolist() == [[15, 0.2], [30, 0.4]]
+    assert probe_line.get_xydata().tolist() == [[2, 0.9], [4, 0.95]]
+    assert {x.get_color() for x in (first, second)} == {mean.get_color()} != probe_line.get_color()
+    assert [x.get_linestyle() for x in (first, second, mean, probe_line)] == ["-", "-", "-", "--"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "nfn-np",
+        "probe",
+        "reads weights",
+        "evaluates the network",
+    ]
+    figure.canvas.draw()
+    ticks = [text.get_text() for text in axes.get_xticklabels()]
+    assert {"2", "5", "10", "20"} <= set(ticks)
