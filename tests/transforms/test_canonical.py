@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module
-from nfn_graph.transforms import CanonicalForm, GrowKernels
+from nfn_graph.transforms import CanonicalForm, GrowKernels, ScaleByFanIn
 
 
 def graph_of(module: nn.Module, *inputs: Tensor) -> WeightGraph:
@@ -292,6 +292,41 @@ def test_some_types_stay_and_chosen_ones_must_not() -> None:
         CanonicalForm()(WeightGraph.from_tensors([torch.ones(3, 2), torch.ones(1, 3)]))
     with pytest.raises(TypeError, match="WeightGraph"):
         CanonicalForm()(torch.ones(2))
+
+
+class SineAndMore(nn.Module):
+    """Neurons whose sums are read beside the sine, which allows no shift."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+        self.c = nn.Linear(3, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sines = torch.sin(3.0 * self.a(x))
+        if self.kind == "twice":
+            return self.b(sines + self.a(x))
+        return self.b(sines + self.c(x))
+
+
+@pytest.mark.parametrize("kind", ["twice", "beside"])
+def test_sines_beside_other_sums_keep_their_phase(kind: str) -> None:
+    """A layer that is called again, or another one added behind the sine, may change signs only."""
+    torch.manual_seed(0)
+    graph = graph_of(SineAndMore(kind), POINTS)
+    form = CanonicalForm()(graph)
+    assert difference(graph, form, POINTS) < 1e-9
+    assert {n: m.kind for n, m in CanonicalForm().moved(graph).items()} == {"hidden1": "sign"}
+
+
+def test_phases_behind_scaled_weights() -> None:
+    """The computation divides what the transform multiplied, and the phase is still known."""
+    torch.manual_seed(0)
+    graph = ScaleByFanIn()(graph_of(mlp(3, 5, 4, 2, act=Sine)))
+    form = CanonicalForm()(graph)
+    assert difference(graph, form, POINTS) < 1e-9
+    assert {m.kind for m in CanonicalForm().moved(graph).values()} == {"phase"}
 
 
 ACTIVATIONS = {"relu": nn.ReLU, "leaky": nn.LeakyReLU, "tanh": nn.Tanh, "softsign": nn.Softsign,
