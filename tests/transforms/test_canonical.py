@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module
-from nfn_graph.transforms import CanonicalForm, GrowKernels, ScaleByFanIn
+from nfn_graph.transforms import CanonicalForm, CanonicalPhases, GrowKernels, ScaleByFanIn
 
 
 def graph_of(module: nn.Module, *inputs: Tensor) -> WeightGraph:
@@ -318,6 +318,23 @@ def test_sines_beside_other_sums_keep_their_phase(kind: str) -> None:
     form = CanonicalForm()(graph)
     assert difference(graph, form, POINTS) < 1e-9
     assert {n: m.kind for n, m in CanonicalForm().moved(graph).items()} == {"hidden1": "sign"}
+
+
+def test_phases_by_hand_are_refused_where_the_record_says_otherwise() -> None:
+    """ReLU and tanh have no phases, and sines have those of their recorded frequency."""
+    sines, wide = (graph_of(mlp(3, n, 4, 2, act=Sine)) for n in (5, 6))
+    form = CanonicalPhases(3.0)(sines)
+    assert difference(sines, form, POINTS) < 1e-9
+    batch = CanonicalPhases(torch.tensor([3.0, 3.0]))(Batch.from_data_list([sines, wide]))
+    assert distance(batch[0], form) < 1e-12
+    for w0 in (30.0, torch.tensor([30.0])):
+        with pytest.raises(ValueError, match=r"w0 of 3 for .hidden1., as recorded .got 30"):
+            CanonicalPhases(w0)(sines)
+    with pytest.raises(ValueError, match=r"w0 of 3 for .hidden1., as recorded .got 30"):
+        CanonicalPhases(torch.tensor([3.0, 30.0]))(Batch.from_data_list([sines, wide]))
+    for act in (nn.ReLU, nn.Tanh):
+        with pytest.raises(ValueError, match=r"sines behind .hidden1.*CanonicalForm"):
+            CanonicalPhases(3.0)(graph_of(mlp(3, 5, 2, act=act)))
 
 
 def test_phases_behind_scaled_weights() -> None:
