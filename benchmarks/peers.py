@@ -10,7 +10,7 @@ opencv-python). All models see the same networks in the same batches of 32, with
 learning rate that follows a cosine. The rate is chosen among --rates by the accuracy on validation
 networks with the first seed, and every row lists what was tried. The test accuracy is that after
 the last epoch. The settings of a model are those that the peer publishes for INR classification.
-A training step includes making its batch.
+A training step includes making its batch, and freed memory is kept, as `nfn-graph train` does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from harness.report import show
+from harness.report import keep_memory, show
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -63,6 +63,7 @@ class Candidate(NamedTuple):
 def main() -> None:
     """Trains all models, each in a process of its own."""
     args = _arguments()
+    keep_memory()
     if args.only:
         print(json.dumps(measure(args, *_named(args.only))))
         return

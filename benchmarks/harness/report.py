@@ -45,9 +45,14 @@ def arguments(description: str | None, *more: str) -> argparse.Namespace:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.keep_memory:
-        _KEPT.append(nfn_graph.keep_memory())
+        keep_memory()
     torch.manual_seed(0)
     return args
+
+
+def keep_memory() -> None:
+    """Keeps the memory that this process frees, and says so above its tables."""
+    _KEPT.append(nfn_graph.keep_memory())
 
 
 def show(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,7 +351,7 @@ def progress(
                 [sum(at) / len(runs) for at in zip(*column, strict=False)]
                 for column in zip(*runs, strict=True)
             ]
-            shown = {"color": colour, "ls": dashes, "lw": 2.0, "label": _short(label, 60)}
+            shown = {"color": colour, "ls": dashes, "lw": 2.0, "label": textwrap.fill(label, 80)}
             handles += axes.plot(*mean, **shown, marker="o" if len(mean[0]) == 1 else None)
         if any(label in evaluating for label in groups):
             kinds = {"-": "reads weights", "--": "evaluates the network"}
@@ -364,11 +365,12 @@ def progress(
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,g}"))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        longest = max(len(handle.get_label()) for handle in handles)
-        in_a_row = max(1, min(len(handles), 90 // (longest + 8)))
+        # Labels that differ in their last option only are not cut, or they would be the same.
+        text = [line for handle in handles for line in handle.get_label().split("\n")]
+        in_a_row = max(1, min(len(handles), 90 // (max(map(len, text)) + 8)))
         figure.legend(handles=handles, loc="outside lower center", ncols=in_a_row, handlelength=2.6)
         # The legend takes no room from the lines.
-        figure.set_figheight(3.6 + 0.2 * math.ceil(len(handles) / in_a_row))
+        figure.set_figheight(3.6 + 0.2 * math.ceil(len(text) / in_a_row))
         return save_figure(figure, path)
 
 

@@ -310,3 +310,13 @@ def test_progress_tells_models_and_seeds_apart(
     figure.canvas.draw()
     ticks = [text.get_text() for text in axes.get_xticklabels()]
     assert {"2", "5", "10", "20"} <= set(ticks)
+
+
+def test_long_labels_in_progress_stay_apart(tmp_path: Path) -> None:
+    """Labels of 100 characters that differ at their end."""
+    labels = [f"nfn-np, {', '.join(['an_option 1.0'] * 6)}, noise {x}" for x in (0.1, 0.2)]
+    figure = progress(tmp_path / "p.png", {x: [([1.0], [0.5])] for x in labels}, "tau")
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert [text.replace("\n", " ") for text in shown] == labels
+    assert max(len(line) for text in shown for line in text.split("\n")) <= 80
