@@ -366,7 +366,7 @@ def progress(
         axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,g}"))
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         # Labels that differ in their last option only are not cut, or they would be the same.
-        text = [line for handle in handles for line in handle.get_label().split("\n")]
+        text = [line for handle in handles for line in str(handle.get_label()).split("\n")]
         in_a_row = max(1, min(len(handles), 90 // (max(map(len, text)) + 8)))
         figure.legend(handles=handles, loc="outside lower center", ncols=in_a_row, handlelength=2.6)
         # The legend takes no room from the lines.
