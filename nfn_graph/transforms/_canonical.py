@@ -250,7 +250,7 @@ class CanonicalPhases(BaseTransform):
 
     This transform is for sine networks whose graphs do not record the computation, and for batches
     of networks of different depths. If the computation is recorded, :class:`CanonicalForm` reads
-    the frequency from it, and this transform raises an error if it has no such sines.
+    the frequency from it, and this transform raises an error if it has no sines.
 
     Args:
         w0: The frequency factor of all hidden layers, or a tensor with one factor for every
@@ -301,13 +301,13 @@ class CanonicalPhases(BaseTransform):
                 continue
             if id(layout) not in known:
                 phases = {r.name: r.w0 for r in rescalings(layout)[0] if r.kind == "phase"}
-                for name in hidden_chain(layout.spec):
-                    if name not in phases:
-                        raise UserError(
-                            f"Expected sines behind '{name}' whose phases can be shifted (got "
-                            f"another computation). Use CanonicalForm, which finds the symmetries "
-                            f"of every computation, or no canonical form."
-                        )
+                # A frequency may be a tensor of the network; then the record does not show it.
+                if all(step.operation != "sin" for step in layout.computation.steps):
+                    raise UserError(
+                        f"Expected sines behind '{hidden_chain(layout.spec)[0]}' (got another "
+                        f"computation). Use CanonicalForm, which finds the symmetries of every "
+                        f"computation, or no canonical form."
+                    )
                 known[id(layout)] = phases
             given = self.w0
             if isinstance(given, Tensor):
