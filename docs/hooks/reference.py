@@ -59,8 +59,8 @@ PAGES = {
             "nfn_graph.tasks.reports",
         ),
     ),
-    "testing.md": ("Checks of layers", ("nfn_graph.testing",)),
-    "interop.md": ("Parameters and data of nfn", ("nfn_graph.interop.nfn",)),
+    "testing.md": ("Testing layers", ("nfn_graph.testing",)),
+    "interop.md": ("Importing from nfn", ("nfn_graph.interop.nfn",)),
 }
 COMMANDS = "<!-- commands -->"
 COLUMNS = 80
