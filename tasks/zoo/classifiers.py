@@ -205,8 +205,8 @@ def forward(
     Returns:
         `[N, classes, batch]`.
     """
-    # Graphs of these networks can be run, but not while they are trained: dropout is no part of
-    # their computation, and a step by `Batch.run` takes 1.2 to 2.8 times as long.
+    # Graphs of these networks can be run, but are not used for training: dropout is not part of
+    # their computation, and a step with `Batch.run` takes 1.2 to 2.8 times as long.
     num = next(iter(parameters.values())).shape[0]
     masks = iter(dropped or ())
     x, layer = images, 0

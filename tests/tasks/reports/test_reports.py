@@ -1,4 +1,4 @@
-"""Reports by content: figures by what is on their axes, pages by what a reader of HTML finds."""
+"""Reports are checked by content: figures by their axes, pages by what an HTML parser finds."""
 
 from __future__ import annotations
 
