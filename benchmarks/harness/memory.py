@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def resident(field: str) -> float:
-    """Returns megabytes of this process, on Linux: `VmRSS`, `VmHWM` (peak), `RssAnon`, `RssFile`."""
+    """Returns megabytes of this process on Linux: `VmRSS`, `VmHWM` (peak), `RssAnon`, `RssFile`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**10
 
