@@ -86,7 +86,16 @@ def test_help_shows_ranges_as_ranges(capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "--learning-rate LOW HIGH" in text and "(default: 0.0005 to 0.05)" in text
     assert "--epochs LOW HIGH" in text and "(default: 4 to 40)" in text
-    assert "--test-share 0..1" in text and "--train-fractions [0..1 [0..1 ...]]" in text
+    assert "--test-share 0..1" in text and "--train-fractions 0..1 ..." in text
+
+
+@pytest.mark.parametrize("name", leaves())
+def test_help_shows_no_value_that_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option without a default is shown without one, and several values with an ellipsis."""
+    assert main([*name.split(), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    for odd in ("{None}", "None,", "(default: None)", "(default: )", "[["):
+        assert odd not in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version", "-v"], ["inspct"], []])
