@@ -263,7 +263,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What a reader of the zoo must know beside the options: data, checksums, conventions."""
+        """Facts that readers of the zoo need beyond the options: data, checksums, conventions."""
 
     @abstractmethod
     def list_networks(self) -> Sequence[Item]:

@@ -129,7 +129,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """A name for files: all that tells architectures apart."""
+        """A name for files, which differs between any two architectures."""
         image = "x".join(map(str, self.image))
         kernels = [f"k{k}" for k in self.kernels] or [""] * len(self.convolutions)
         skips = [f"+{s}" if s >= 0 else "" for s in self.skips] or [""] * len(self.convolutions)

@@ -73,7 +73,7 @@ class CnnZooOptions(SampledZooOptions):
             dropout.
         dropout_share: The share of networks with dropout.
         checkpoints: When to store a network, as shares of its training; each one adds a row.
-        checkpoint_epochs: Store a network every so many epochs as well; 0 does not.
+        checkpoint_epochs: The number of epochs between additional checkpoints; 0 for none.
 
     Example:
         >>> from pathlib import Path
