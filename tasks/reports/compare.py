@@ -352,7 +352,7 @@ def _cell(row: Row) -> object:
 
 
 def _conclusion(rows: Sequence[Row]) -> str:
-    """Returns one sentence about the test split: which group is ahead, and how far."""
+    """Returns one sentence about the test split: which group is ahead, and by how much."""
     test = [row for row in rows if row["part"] == "test" and math.isfinite(row["mean"])]
     name = next((m for m in HEADLINE if any(row["metric"] == m for row in test)), None)
     ranked = [row for row in test if row["metric"] == name]

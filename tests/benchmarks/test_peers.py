@@ -1,4 +1,4 @@
-"""The comparison with other packages: its rows, and the names that it refuses."""
+"""The comparison with other packages: its table, and the names that it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pages import ROOT
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SIRENs of one shape, at least 16 for training and 4 for each other split."""
+    """Creates SIRENs of one shape, at least 16 for training and 4 for each other split."""
     options = InrZooOptions(
         tmp_path_factory.mktemp("zoos") / "inrs",
         images=32,
@@ -51,7 +51,7 @@ def test_every_model_has_a_row(zoo: Path, tmp_path: Path) -> None:
     rows = json.loads(file.read_text("utf-8"))["rows"]
     assert [row["model"] for row in rows] == ["nfn-np", "nfn"], done.stderr
     for row in rows:
-        # Of four networks.
+        # The mean over four networks.
         assert row["test accuracy"] in (0, 0.25, 0.5, 0.75, 1)
         assert row["ms of CPU per step"] > 0
         assert row["parameters"] > 10_000
@@ -60,7 +60,7 @@ def test_every_model_has_a_row(zoo: Path, tmp_path: Path) -> None:
         assert f"| {row['model']} | {row['parameters']} |" in done.stdout
 
 
-# What the adapters import, with models that check what they are given. SIRENs are 2-6-6-1.
+# Stand-ins for what the adapters import: models that check their inputs. SIRENs are 2-6-6-1.
 DNG = {
     "data/__init__.py": "",
     "data/graph_utils.py": "def get_graph_spec(sizes): return sizes.tolist()",
@@ -127,7 +127,7 @@ class ScaleGMN(torch.nn.Linear):
 def test_checkouts_are_given_all_weights(
     name: str, files: dict[str, str], parameters: int, zoo: Path, tmp_path: Path
 ) -> None:
-    """Checkouts of other packages are not there, so models stand in that check their inputs."""
+    """The tests have no checkouts of other packages, so stand-in models check their inputs."""
     for file, text in files.items():
         (tmp_path / "theirs" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / file).write_text(text, "utf-8")
@@ -151,7 +151,7 @@ def test_checkouts_are_given_all_weights(
     ids=" ".join,
 )
 def test_other_names_are_refused(options: list[str], tmp_path: Path) -> None:
-    """Before the zoo is opened, which is not there."""
+    """The name is checked before the zoo, which does not exist, is opened."""
     done = run(tmp_path / "none", *options)
     assert done.returncode == 1
     assert done.stderr.strip() == (

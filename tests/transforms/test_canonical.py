@@ -1,4 +1,4 @@
-"""Canonical forms: the function stays, symmetric networks meet, and others are refused."""
+"""Canonical forms keep the function and agree for symmetric networks; others are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def graph_of(module: nn.Module, *inputs: Tensor) -> WeightGraph:
 
 
 def difference(first: WeightGraph, second: WeightGraph, x: Tensor) -> float:
-    """Relative, between the outputs of two networks."""
+    """Returns the relative difference between the outputs of two networks."""
     before, after = first.run(x), second.run(x)
     return float((before - after).abs().max() / before.abs().max())
 
@@ -120,7 +120,7 @@ NETWORKS = {
 
 
 def random_twin(graph: WeightGraph, seed: int) -> WeightGraph:
-    """A network that computes the same, with every neuron rescaled at random."""
+    """Returns a network that computes the same, with every neuron rescaled at random."""
     generator = torch.Generator().manual_seed(seed)
     canonical = CanonicalForm()
     moved = canonical.moved(graph)

@@ -1,4 +1,4 @@
-"""Means and standard errors over seeds, against numbers worked out by hand."""
+"""Means and standard errors over seeds, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph import UserError, cli
 from nfn_graph.tasks.reports import bars, compare, failed_runs, find_runs, print_table, progress
 
 compare_module = sys.modules[compare.__module__]
-# Of 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
+# For 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
 TAUS = (0.7, 0.8, 0.9)
 ERROR = 0.1 / math.sqrt(3)
 
@@ -207,7 +207,7 @@ def test_bars_stand_at_the_means_with_every_seed(tmp_path: Path) -> None:
     dots = sorted(tuple(p.get_offsets()[:, 1].tolist()) for p in points)
     assert dots == [(0.25,), (0.35, 0.4, 0.45), (0.5,), TAUS]
     whiskers = [c.get_segments() for c in axes.collections if hasattr(c, "get_segments")]
-    # Two groups have an error, a single seed has none.
+    # Two groups have a standard error; the one with a single seed has none.
     ends = sorted(segment[:, 1].tolist() for (segment,) in whiskers)
     assert ends[1] == pytest.approx([0.8 - ERROR, 0.8 + ERROR])
     assert len(ends) == 2
@@ -245,7 +245,7 @@ def test_progress_is_drawn_against_seconds(tmp_path: Path) -> None:
     (run / "logs").mkdir()
     log = "epoch,validation/r2,validation/tau\n0,0.1,0.2\n1,0.3,0.5\n3,0.6,0.7\n"
     (run / "logs" / "metrics.csv").write_text(log, "utf-8")
-    make_run(tmp_path / "runs" / "statnn", 0.5, model="statnn")  # has no log
+    make_run(tmp_path / "runs" / "statnn", 0.5, model="statnn")  # This run has no log.
     out = tmp_path / "out"
     compare([tmp_path / "runs"], out)
     assert (out / "progress.png").is_file()
