@@ -235,7 +235,8 @@ def test_scores_are_those_after_the_last_epoch(peers: ModuleType) -> None:
         split: peers.Part([], [], [], torch.full((count,), 3)) for split, count in sizes.items()
     }
     model = Model(1, 10)
-    torch.nn.init.zeros_(model.weight)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
     found = peers.fit(lambda: peers.Candidate(model, pick), parts, 2, 0.1, 0)
     assert [(training, split, len(index)) for training, split, index in seen] == [
         *[(True, "train", count) for count in (32, 8, 32, 8)],
