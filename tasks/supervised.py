@@ -95,8 +95,8 @@ class SupervisedOptions(TrainOptions):
 
     Attributes:
         label: The column of the zoo's table to predict; by default the one that the zoo names.
-        input_shape: The shape of one input of the networks, such as 3 32 32, for probe; by default
-            the one that the zoo names, or one value for every input neuron.
+        input_shape: The shape of one input of the networks without a batch axis, such as 3 32 32,
+            for probe; by default the one that the zoo names, or one value for every input neuron.
         unify: How to combine networks that share no types. kernels pads convolution kernels and
             biases with zeros up to the largest. roles also gives all hidden layers one type, for
             networks that are wired differently (not for nfn-hnp), and leaves out networks for

@@ -99,7 +99,8 @@ class Options:
     Attributes:
         arch: A PyTorch module or a function that returns one. It is executed, so trust it.
         flatten: The order of entries between convolution and dense layer, if not in the file.
-        input_shape: The shape of an input with its batch axis, if it matters: 1 3 224 224.
+        input_shape: The shape of an input with its batch axis, if it matters: 1 3 224 224. It
+            describes a floating-point input. (train takes the shape without the batch axis.)
         orientation: The order of the axes of weights, if shapes allow both.
         key: The name of the network in a file that holds several.
         safe_globals: Classes and functions that a PyTorch file may use. They are called, so trust
