@@ -11,6 +11,7 @@ from torch import Tensor
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
+from nfn_graph.ops import Reduce
 from nfn_graph.ops._precision import autocast_dtype
 from nfn_graph.spec import FoldedSpec, NetworkSpec
 
@@ -73,6 +74,11 @@ def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     if value not in choices:
         raise UserError(f"Expected one of {list(choices)} (got {value!r})")
     return value
+
+
+def check_aggregate(value: str, choices: Sequence[str]) -> Reduce:
+    """Raises an error unless the value is one of the aggregates. PyG also calls a sum `"add"`."""
+    return check_choice("sum" if value == "add" else value, choices)  # type: ignore[return-value]
 
 
 def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:

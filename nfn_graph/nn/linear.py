@@ -12,7 +12,12 @@ from torch.nn.functional import linear
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._fused import fused_message_passing
-from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded, check_parameters
+from nfn_graph.nn._layer_checks import (
+    check_aggregate,
+    check_features,
+    check_folded,
+    check_parameters,
+)
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
 from nfn_graph.ops._precision import autocast_dtype, without_autocast
@@ -45,7 +50,7 @@ class NFLinear(nn.Module):
         out_channels: The number of output channels.
         bias: Whether to add a constant per output tap and channel.
         pointwise: Whether to drop all aggregates and messages (the paper's NFN_PT).
-        aggr: `"mean"` or `"sum"`, the paper's :math:`\star`.
+        aggr: `"mean"` or `"sum"` (or PyG's name for it, `"add"`), the paper's :math:`\star`.
         max_parameters: The number of parameters above which the layer raises an error.
 
     Shapes:
@@ -78,7 +83,7 @@ class NFLinear(nn.Module):
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.out_channels = check_count(out_channels, 1, "out_channels")
         self.pointwise = pointwise
-        self.aggr: Reduce = check_choice(aggr, ("mean", "sum"))
+        self.aggr: Reduce = check_aggregate(aggr, ("mean", "sum"))
         self._check_size(max_parameters)
         self.maps = nn.ParameterDict(
             {

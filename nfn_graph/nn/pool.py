@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import Grouping, WeightFeatures
-from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded
+from nfn_graph.nn._layer_checks import check_aggregate, check_features, check_folded
 from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
 from nfn_graph.ops._precision import sum_dtype
@@ -58,7 +58,7 @@ class Pool(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = check_folded(spec)
-        self.aggr: Reduce = check_choice(aggr, ("mean", "sum", "max"))
+        self.aggr: Reduce = check_aggregate(aggr, ("mean", "sum", "max"))
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None

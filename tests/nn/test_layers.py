@@ -398,3 +398,10 @@ def test_an_unfitted_standardize_compiles():
     assert same(compiled(graph.features()), graph.features())
     layer.fit(graph)
     assert same(compiled(graph.features()), layer(graph.features()))
+
+
+def test_add_is_another_name_for_a_sum():
+    spec = chain((3, 4, 2)).spec.fold("np")
+    assert NFLinear(spec, 1, 2, aggr="add").aggr == NFLinear(spec, 1, 2, aggr="sum").aggr
+    features = chain((3, 4, 2)).features("np")
+    assert torch.equal(Pool(spec, aggr="add")(features), Pool(spec, aggr="sum")(features))
