@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from nfn_graph.spec import NetworkSpec
 
+# Graphs offer these functions as methods.
 if TYPE_CHECKING:
     from nfn_graph.data._graph import WeightGraph
 

@@ -179,7 +179,7 @@ def block_tables(
             place += len(sizes[0].blocks[key][0])
         else:
             blocks = [size.blocks[key] for size in sizes]
-            graphs, values = _repeated(blocks, len(indices) + 2, kind, dtype)
+            graphs, values = _for_networks(blocks, len(indices) + 2, kind, dtype)
         size = {index: values[i] for i, index in enumerate(indices)}
         before[key] = values[len(indices) :]
         count = size_product(list(size.values()), graphs)
@@ -284,7 +284,7 @@ class _Sizes:
 _sizes = lru_cache(maxsize=4096)(_Sizes)
 
 
-def _repeated(
+def _for_networks(
     blocks: list[list[_Row]], most: int, kind: NDArray[np.int64], dtype: type
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Repeats the blocks of each kind for all networks: their networks, and `[sizes, blocks]`."""
