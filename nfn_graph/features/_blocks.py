@@ -147,7 +147,7 @@ def _families(
     for family, kept in needed:
         plain = tuple(index.rstrip(PRIME) for index in kept)
         coarser = by_order[plain] if plain in by_order else by_set[frozenset(plain)]
-        ends = ends_of(spec, family) if family in spec.weight else ()  # type: ignore[arg-type]
+        ends = ends_of(spec, family) if family in spec.weight else ()
         end = ends.index(kept) if kept and kept in ends else None
         starts.append((family, kept, coarser, end))
     return indices, starts, max(2, *(len(site.covers) for _, site in sites))
@@ -164,12 +164,13 @@ def block_tables(
     rows = np.bincount(kind, minlength=len(kinds)) @ np.array([size.rows for size in sizes])
     # The rows of all covers of a site are numbered consecutively.
     dtype: type = np.int32 if width * (int(rows.max()) + 1) < 2**31 else np.int64
-    graph = np.arange(len(kind), dtype=dtype)
+    graph: NDArray[np.int64] = np.arange(len(kind), dtype=dtype)
     # In the usual case, every network has one block of every family, and all rows of a family
     # follow each other at every coarser site.
     is_usual = bool(sizes) and all(size.is_single for size in sizes)
     tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
     before: dict[Key, NDArray[np.int64]] = {}
+    columns: NDArray[np.int64] = graph
     if is_usual:
         columns = np.array([size.flat for size in sizes], dtype=dtype)[kind].T.copy()
     place = 0
@@ -236,9 +237,9 @@ class _Sizes:
         self.blocks: dict[Key, list[_Row]] = {}
         for key, indices in families.items():
             if key in joined:
-                self.blocks[key] = self._tensors(spec.weight[key], joined[key])  # type: ignore[index]
+                self.blocks[key] = self._tensors(spec.weight[key], joined[key])
             elif key in self.of_type:
-                self.blocks[key] = self._layers(key)  # type: ignore[arg-type]
+                self.blocks[key] = self._layers(key)
             elif all(self.of_type[index] for index in indices):
                 self.blocks[key] = [tuple(self._index(index, 0) for index in indices)]
             else:
@@ -290,7 +291,7 @@ def _for_networks(
     """Repeats the blocks of each kind for all networks: their networks, and `[sizes, blocks]`."""
     counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
     width = max((len(row) for rows in blocks for row in rows), default=most)
-    values = np.array([row for rows in blocks for row in rows], dtype=dtype)
+    values: NDArray[np.int64] = np.array([row for rows in blocks for row in rows], dtype=dtype)
     first, each = counts.cumsum() - counts, counts[kind]
     graph = np.repeat(np.arange(len(kind)), each)
     place = np.arange(len(graph)) - np.repeat(each.cumsum() - each, each)

@@ -72,7 +72,9 @@ class RowBuilder:
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
         family = family_of(self.spec, site)
-        counts = [None if part.below is None else self._count(fold, part) for part in site.parts]
+        counts: list[Any] = [
+            None if part.below is None else self._count(fold, part) for part in site.parts
+        ]
         kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
         if site.is_self and not isinstance(family, str):
             return self.self_edges[family]

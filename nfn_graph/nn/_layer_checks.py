@@ -76,9 +76,9 @@ def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     return value
 
 
-def check_aggregate(value: str, choices: Sequence[str]) -> Reduce:
+def check_aggregate(value: Reduce, choices: Sequence[str]) -> Reduce:
     """Raises an error unless the value is one of the aggregates. PyG also calls a sum `"add"`."""
-    return check_choice("sum" if value == "add" else value, choices)  # type: ignore[return-value]
+    return check_choice("sum" if value == "add" else value, choices)
 
 
 def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:
