@@ -20,7 +20,7 @@ from nfn_graph.nn._layer_checks import (
 )
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
-from nfn_graph.ops._precision import autocast_dtype, without_autocast
+from nfn_graph.ops._precision import autocast_dtype, cast, without_autocast
 from nfn_graph.spec import FoldedSpec, Key, Part, Site
 from nfn_graph.spec._checks import check_count
 
@@ -146,7 +146,7 @@ class NFLinear(nn.Module):
         rows = features.incidence.sites[self.spec.symmetry]
         empty = next(iter(known.values())).new_empty(0, dtype=dtype)
         return [
-            known[site.key].flatten(1).to(dtype)
+            cast(known[site.key].flatten(1), dtype)
             if site.key in known
             else empty.reshape(0 if site.taps else rows[i].count, site.taps * self.in_channels)
             for i, site in enumerate(self.spec.sites)
