@@ -179,11 +179,13 @@ def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
 
 def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
     """Sums the rows of all covers for some of the listed rows."""
-    width, ends, pairs = len(rows.groupings), rows.ends, rows.pairs
+    width, ends = len(rows.groupings), rows.ends
     if count * width != ends.shape[0]:
-        # All rows have the same number of covers, so the first pointers are valid for any rows.
-        ends, pairs = ends.narrow(0, start * width, count * width), pairs.narrow(0, 0, count + 1)
-    return table.index_select(0, ends) if width == 1 else bag_rows(table, ends, pairs)
+        ends = ends.narrow(0, start * width, count * width)
+    if width == 1:
+        return table.index_select(0, ends)
+    # All rows have the same number of covers, so the first pointers are valid for any rows.
+    return bag_rows(table, ends, rows.pairs.narrow(0, 0, count + 1))
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:
