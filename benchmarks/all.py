@@ -21,12 +21,12 @@ from plot import draw
 
 HERE = Path(__file__).parent
 SCRIPTS = ("nf_layer", "mixed_batch", "memory", "scaling", "train_step", "convert", "loader", "run")
-#: Measured with freed memory returned to the system, and with freed memory kept.
+#: Measured once with freed memory returned to the system, and once with freed memory kept.
 BOTH_WAYS = ("nf_layer", "train_step")
 
 
 def main() -> None:
-    """Runs all, one after the other."""
+    """Runs all benchmarks, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats")
     parser.add_argument("--results", type=Path, default=HERE / "results", metavar="DIR")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def all_tables(folder: Path) -> list[str]:
-    """The tables of all results in a folder."""
+    """Returns the tables of all results in a folder."""
     lines: list[str] = []
     for name in [f"{name}{end}" for name in SCRIPTS for end in ("", "_kept")]:
         file = folder / f"{name}.json"
@@ -65,7 +65,7 @@ def all_tables(folder: Path) -> list[str]:
 
 
 def as_rows(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The common form; the benchmark of the converters has one of its own."""
+    """Converts to the common form; the benchmark of the converters has another one."""
     if "rows" in found:
         return found
     rows = []

@@ -1,4 +1,4 @@
-"""Bytes and operations of one NF-Layer by arithmetic, and how far measurements agree.
+"""Bytes and operations of one NF-Layer, computed by arithmetic and compared with measurements.
 
 The layer maps C to C channels. Operations are those of its matrix products, two for every
 multiplication: per edge of a type with k taps k * k * C * C multiplications, per neuron and per
@@ -49,12 +49,12 @@ MEASURED = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What one layer needs for one network.
+    """The requirements of one layer for one network.
 
     Attributes:
-        entries: Weights and biases.
-        parameters: Of the layer.
-        flops: Of its products, forward.
+        entries: The number of weights and biases.
+        parameters: The number of parameters of the layer.
+        flops: The operations of its products in the forward pass.
     """
 
     entries: int
@@ -62,12 +62,12 @@ class Cost:
     flops: int
 
     def feature_bytes(self, channels: int) -> int:
-        """S, of one network."""
+        """The size S of the features of one network, in bytes."""
         return 4 * channels * self.entries
 
 
 def cost(case: Case) -> Cost:
-    """Counts, from the types and sizes alone."""
+    """Counts from the types and sizes alone."""
     kernels = case.kernels or ((),) * (len(case.sizes) - 1)
     layers = zip(case.sizes[1:], case.sizes[:-1], kernels, strict=True)
     weights = [torch.empty(out, in_, *kernel, device="meta") for out, in_, kernel in layers]
@@ -87,7 +87,7 @@ def cost(case: Case) -> Cost:
 
 
 def arithmetic() -> Iterator[dict[str, object]]:
-    """A row for every case."""
+    """Returns a row for every case."""
     for name, case in CASES.items():
         one = cost(case)
         size = case.batch * one.feature_bytes(case.channels)
@@ -106,7 +106,7 @@ def arithmetic() -> Iterator[dict[str, object]]:
 
 
 def measurements() -> Iterator[dict[str, object]]:
-    """A row for every size that runs here."""
+    """Returns a row for every size that runs here."""
     device = torch.device("cpu")
     for name, sizes in MEASURED.items():
         whole = CASES[name]

@@ -1,4 +1,4 @@
-"""How much conversion adds to the bare load of a file, and how much memory it takes.
+"""How much time conversion adds to loading a file, and how much memory it takes.
 
 For small INRs, small CNNs and a ResNet of 11 million parameters, in the formats of torch and of
 safetensors: networks and MB per second of `nfn_graph.converters.load`, and its time relative to
@@ -38,7 +38,7 @@ from nfn_graph.converters.io import load
 
 
 def make_inr() -> nn.Module:
-    """A SIREN-sized MLP."""
+    """An MLP of the size of a SIREN."""
     return nn.Sequential(
         nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
     )
@@ -62,7 +62,7 @@ def make_cnn() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions and a connection around them."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, bool]] = {
 
 
 def bare_load(path: Path) -> Any:
-    """What a user without graphs would do; large files of torch mapped, as ours are."""
+    """Loads a file as a user without graphs would; large files of torch are mapped, as ours are."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     large = path.stat().st_size >= MAP_FROM
@@ -127,7 +127,7 @@ def write_files(folder: Path, make: Callable[[], nn.Module], count: int, suffix:
 
 
 def read_all(loaded: Any) -> None:
-    """Uses every weight once: of a mapped file, only then is it read."""
+    """Uses every weight once, because a mapped file is only read then."""
     if isinstance(loaded, WeightGraph):
         loaded = {i: store.edge_attr for i, store in enumerate(loaded.edge_stores)}
     for tensor in loaded.values():
@@ -135,7 +135,7 @@ def read_all(loaded: Any) -> None:
 
 
 def measure(paths: list[Path], arch: nn.Module | None, rounds: int) -> dict[str, Any]:
-    """Median seconds of the processor per file, of the bare load and of ours, in turns."""
+    """Returns the median processor time per file of loading alone and of ours, measured in turn."""
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):
         for name, function in (
@@ -166,7 +166,7 @@ def measure(paths: list[Path], arch: nn.Module | None, rounds: int) -> dict[str,
 
 
 def memory(path: Path) -> float:
-    """Memory of a graph of the ResNet whose every entry is read, relative to the file."""
+    """Returns the memory of a graph of the ResNet, with every entry read, relative to the file."""
     result = subprocess.run(
         [sys.executable, __file__, "--memory-of", str(path)],
         capture_output=True,
@@ -177,10 +177,10 @@ def memory(path: Path) -> float:
 
 
 def report_memory(path: Path) -> None:
-    """Bytes by which the peak grows while a file is loaded and read."""
+    """Returns the bytes by which the peak grows while a file is loaded and read."""
     with torch.device("meta"):
         arch = make_resnet()
-    load(path, arch=arch)  # what the first call imports and caches is not the graph's
+    load(path, arch=arch)  # Imports and caches of the first call do not belong to the graph.
     gc.collect()
     forget_peak()
     before = resident("VmHWM")

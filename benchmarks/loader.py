@@ -1,4 +1,4 @@
-"""How fast a store is read, against mapped files and `torch.cat`, and a large conversion.
+"""How fast a store is read, compared with mapped files and `torch.cat`, and a large conversion.
 
 Batches of 32 small INRs, of one width and of several, in random order. `raw` is what one would do
 by hand: safetensors files with a stack of every tensor, mapped into memory; of each tensor the rows
@@ -73,7 +73,7 @@ def sizes_of(width: int) -> tuple[int, ...]:
 
 
 def build(folder: Path, widths: Sequence[int], count: int) -> tuple[WeightDataset, RawFiles]:
-    """The same networks as a store, and as raw files."""
+    """Writes the same networks as a store and as raw files."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
     writer = StoreWriter(folder / "store", {})
@@ -96,12 +96,12 @@ def build(folder: Path, widths: Sequence[int], count: int) -> tuple[WeightDatase
 
 
 def read_bytes(store: Store, indices: Sequence[int]) -> Tensor:
-    """The records of networks, one after another."""
+    """Concatenates the records of networks."""
     return torch.cat(store.records(indices)[torch.float32])
 
 
 def measure(kind: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows of the table: without workers, and with one and two."""
+    """Returns rows of the table: without workers, and with one and two."""
     count, seconds = (2048, 3.0) if args.quick else (20480, 10.0)
     with tempfile.TemporaryDirectory() as folder:
         dataset, raw = build(Path(folder), WIDTHS[kind], count)
@@ -133,7 +133,7 @@ def row(
     count: int,
     of_bytes: float | None = None,
 ) -> dict[str, Any]:
-    """One row of the table."""
+    """Returns one row of the table."""
     speeds = {name: 1e3 * count / median(found) for name, found in times.items()}
     return {
         "networks": kind,
@@ -146,7 +146,7 @@ def row(
 
 
 def large(count: int, folder: Path) -> None:
-    """Files converted into a store, which is then opened and read once."""
+    """Converts files into a store, which is then opened and read once."""
     paths, start = folder / "in", time.perf_counter()
     for i in range(count):
         if i % 1000 == 0:
@@ -178,7 +178,7 @@ sys.exit(code)
 
 
 def epoch(folder: Path) -> None:
-    """The time from opening to the first batch, and of one epoch; memory on Linux."""
+    """Measures the time to the first batch, the time of one epoch, and memory on Linux."""
     start = time.perf_counter()
     dataset = WeightDataset(folder)
     opened = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Peak memory of a training step of the classifier, each in a process of its own.
+"""Peak memory of a training step of the classifier, each measured in a separate process.
 
-On the CPU it is the largest resident size during a step, without the model, the data and the
-optimiser's state, which are the same for both; on CUDA what torch allocated.
+On the CPU, this is the largest resident size during a step, without the model, the data and the
+optimiser's state, which are the same for both; on CUDA, it is the memory that torch allocated.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def main() -> None:
 
 
 def measured(name: str, kind: str, args: argparse.Namespace) -> float:
-    """Runs the measurement in a fresh process."""
+    """Runs the measurement in a new process."""
     command = [sys.executable, __file__, WORKER, name, kind, str(args.device), str(args.threads)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def peak(name: str, kind: str, device: torch.device) -> float:
-    """Megabytes that a step needs beyond the model."""
+    """Returns the megabytes that a step needs in addition to the model."""
     case = CASES[name]
     options = {"recompute": True} if kind == "recomputing" else {}
     make = nfn_step if kind == "nfn" else our_step

@@ -1,7 +1,7 @@
 """A batch of networks that all have different widths.
 
-Against a loop of `nfn` over the networks, one by one; against `nfn` on tensors padded with
-zeros, which is wrong (its error is shown); and against a uniform batch of as many edges, by
+It is compared with a loop of `nfn` over the networks; with `nfn` on tensors padded with
+zeros, which is wrong (the error is shown); and with a uniform batch of as many edges, by
 the time per edge.
 """
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure(networks: int, channels: int, args: argparse.Namespace) -> dict[str, object]:
-    """One row of the table."""
+    """Returns one row of the table."""
     device = args.device
     sizes = [(ENDS, 8 + i % 16, 8 + (7 * i) % 17, ENDS) for i in range(networks)]
     graphs = [WeightGraph.from_tensors(*random_tensors(s)) for s in sizes]
@@ -84,7 +84,7 @@ def measure(networks: int, channels: int, args: argparse.Namespace) -> dict[str,
 
 
 def dense(sizes: tuple[int, ...], channels: int, device: torch.device) -> Any:
-    """Random features of one network, as `nfn` takes them."""
+    """Creates random features of one network for `nfn`."""
 
     def fill(x: Tensor) -> Tensor:
         return torch.randn(1, channels, *x.shape, device=device, requires_grad=True)
@@ -94,7 +94,7 @@ def dense(sizes: tuple[int, ...], channels: int, device: torch.device) -> Any:
 
 
 def stack_padded(singles: list[Any], i: int, widest: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The i-th weights and biases of all networks, with zeros behind."""
+    """Returns the i-th weights and biases of all networks, padded with zeros."""
     rows, columns = widest[i + 1], widest[i]
     weights, biases = [], []
     for single in singles:
@@ -106,7 +106,7 @@ def stack_padded(singles: list[Any], i: int, widest: tuple[int, ...]) -> tuple[T
 
 @torch.no_grad()
 def padding_error(layer: nn.Module, singles: list[Any], together: Any) -> float:
-    """How far the padded result is from the right one, over all weights."""
+    """Returns the error of the padded result over all weights."""
     padded = layer(together)
     wrong = norm = 0.0
     for n, single in enumerate(singles):

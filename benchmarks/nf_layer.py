@@ -1,7 +1,7 @@
 """One NF-Layer: ours, the published `nfn`, and the bare matrix products.
 
-Ratios below 1 mean that ours is faster. Every row times all of them in turn. With `--compile`
-the rows forward+backward of NP also time compiled layers, which takes minutes to prepare.
+Ratios below 1 mean that ours is faster. All candidates of a row are timed in turn. `--compile`
+also times compiled layers in the rows forward+backward of NP; compiling takes minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 def measure(
     name: str, case: Case, symmetry: str, backward: bool, args: argparse.Namespace
 ) -> dict[str, object]:
-    """One row of the table."""
+    """Returns one row of the table."""
     device = args.device
     features = graph_features(case, symmetry, device)
     ours = NFLinear(features.spec, case.channels, case.channels).to(device)

@@ -5,10 +5,12 @@ python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets --peer
 
 Every peer runs in a process of its own, since their packages share names. `nfn` is the package on
 PyPI. The others are imported from a checkout that you give; install what they need (neural-graphs:
-hydra-core and random-fourier-features-pytorch; scalegmn: that package, pandas and torchvision).
-All models see the same networks in the same batches of 32, with AdamW and a learning rate that
-follows a cosine. The rate is chosen among --rates by the accuracy on validation networks with the
-first seed; the settings of a model are those that the peer publishes for INR classification.
+hydra-core and random-fourier-features-pytorch; scalegmn: that package, pandas, torchvision and
+opencv-python). All models see the same networks in the same batches of 32, with AdamW and a
+learning rate that follows a cosine. The rate is chosen among --rates by the accuracy on validation
+networks with the first seed, and every row lists what was tried. The test accuracy is that after
+the last epoch. The settings of a model are those that the peer publishes for INR classification.
+A training step includes making its batch, and freed memory is kept, as `nfn-graph train` does.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from harness.report import show
+from harness.report import keep_memory, show
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -61,19 +63,23 @@ class Candidate(NamedTuple):
 def main() -> None:
     """Trains all models, each in a process of its own."""
     args = _arguments()
+    keep_memory()
     if args.only:
         print(json.dumps(measure(args, *_named(args.only))))
         return
-    rows = []
+    rows, failed = [], []
     for name in [*args.ours, *args.peer]:
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            print(f"{name}: failed, see above", file=sys.stderr)
+            failed.append(name)
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
-    show(rows, "INR classification: ours and peers", args.json)
+    if rows:
+        show(rows, "INR classification: ours and peers", args.json)
+    if failed:
+        raise SystemExit(f"Failed, see above: {', '.join(failed)}")
 
 
 def measure(args: argparse.Namespace, name: str, path: Path | None) -> dict[str, Any]:
@@ -86,7 +92,7 @@ def measure(args: argparse.Namespace, name: str, path: Path | None) -> dict[str,
     def make() -> Candidate:
         if name in OURS:
             return ours(name, parts)
-        return PACKAGES[name](train) if path is None else ADAPTERS[name](path, train)
+        return PACKAGES[name](train) if path is None else from_checkout(name, path, train)
 
     tried = {rate: fit(make, parts, args.epochs, rate, args.seeds[0]) for rate in args.rates}
     rate = max(tried, key=lambda r: tried[r][0])
@@ -96,6 +102,7 @@ def measure(args: argparse.Namespace, name: str, path: Path | None) -> dict[str,
         "model": name,
         "parameters": runs[0][3],
         "learning rate": rate,
+        "validation accuracy by rate": ", ".join(f"{r:g}: {v:.3f}" for r, (v, *_) in tried.items()),
         "seeds": len(tests),
         "test accuracy": statistics.mean(tests),
         "standard error": statistics.stdev(tests) / len(tests) ** 0.5 if len(tests) > 1 else None,
@@ -116,6 +123,17 @@ def load(zoo: WeightDataset, split: str, count: int) -> Part:
     weights = [x.transpose(1, 2).unsqueeze(-1) for x in stacked.values() if x.dim() == 3]
     biases = [x.unsqueeze(-1) for x in stacked.values() if x.dim() == 2]
     return Part(graphs, weights, biases, torch.from_numpy(chosen.column("label").to_numpy().copy()))
+
+
+def from_checkout(name: str, path: Path, train: Part) -> Candidate:
+    """The model of a peer, or an error that names what its checkout or this environment lacks."""
+    try:
+        return ADAPTERS[name](path, train)
+    except (ImportError, FileNotFoundError) as error:
+        raise SystemExit(
+            f"{name}: {error}. Expected a checkout of its repository in '{path}', and the packages "
+            "that it imports."
+        ) from error
 
 
 def scales(tensors: list[Tensor]) -> list[tuple[float, float]]:
@@ -177,7 +195,12 @@ def neural_graphs(path: Path, train: Part) -> Candidate:
     ]
     layout = _layout(train)
     data = {**read[1], "num_classes": 10}
-    data["inr_model"] |= {"hidden_features": layout[1], "out_features": layout[-1]}
+    data["inr_model"] |= {
+        "in_features": layout[0],
+        "n_layers": len(layout) - 1,
+        "hidden_features": layout[1],
+        "out_features": layout[-1],
+    }
     # It standardizes by itself, since its probes run the networks as they are.
     for name, tensors in (("weights", train.weights), ("biases", train.biases)):
         for i, what in enumerate(("mean", "std")):
@@ -338,8 +361,8 @@ def fit(
         for group in optimiser.param_groups:
             rise = min(1.0, (step + 1) / max(1, round(0.1 * steps)))
             group["lr"] = rate * rise * (1 + math.cos(math.pi * step / steps)) / 2
-        batch = pick(train, index)
         before = time.process_time()
+        batch = pick(train, index)
         loss = F.cross_entropy(model(batch), train.labels[index])
         optimiser.zero_grad()
         loss.backward()
@@ -386,6 +409,9 @@ def _check_names(ours: list[str], peers: list[str]) -> None:
             f"Expected --peer {', '.join(PACKAGES)}, or --peer NAME=PATH with a NAME of "
             f"{', '.join(ADAPTERS)}, or --ours of {', '.join(OURS)} (got '{wrong[0]}')"
         )
+    for name, path in map(_named, peers):
+        if path is not None and not path.is_dir():
+            raise SystemExit(f"Expected a folder with a checkout of {name} (got '{path}')")
 
 
 def _arguments() -> argparse.Namespace:

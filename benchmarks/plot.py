@@ -16,7 +16,7 @@ OURS, THEIRS, FLOOR = "#2a6fbb", "#c8553d", "#7a7a7a"
 
 
 def draw(results: Path, figures: Path) -> Iterator[Path]:
-    """Draws every figure whose numbers are there; gives the files."""
+    """Draws every figure whose numbers exist, and returns the files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -77,7 +77,7 @@ def scaling(plt: Any, found: Mapping[str, Any]) -> Any:
             top.loglog(x, [r[name] for r in rows], "o-", color=color, ms=3, label=name)
         bottom.loglog(x, [r["ours peak MB"] for r in rows], "o-", color=OURS, ms=3)
         bottom.set_xlabel(against)
-        if against == "networks":  # At constant edges: no line to expect but a level one.
+        if against == "networks":  # At a constant number of edges, the expected line is level.
             for axis in (top, bottom):
                 axis.set_yscale("linear")
                 axis.set_ylim(bottom=0)
@@ -103,7 +103,7 @@ def _one(
 
 
 def _bars(axis: Any, rows: Rows, key: str, columns: Sequence[str], colors: Sequence[str]) -> None:
-    """Groups of bars with their values; 1 is as fast, or as large, as the other."""
+    """Draws groups of bars with their values; 1 means equal time, or equal memory."""
     width = 0.8 / len(columns)
     for i, (column, color) in enumerate(zip(columns, colors, strict=True)):
         places = [n + (i - (len(columns) - 1) / 2) * width for n in range(len(rows))]

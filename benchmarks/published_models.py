@@ -32,12 +32,12 @@ Networks = tuple[list[Tensor], list[Tensor]]
 
 
 class Candidate(NamedTuple):
-    """A model, and how it takes networks.
+    """A model, and the form in which it takes networks.
 
     Attributes:
         model: The model.
-        load: All networks of a split as the model's package keeps them, made once.
-        pick: A batch of some of them.
+        load: Function that returns all networks of a split in the form of the model's package.
+        pick: Function that returns a batch of some of them.
     """
 
     model: nn.Module
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def build_data(networks: int) -> tuple[tuple[Networks, Tensor], tuple[Networks, Tensor]]:
-    """Stacked weights and biases, standardized tensor by tensor, and accuracies, by split."""
+    """Returns stacked weights and biases, standardized by tensor, and accuracies, by split."""
     with tempfile.TemporaryDirectory() as folder:
         options = CnnZooOptions(
             Path(folder) / "zoo", networks=networks, arch="mlp", depths=(2,), epochs=(2, 20)
@@ -126,7 +126,7 @@ def published_model(
     """The published layers, put together in the same way.
 
     Args:
-        networks: Weights and biases, of which the first network gives the sizes.
+        networks: Weights and biases; the first network determines the sizes.
         symmetry: The group of the layers.
         channels: The channels of the NF-Layers.
         head: The hidden sizes of the MLP after them.
@@ -163,7 +163,7 @@ def fit(
     epochs: int,
     seed: int,
 ) -> tuple[float, float]:
-    """Trains a model; tau on the test networks, and the seconds of training."""
+    """Trains a model; returns tau on the test networks and the seconds of training."""
     model, labels = candidate.model, train[1]
     networks, others = candidate.load(train[0]), candidate.load(test[0])
     generator = torch.Generator().manual_seed(seed)

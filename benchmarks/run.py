@@ -1,8 +1,8 @@
-"""Networks run from their graphs, at 64 inputs, forward and with the backward pass.
+"""Running networks from their graphs, with 64 inputs, forward and with the backward pass.
 
-Against a loop of the modules; for networks of one shape, also against stacked modules
-(`torch.func`) and, for MLPs, against batched products written by hand. Every network has a layout
-of its own, as after converting files one by one.
+This is compared with a loop over the modules; for networks of one shape, also with stacked modules
+(`torch.func`) and, for MLPs, with batched products written by hand. Every network has a layout
+of its own, as if files were converted one by one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def measure(name: str, modules: list[nn.Module], x: Tensor, args: Any) -> dict[str, object]:
-    """One row of the table."""
+    """Returns one row of the table."""
     batch = Batch.from_data_list([from_module(module) for module in modules])
     ours = {
         key: batch[key]["x" if isinstance(key, str) else "edge_attr"].requires_grad_()
@@ -104,7 +104,7 @@ def measure(name: str, modules: list[nn.Module], x: Tensor, args: Any) -> dict[s
 
 
 def batched_products(tensors: list[Tensor], x: Tensor) -> Tensor:
-    """MLPs of one shape, given their weights and biases in turn."""
+    """Runs MLPs of one shape, given their weights and biases in turn."""
     y = x.t().expand(tensors[0].shape[0], -1, -1)
     for weight, bias in zip(tensors[::2], tensors[1::2], strict=True):
         y = torch.baddbmm(bias.unsqueeze(-1), weight, y)

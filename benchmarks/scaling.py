@@ -1,7 +1,7 @@
 """How time and memory grow with edges, channels, and the number of networks.
 
-Time is that of forward+backward of one layer; ours and the bare products in turn at every size.
-Memory is the most that the tensors of such a pass take at one time, beside the input. The
+The time is that of forward and backward of one layer; ours and the products run in turn.
+Memory is the largest size of the live tensors of such a pass, without the input. The
 slopes are those of the least-squares lines through their logarithms against that of the number
 of edges, from 1e5 edges on: 1 is growth in proportion.
 """
@@ -45,14 +45,14 @@ def main() -> None:
 
 
 def slope(rows: list[dict[str, object]], name: str) -> float:
-    """By how many powers of ten a column grows where the edges grow by one."""
+    """Returns the slope of a column against the edges, on logarithmic scales."""
     large = [row for row in rows if row["against"] == "edges" and float(row["edges"]) >= 9e4]  # type: ignore[arg-type]
     logs = [[math.log(float(row[key])) for row in large] for key in ("edges", name)]  # type: ignore[arg-type]
     return linear_regression(*logs).slope
 
 
 def measure(against: str, case: Case, args: argparse.Namespace) -> dict[str, object]:
-    """One row of the table."""
+    """Returns one row of the table."""
     features = graph_features(case, "np", args.device)
     layer = NFLinear(features.spec, case.channels, case.channels).to(args.device)
     inputs = [*our_tensors(features), *layer.parameters()]

@@ -1,7 +1,7 @@
 """A forward pass of 100,000 tiny networks of six widths in one batch, step by step.
 
-Memory is the largest resident size of the process during a step, and how much of it was not there
-before.
+Memory is the largest resident size of the process during a step, and by how much it exceeds the
+size before the step.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from rich.text import Text
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from nfn_graph import WeightGraph
+from nfn_graph.converters.chain import FlattenOrder
 from nfn_graph.converters.conversion import (
     Options,
     Report,
@@ -29,14 +30,21 @@ from nfn_graph.converters.conversion.jobs import JobPart, counting
 from nfn_graph.converters.conversion.labels import Fractions, read_labels
 from nfn_graph.converters.files.atomic import replacing
 from nfn_graph.converters.files.checks import check_regular
+from nfn_graph.converters.layout_changes import Orientation
 from nfn_graph.converters.store.dataset import WeightDataset, choose
 from nfn_graph.converters.store.export import ExportFormat, export_networks
 from nfn_graph.converters.store.verification import find_damage
 from nfn_graph.converters.summary import COLUMNS, Summary, summary
 from nfn_graph.messages import UserError, exit_code, located, one_line, printable, reason_of
 
-Files = Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
-Patterns = Annotated[tuple[str, ...] | None, arg(metavar="PATTERN ...")]
+
+def unset(metavar: str, **more: Any) -> object:
+    """How the help shows an option or argument that is not set by default: without its default."""
+    return arg(metavar=metavar, help_behavior_hint="", **more)
+
+
+Files = Annotated[Positional[tuple[Path, ...]], unset("FILE ...")]
+Patterns = Annotated[tuple[str, ...] | None, unset("PATTERN ...")]
 _MOST_FAILURES = 20
 _MOST_PRINTED = 1000
 
@@ -45,11 +53,16 @@ _MOST_PRINTED = 1000
 class ReadingOptions(Options):
     """The options of commands that read checkpoint files."""
 
-    arch: Annotated[str | None, arg(metavar="MODULE:NAME")] = None
-    input_shape: Annotated[tuple[int, ...] | None, arg(metavar="N ...")] = None
-    safe_globals: Annotated[tuple[str, ...] | None, arg(metavar="PACKAGE.NAME ...")] = None
+    arch: Annotated[str | None, unset("MODULE:NAME")] = None
+    flatten: Annotated[FlattenOrder | None, unset("{channels_first,channels_last}")] = None
+    input_shape: Annotated[tuple[int, ...] | None, unset("N ...")] = None
+    orientation: Annotated[Orientation | None, unset("{out_in,in_out}")] = None
+    key: Annotated[str | None, unset("NAME")] = None
+    safe_globals: Annotated[tuple[str, ...] | None, unset("PACKAGE.NAME ...")] = None
+    activation: Annotated[str | None, unset("FUNCTION")] = None
     only: Patterns = None
     exclude: Patterns = None
+    heads: Annotated[int | None, unset("INT")] = None
 
 
 Reading = OmitArgPrefixes[ReadingOptions]
@@ -106,11 +119,9 @@ def convert(
     *,
     out: Path,
     reading: Reading = _DEFAULTS,
-    labels: Path | None = None,
-    file_column: str | None = None,
-    split: Annotated[
-        tuple[float, float, float] | None, arg(metavar="TRAIN VALIDATION TEST")
-    ] = None,
+    labels: Annotated[Path | None, unset("PATH")] = None,
+    file_column: Annotated[str | None, unset("NAME")] = None,
+    split: Annotated[tuple[float, float, float] | None, unset("TRAIN VALIDATION TEST")] = None,
     seed: int = 0,
     workers: int = 0,
     overwrite: bool = False,
@@ -223,7 +234,7 @@ def run(
     /,
     *,
     input: Annotated[tuple[Path, ...], arg(metavar="NPY ...")],
-    output: Annotated[Path | None, arg(aliases=["-o"])] = None,
+    output: Annotated[Path | None, unset("PATH", aliases=["-o"])] = None,
     reading: Reading = _DEFAULTS,
 ) -> int:
     """Run the network of a checkpoint file on inputs, from its graph.
@@ -331,7 +342,7 @@ def _print_summary(console: Console, path: Path, table: Summary) -> None:
 
 
 StorePath = Annotated[Positional[Path], arg(metavar="STORE")]
-Where = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")]
+Where = Annotated[tuple[str, ...], unset("NAME=VALUE ...")]
 
 
 def store(path: StorePath, /, *, where: Where = (), verify: bool = False) -> int:
@@ -391,7 +402,7 @@ def export(
     *,
     out: Path,
     format: ExportFormat = "pt",
-    channel: str | None = None,
+    channel: Annotated[str | None, unset("NAME")] = None,
     where: Where = (),
     overwrite: bool = False,
 ) -> int:

@@ -18,7 +18,7 @@ from nfn_graph.transforms import RoleTypes
 
 
 def train_mlps(count: int, *hidden: int) -> list[WeightGraph]:
-    """MLPs on digits of 4 x 4 pixels, all at once, with drawn learning rates; `y` is accuracy."""
+    """MLPs on digits of 4 x 4 pixels, all at once, with random learning rates; `y` is accuracy."""
     digits = load_digits()
     x = avg_pool2d(torch.tensor(digits.images, dtype=torch.float32), 2).flatten(1) / 8 - 1
     target = torch.tensor(digits.target)

@@ -1,9 +1,9 @@
 """A GNN of PyG and a neural functional on the same graphs.
 
-300 MLPs are trained on digits, with a learning rate and a width drawn for each. The models read
-the weights of 200 of them and predict the test accuracy of the others. `to_homogeneous()` makes
-plain graphs for any model of PyG; for those with types, such as `HeteroConv`, take `materialize()`.
-Both do well here.
+300 MLPs are trained on digits, each with a random learning rate and width. The models learn from
+the weights of 200 of them and predict the test accuracy of the others. `to_homogeneous()` returns
+plain graphs for any model of PyG; for models with types, such as `HeteroConv`, use `materialize()`.
+Both models do well here.
 """
 
 import time

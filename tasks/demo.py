@@ -169,8 +169,8 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
             f"on held-out networks and on {len(unseen):,} checkpoints of the unseen widths "
             f"{_list(UNSEEN)}. Tau is Kendall's rank correlation: 1 is the same order, 0 is "
             f"chance. The loss is the binary cross-entropy. The last row ranks the networks by "
-            f"their accuracy on the images that they were trained on. This needs those images "
-            f"and their labels, and is a ceiling to judge the models by.\n\n"
+            f"their accuracy on the images that they were trained on. This requires those images "
+            f"and their labels, and serves as a ceiling for the models.\n\n"
             + " ".join(f"{m} is {describe_model('regress', {'model': m})}." for m in MODELS),
             [table],
         ),
@@ -178,7 +178,9 @@ def _report(options: DemoOptions, zoo: WeightDataset, unseen: WeightDataset, tab
         Section("Repeat", code=shlex.join(command)),
     ]
     return write_report(
-        options.out / "report.html", "Reading the accuracy of networks from their weights", sections
+        options.out / "report.html",
+        "Predicting the accuracy of networks from their weights",
+        sections,
     )
 
 
@@ -190,8 +192,9 @@ def _conclusion(rows: Sequence[Sequence[Any]]) -> str:
     shown = {name: f"{held_out:.3f} and {unseen:.3f}" for name, (held_out, unseen) in taus.items()}
     return (
         f"Of the models that read weights, {best} ranks held-out networks best: its tau on "
-        f"held-out networks and on unseen widths is {shown[best]}. probe runs the networks and "
-        f"has {shown['probe']}, and the training accuracy itself {shown['training accuracy']}."
+        f"held-out networks and on unseen widths is {shown[best]}. probe, which runs the networks, "
+        f"reaches {shown['probe']}, and ranking by the training accuracy reaches "
+        f"{shown['training accuracy']}."
     )
 
 

@@ -36,9 +36,9 @@ class EditOptions:
     Attributes:
         checkpoint: The network, in any format that nfn-graph reads. It must follow the
             conventions of the zoo that the model was trained on, which its store.json states.
-        w0: The factor of the network's sines, sin(w0 * (W x + b)). Weights alone do not say that a
-            network is a SIREN, nor its factor, which is 30 in zoos of nfn-graph unless --w0 was
-            given there.
+        w0: The factor of the network's sines, sin(w0 * (W x + b)). Weights alone reveal neither
+            that a network is a SIREN nor its factor, which is 30 in zoos of nfn-graph unless they
+            were built with another --w0.
         run: The folder of a finished run of edit-inr.
         out: The edited network, with the keys and types of the checkpoint. Its hidden layers are
             wider if the run has an --ensemble. A picture of before and after is written beside it,

@@ -39,6 +39,8 @@ class EditInrOptions(TrainOptions):
     """Edit the images that SIRENs store, by changing their weights.
 
     Attributes:
+        model: The model: an NFN with one of three symmetries, or an MLP on the concatenated weights
+            as a baseline. mlp-aug permutes neurons at random in training.
         preset: The model and training settings: those of the paper (3 NF-Layers with 128 channels
             between them), or smaller ones. --channels does not include the last NF-Layer, which
             has one channel.

@@ -82,8 +82,8 @@ def masks_from_scores(
 ) -> dict[str, Tensor]:
     """Keeps the weights with the largest scores.
 
-    Of every network, or of each of its tensors, `round((1 - sparsity) * weights)` are kept and
-    at least one; among equal scores, those that come first.
+    Every network, or each of its tensors, keeps `round((1 - sparsity) * weights)` of them, but at
+    least one. If scores are equal, the weights that come first are kept.
 
     Args:
         scores: The scores `[networks, ...]` of all weights that may be pruned, by key.

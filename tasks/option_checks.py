@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 from tyro.conf import arg
 
@@ -18,9 +18,15 @@ _BETWEEN = arg(
 
 # Types of options whose help shows their range.
 Share = Annotated[float, arg(metavar="0..1")]
-Shares = Annotated[tuple[float, ...], arg(metavar="[0..1 [0..1 ...]]")]
+Shares = Annotated[tuple[float, ...], arg(metavar="0..1 ...")]
+Several = Annotated[tuple[int, ...], arg(metavar="INT ...")]
 Interval = Annotated[tuple[float, float], _BETWEEN]
 Integers = Annotated[tuple[int, int], _BETWEEN]
+
+
+def choices(kind: object, of: str = "{} ...") -> str:
+    """The values of a Literal, as the help shows them."""
+    return of.format(f"{{{','.join(map(str, get_args(kind)))}}}")
 
 
 def flag(name: str) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from tyro.conf import Positional, arg
 
 from nfn_graph import WeightGraph
-from nfn_graph.converters.commands import Reading, ReadingOptions
+from nfn_graph.converters.commands import Reading, ReadingOptions, unset
 from nfn_graph.converters.conversion import load_file
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import (
@@ -55,7 +55,7 @@ class PruneOptions:
     checkpoint: Positional[Path]
     run: Path
     out: Path
-    sparsity: float | None = None
+    sparsity: Annotated[float | None, unset("0..1")] = None
     scope: TicketScope = "expected"
     paths: bool = True
     biases: bool = False
@@ -146,12 +146,12 @@ class RetrainOptions:
         out: The CSV file for the accuracies; by default none is written.
     """
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Annotated[Positional[tuple[Path, ...]], unset("RUN ...")]
     zoo: Path
     networks: int = 10
     split: Split = "test"
-    data: str | None = None
-    out: Path | None = None
+    data: Annotated[str | None, unset("STR")] = None
+    out: Annotated[Path | None, unset("PATH")] = None
 
 
 def retrain(options: Annotated[RetrainOptions, arg(name="")]) -> int:

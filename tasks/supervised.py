@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch_geometric.transforms import Compose
 
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
+from nfn_graph.converters.commands import unset
 from nfn_graph.converters.store.shards import PLACE
 from nfn_graph.converters.store.table import COLUMN, arrow, compute
 from nfn_graph.messages import UserError, one_line
@@ -107,8 +108,8 @@ class SupervisedOptions(TrainOptions):
             change what a network computes.
     """
 
-    label: str | None = None
-    input_shape: tuple[int, ...] = ()
+    label: Annotated[str | None, unset("NAME")] = None
+    input_shape: Annotated[tuple[int, ...], unset("N ...")] = ()
     unify: Unify = "no"
     mixup: float = 0.0
     canonical: bool = False

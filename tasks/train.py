@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from nfn_graph.converters.commands import Reading, ReadingOptions
+from nfn_graph.converters.commands import Files, Reading, ReadingOptions, Where, unset
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.messages import UserError, exit_code, located
 from nfn_graph.tasks.classify import Classify
 from nfn_graph.tasks.classify_inr import ClassifyInr
 from nfn_graph.tasks.edit_inr import EditInr
+from nfn_graph.tasks.option_checks import choices
 from nfn_graph.tasks.predict import predict_files
 from nfn_graph.tasks.regress import PredictGeneralization, Regress
 from nfn_graph.tasks.reports.compare import compare as compare_runs
@@ -96,14 +97,14 @@ class EvaluateOptions:
         zoo: The zoo with the networks, of any widths.
         name: The name of this evaluation; by default the name of the zoo's folder.
         split: The split to evaluate on; by default all networks.
-        where: Which networks to use, such as width=16.
+        where: The networks to use, by the values of columns: width=8 or width=8,16.
     """
 
     run: Positional[Path]
     zoo: Path
-    name: str | None = None
-    split: Split | None = None
-    where: tuple[str, ...] = ()
+    name: Annotated[str | None, unset("NAME")] = None
+    split: Annotated[Split | None, unset(choices(Split, "{}"))] = None
+    where: Where = ()
 
 
 def evaluate(options: Annotated[EvaluateOptions, arg(name="")]) -> int:
@@ -139,7 +140,7 @@ class PredictOptions:
     """
 
     run: Positional[Path]
-    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
+    files: Files
     out: Path
     overwrite: bool = False
     reading: Reading = field(default_factory=ReadingOptions)
@@ -185,8 +186,8 @@ class CompareOptions:
         out: A folder for compare.html, compare.csv, compare.png and progress.png; none by default.
     """
 
-    runs: Positional[tuple[Path, ...]]
-    out: Path | None = None
+    runs: Annotated[Positional[tuple[Path, ...]], unset("RUN ...")]
+    out: Annotated[Path | None, unset("PATH")] = None
 
 
 def compare(options: Annotated[CompareOptions, arg(name="")]) -> int:

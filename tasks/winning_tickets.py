@@ -39,6 +39,7 @@ class WinningTicketsOptions(TrainOptions):
     """Predict winning tickets from initialisations.
 
     Attributes:
+        model: The model: an NFN on all neurons, or one that processes every weight separately.
         preset: The model and training settings: those of the paper (encoder and decoder with 4
             NF-Layers each and 64 channels between them), or smaller ones. --channels does not
             include the last NF-Layers. Maps of aggregates learn at the learning rate divided by

@@ -18,9 +18,9 @@ class Option(NamedTuple):
     """An option or a positional argument.
 
     Attributes:
-        name: As on the command line, `--batch-size`; without dashes if it is positional.
+        name: Name on the command line, `--batch-size`; without dashes if it is positional.
         kinds: The plain types of its values: int, float, str, Path, bool.
-        count: How many values it takes at least; 0 for none.
+        count: The smallest number of values that it takes; 0 for a flag.
         is_required: Whether the command needs it.
     """
 
@@ -75,7 +75,7 @@ def _fields(kind: Any) -> list[Option]:
 
 
 def _options(name: str, hint: Any, is_required: bool) -> list[Option]:
-    """An option, or those of a group that several commands share."""
+    """Returns an option, or those of a group that several commands share."""
     kind = _without_notes(hint)
     return _fields(kind) if _is_options(kind) else [_option(name, hint, is_required)]
 

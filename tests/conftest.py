@@ -18,7 +18,7 @@ settings.register_profile(
     # The backend fixture below is the same for all examples of a test.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-# More examples, and other ones in every run.
+# Runs more examples, and different ones every time.
 settings.register_profile(
     "long", settings.get_profile("nfn_graph"), max_examples=1000, derandomize=False
 )
@@ -26,13 +26,13 @@ settings.load_profile("nfn_graph")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--backend NAME` runs the tests on other kernels than the default ones."""
+    """Adds `--backend NAME`, which runs the tests on other kernels than the default ones."""
     parser.addoption("--backend", default="fused", help="plain or torch-scatter")
 
 
 @pytest.fixture(autouse=True)
 def settled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The same random numbers in every run, whatever ran before; the chosen backend."""
+    """Gives every test the same random numbers, whatever ran before, and the chosen backend."""
     torch.manual_seed(0)
     with use_backend(request.config.getoption("--backend")):
         yield
@@ -40,7 +40,7 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """See :mod:`world`; not to be written to."""
+    """The test world, which must not be written to; see :mod:`world`."""
     from world import make_world
 
     folder = tmp_path_factory.mktemp("world")
@@ -50,7 +50,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """New tensors and modules in float64, as the published layers take no dtype."""
+    """Creates tensors and modules in float64, because the published layers take no dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield

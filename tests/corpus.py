@@ -1,4 +1,4 @@
-"""What the package reads from disks: for every kind a good file or folder, and how it is read."""
+"""Everything that the package reads from disk: a good example of every kind, and its reader."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Kind(NamedTuple):
     """A kind of input.
 
     Attributes:
-        build: Writes a good one to a path, a file or a folder.
-        read: Reads all of it.
-        is_sealed: Whether checksums guard it, which whoever damages it may compute again.
+        build: Function that writes a good example, a file or a folder, to a path.
+        read: Function that reads all of it.
+        is_sealed: Whether it has checksums, which somebody who damages it may compute again.
     """
 
     build: Callable[[Path], Any]
@@ -112,7 +112,7 @@ def _write_graph(path: Path) -> None:
 
 
 def _write_into(path: Path, suffix: str) -> None:
-    """A network written into a copy of a file, which may be damaged by now."""
+    """Writes a network into a copy of a file, which may be damaged by then."""
     good = path.with_name(f"good{suffix}")
     if not good.exists():
         WRITERS[suffix[1:]](good)
@@ -120,7 +120,7 @@ def _write_into(path: Path, suffix: str) -> None:
 
 
 def _write_unpacked(path: Path) -> None:
-    """The files in a `.keras` archive, to be damaged one by one."""
+    """Returns the files in a `.keras` archive, to damage them one by one."""
     WRITERS["keras"](path)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
@@ -131,7 +131,7 @@ def _write_unpacked(path: Path) -> None:
 
 
 def _read_packed(path: Path) -> object:
-    """An archive whose checksums are right, whatever is in it."""
+    """Writes an archive with correct checksums, whatever its contents are."""
     packed = path.with_name("packed.keras")
     with zipfile.ZipFile(packed, "w") as archive:
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
@@ -151,7 +151,7 @@ def _read_store(path: Path) -> object:
 
 
 def _read_resealed_store(path: Path) -> object:
-    """As whoever verifies a store before its networks are exported; both must say the same."""
+    """Verifies a store and exports its networks; both must report the same."""
     damage = list(find_damage(path))
     if damage:
         raise ConversionError(f"Expected a store without damage (got {damage[0].got})")
@@ -167,7 +167,7 @@ def _read_resealed_store(path: Path) -> object:
 
 
 def _read_for(task: type[Any], options: type[Any], path: Path) -> object:
-    """The networks of a zoo as a run reads them."""
+    """Reads the networks of a zoo as a run does."""
     return load_data(task(options(path, path.with_name("run"), preset="tiny")))
 
 
@@ -246,5 +246,5 @@ def _named(path: Path, suffix: str) -> Path:
 
 
 def suffix_of(name: str) -> str:
-    """What the path of a kind must end in."""
+    """Returns the suffix that paths of a kind must have."""
     return ".npz" if name in ("images, npz", "clouds, npz") else ""

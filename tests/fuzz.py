@@ -34,7 +34,7 @@ if __name__ == "__main__":
 from corpus import Kind, corpus, suffix_of
 from resealing import forge, reseal
 
-#: Limits of one case: seconds, bytes of memory beyond what the libraries take.
+#: The limits of one case: seconds, and bytes of memory in addition to the libraries.
 SECONDS = 20
 MEMORY = 2**30
 _RESIDENT = 300 * 2**20
@@ -47,9 +47,9 @@ class Outcome(NamedTuple):
     """How a case ended: `read`, `refused`, or what went wrong.
 
     Attributes:
-        verdict: In one word.
-        detail: The error.
-        resident: Bytes that the process held at most.
+        verdict: The outcome in one word.
+        detail: The message of the error.
+        resident: The largest resident size of the process, in bytes.
     """
 
     verdict: str
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 def damage(data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
-    """A file with some bytes changed, cut out, doubled or cut off, or with wild numbers."""
+    """Changes, cuts out or doubles bytes of a file, cuts its end off, or writes extreme numbers."""
     damaged = bytearray(data or b"\0")
     for _ in range(draw.choice((1, 1, 2, 8))):
         start = draw.randrange(len(damaged) or 1)
@@ -98,7 +98,7 @@ def damage(data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
 
 
 def damage_path(path: Path, draw: random.Random, others: list[bytes]) -> None:
-    """Damages a file, or some files of a folder; or puts something else in the place of one."""
+    """Damages a file, or some files of a folder, or replaces one of them by something else."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in draw.sample(files, min(len(files), draw.choice((1, 1, 1, 3)))):
         choice = draw.randrange(24)
@@ -117,7 +117,7 @@ def damage_path(path: Path, draw: random.Random, others: list[bytes]) -> None:
 
 
 def damage_sealed(path: Path, draw: random.Random, others: list[bytes]) -> None:
-    """Damages what a store says, or bytes of a file, and computes all checksums again."""
+    """Damages the contents of a store, or bytes of a file, and computes all checksums again."""
     if draw.randrange(3):
         forge(path, draw)
     else:
@@ -159,7 +159,7 @@ def judge(kind: Kind, path: Path) -> tuple[str, str]:
 def run_cases(
     kinds: Mapping[str, Kind], name: str, cases: range, folder: Path
 ) -> Iterator[tuple[int, Outcome]]:
-    """The outcomes of some cases of a kind, read by processes that end with the first crash."""
+    """Returns the outcomes of some cases, read in processes that end with the first crash."""
     good = folder / f"good{suffix_of(name)}"
     _remove(good)
     kinds[name].build(good)
@@ -174,7 +174,7 @@ def run_cases(
 def _in_child(
     kind: Kind, name: str, cases: range, good: Path, others: list[bytes]
 ) -> Iterator[tuple[int, Outcome]]:
-    """One process: it says which case it begins, and how that ended."""
+    """Runs in a process: announces every case, and then its outcome."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Networks for the tests: named cases, and strategies that draw specs and sizes."""
+"""Networks for the tests: named cases, and strategies that generate specs and sizes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def residual_spec(input_size: int = 2, output_size: int = 2) -> NetworkSpec:
 
 
 def skip_spec() -> NetworkSpec:
-    """The input goes into two layers and past both into the output."""
+    """The input leads into two layers, and past both of them into the output."""
     return NetworkSpec(
         (
             NeuronType("x", 0, size=2),
@@ -236,7 +236,7 @@ def batch_of(spec: NetworkSpec, widths: tuple[int, ...] = (3, 5, 1), channels: i
 
 
 def all_groupings() -> list[Grouping]:
-    """Contiguous, strided, and with empty groups (a network without the type)."""
+    """Contiguous and strided features, and features with empty groups (a type that is missing)."""
     mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 2, 3))])
     incidence = mixed.features().incidence
     found = [rows.groupings[0] for rows in incidence.neurons.values()]

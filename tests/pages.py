@@ -1,4 +1,4 @@
-"""The pages of the documentation, their code, and the hooks that build the site."""
+"""The pages of the documentation, their code blocks, and the hooks that build the site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTAL
 
 
 def blocks(text: str, *languages: str) -> list[tuple[int, str]]:
-    """Fenced blocks in the given languages, each with the number of lines before its code."""
+    """Returns the fenced blocks in the given languages, each with its line number in the page."""
     return [
         (text.count("\n", 0, match.start(2)), match[2])
         for match in FENCE.finditer(text)

@@ -1,4 +1,4 @@
-"""Builds what is released and tries it where nothing else is: `python tests/release.py dist`.
+"""Builds a release and tries it in an empty environment: `python tests/release.py dist`.
 
 The wheel and the source archive are built from a copy of the tree. The wheel is installed into an
 empty environment, alone and then with the extra `tasks`, and `smoke.py` runs there. It also runs
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def copy_tree(target: Path) -> Path:
-    """The tree without hidden folders, links and what git ignores."""
+    """Copies the tree without hidden folders, links and files that git ignores."""
     lines = (ROOT / ".gitignore").read_text("utf-8").split()
     ignored = shutil.ignore_patterns(".git", *(line.strip("/").split("/")[-1] for line in lines))
 
@@ -38,7 +38,7 @@ def build(source: Path, out: Path, *options: str) -> None:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """The output of a command that must succeed."""
+    """Returns the output of a command that must succeed."""
     settings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     out = subprocess.run(
         [str(word) for word in command],
@@ -55,7 +55,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def other_pythons() -> list[str]:
-    """The interpreters of the other versions of Python that the package names, if they run."""
+    """Returns working interpreters of the other versions of Python that the package names."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -63,7 +63,7 @@ def other_pythons() -> list[str]:
     return [
         path
         for path in found
-        # A launcher of pyenv may stand for a version that is not chosen.
+        # A launcher of pyenv may belong to a version that is not active.
         if path and not subprocess.run([path, "-c", ""], capture_output=True).returncode
     ]
 

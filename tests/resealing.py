@@ -1,4 +1,4 @@
-"""Stores with damage that no checksum shows, since every checksum was computed again."""
+"""Stores with damage that checksums do not reveal, because all of them were computed again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reseal(folder: Path) -> None:
                 document["checksums"][name] = checksum(path)
             record.write_text(json.dumps(document), "utf-8")
         except (ValueError, LookupError, TypeError, RecursionError):
-            pass  # its damage is such that it has no checksums
+            pass  # The damaged file is such that it has no checksums.
         _seal(record)
     _seal(folder / "store.json")
 
@@ -71,13 +71,13 @@ def _seal(path: Path) -> None:
         document.pop(SEAL, None)
         path.write_text(json.dumps({**document, SEAL: seal_of(document)}), "utf-8")
     except (ValueError, AttributeError, TypeError, RecursionError):
-        pass  # no object any more
+        pass  # It is not an object any more.
 
 
 def edit_record(
     folder: Path, change: Callable[[dict[str, Any]], Any], shard: str = "00000"
 ) -> None:
-    """Changes the record of a shard; `reseal` is still to be called."""
+    """Changes the record of a shard; call `reseal` afterwards."""
     edit_json(folder / SHARDS / f"{shard}.json", change)
 
 
@@ -89,7 +89,7 @@ def edit_json(path: Path, change: Change) -> None:
 
 
 def edit_table(folder: Path, change: Callable[[Any], Any], shard: str = "00000") -> None:
-    """Puts another table in the place of a shard's."""
+    """Replaces the table of a shard."""
     path = folder / METADATA / f"{shard}.parquet"
     pq.write_table(change(pq.read_table(pa.BufferReader(path.read_bytes()))), path)
 
@@ -113,7 +113,7 @@ def with_column(table: Any, name: str, values: Any) -> Any:
 
 
 def forge(folder: Path, draw: random.Random) -> None:
-    """Changes what one file of a store says, in a way that its format allows."""
+    """Changes the contents of one file of a store in a way that its format allows."""
     shard = draw.choice(sorted(path.stem for path in (folder / SHARDS).glob("*.json")))
     match draw.randrange(6):
         case 0:
@@ -130,7 +130,7 @@ def forge(folder: Path, draw: random.Random) -> None:
 
 
 def _change_value(document: Any, draw: random.Random) -> None:
-    """Replaces, deletes or doubles a value, or exchanges it for another, somewhere in JSON."""
+    """Replaces, deletes, doubles or exchanges a value somewhere in JSON."""
     places = [(holder, key) for holder, key in _places(document) if key != SEAL]
     holder, key = draw.choice(places)
     match draw.randrange(5):
@@ -184,7 +184,7 @@ def _changed_table(table: Any, draw: random.Random) -> Any:
         return table.drop_columns([name])
 
 
-# What other notes may say.
+# Other values that notes may have.
 _NOTES = (
     [[{}], {}],
     [[{"note": 1}], {}],

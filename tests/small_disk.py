@@ -1,4 +1,4 @@
-"""A disk with little space."""
+"""A disk with little free space."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of so many bytes at a folder.
+    """Mounts a file system with a given number of bytes at a folder.
 
-    Where none may be mounted, writing to it fails as on network disks, which report that they are
+    If mounting is not allowed, writing fails as on network disks, which only report that they are
     full when data is synchronised.
     """
     folder.mkdir()
@@ -38,7 +38,7 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 def is_mounted() -> bool:
-    """Whether a small disk is one for other processes, too."""
+    """Whether a small disk also limits other processes."""
     with TemporaryDirectory() as folder:
         if not _mount(Path(folder), 4096):
             return False

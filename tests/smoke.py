@@ -1,4 +1,4 @@
-"""What an installed package must do outside the repository: `python smoke.py library|core|tasks`.
+"""Checks an installed package outside the repository: `python smoke.py library|core|tasks`.
 
 As a library, it converts networks and trains on them. With `core`, torch and torch-geometric are
 all that is there, and what needs more says how to get it; with `tasks`, all is there, and the
@@ -31,13 +31,13 @@ def mlp(width: int) -> nn.Module:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command `nfn-graph`, as the installation made it or by its module."""
+    """Returns the command `nfn-graph`, as installed or as a module."""
     command = [sys.executable, "-W", "ignore", "-m", "nfn_graph.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def convert_and_train(folder: Path) -> None:
-    """Modules to files to graphs to a trained model, and back."""
+    """Goes from modules to files, to graphs, to a trained model, and back."""
     networks = [mlp(4 + i) for i in range(12)]
     graphs = []
     for i, network in enumerate(networks):
@@ -62,7 +62,7 @@ def convert_and_train(folder: Path) -> None:
 
 
 def check_missing_extras(folder: Path) -> None:
-    """Without the extras, one line says which to install."""
+    """Checks that one line says which extras to install if they are missing."""
     try:
         save(from_module(mlp(3)), folder / "network.safetensors")
         check(False, "no safetensors in an environment of the core alone")
@@ -77,7 +77,7 @@ def check_missing_extras(folder: Path) -> None:
 
 
 def check_commands(folder: Path) -> None:
-    """A conversion, a small zoo and a model trained on it, by the command line."""
+    """Converts, builds a small zoo and trains a model on it with commands."""
     zoo, model, store = (str(folder / name) for name in ("zoo", "run", "store"))
     build = ["--networks", "24", "--widths", "4", "--depths", "1", "--epochs", "1", "2"]
     task = ["predict-generalization", "--zoo", zoo, "--out", model]

@@ -1,4 +1,4 @@
-"""Training on batches that never repeat a size: memory must stay flat.
+"""Training on batches whose sizes never repeat: memory must stay constant.
 
     python tests/soak.py --batches 10000
 
@@ -48,7 +48,7 @@ def residual(draw: random.Random) -> WeightGraph:
     return random_graph(residual_spec(), sizes, dtype=torch.float32)
 
 
-# Every kind of network with what all of its graphs can be batched in.
+# Every kind of network, with the spec that all of its graphs share in a batch.
 KINDS = {
     mlp: NetworkSpec.union(chain((2, *[2] * depth, 3)).spec for depth in range(1, 5)),
     cnn: chain((3, 2, 2, 2), ((3, 3), (2, 1), ())).spec,
@@ -57,7 +57,7 @@ KINDS = {
 
 
 def steps(draw: random.Random) -> Iterator[float]:
-    """Steps of training without end, each on a batch of its own; gives the losses."""
+    """Trains without end on batches that never repeat; yields the losses."""
     models = [
         (kind, NFN(spec, (4, 1), symmetry, edit_scale=0.1, norm=True))
         for kind, spec in KINDS.items()
@@ -79,14 +79,14 @@ def steps(draw: random.Random) -> Iterator[float]:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds, garbage collected first."""
+    """Returns the memory of this process in bytes, after garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return 4096 * pages
 
 
 def growth(batches: int, warm_up: int, parts: int = 10) -> list[int]:
-    """Resident bytes after the warm-up and after each of some equal parts of the batches."""
+    """Returns the resident memory after the warm-up and after equal parts of the batches."""
     training = steps(random.Random(0))
     for _ in range(warm_up):
         next(training)

@@ -1,4 +1,4 @@
-"""The command line itself: what it says of words that it does not know, and how it stops."""
+"""The command line itself: unknown words, and interruptions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,16 @@ def test_help_shows_ranges_as_ranges(capsys: pytest.CaptureFixture[str]) -> None
     text = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "--learning-rate LOW HIGH" in text and "(default: 0.0005 to 0.05)" in text
     assert "--epochs LOW HIGH" in text and "(default: 4 to 40)" in text
-    assert "--test-share 0..1" in text and "--train-fractions [0..1 [0..1 ...]]" in text
+    assert "--test-share 0..1" in text and "--train-fractions 0..1 ..." in text
+
+
+@pytest.mark.parametrize("name", leaves())
+def test_help_shows_no_value_that_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option without a default is shown without one, and several values with an ellipsis."""
+    assert main([*name.split(), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    for odd in ("{None}", "None,", "(default: None)", "(default: )", "[["):
+        assert odd not in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version", "-v"], ["inspct"], []])
@@ -127,7 +136,7 @@ def test_every_public_name_is_found() -> None:
         nfn_graph.Nothing  # noqa: B018
 
 
-# A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
+# Background jobs of a shell ignore Ctrl-C, and so do the processes that they start.
 LISTEN = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
@@ -148,7 +157,7 @@ def test_an_interruption_while_libraries_are_imported_is_one_line(tmp_path: Path
 
 
 def test_an_interruption_that_an_import_swallows_still_ends_the_command(tmp_path: Path) -> None:
-    """Some libraries catch whatever their optional imports raise."""
+    """Some libraries catch every exception of their optional imports."""
     (tmp_path / "swallows.py").write_text(
         "import os, signal\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"

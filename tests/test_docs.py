@@ -1,4 +1,4 @@
-"""What the documentation site is made with, and that its pages say what the code does."""
+"""The tools that build the documentation site, and pages that must agree with the code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_mathematics_becomes_mathml() -> None:
     marked = r'<p>a <span class="arithmatex">\(x &lt; \sigma\)</span>, code \(y\)</p>'
     rendered = mathml.on_page_content(marked)
     assert "<mo>&#x0003C;</mo><mi>&#x003C3;</mi>" in rendered and "arithmatex" not in rendered
-    assert r"code \(y\)" in rendered  # Left for the check of the site to complain of.
+    assert r"code \(y\)" in rendered  # The check of the site reports this.
     block = mathml.on_page_content('<div class="arithmatex">\\[\nx\n\\]</div>')
     assert block.startswith('<div class="formula"><math') and 'display="block"' in block
 
@@ -162,7 +162,7 @@ def test_workers_run_on_pages_of_the_file_system(tmp_path: Path) -> None:
     ),
 )
 def test_common_questions_are_headings(question: str) -> None:
-    """The search of the site, and that of a code host, finds headings first."""
+    """The search of the site and that of a code host find headings first."""
     headings = re.findall("^## (.+)$", (DOCS / "faq.md").read_text("utf-8"), re.MULTILINE)
     words = question.lower().split()
     assert any(all(word in heading.lower() for word in words) for heading in headings)
@@ -261,7 +261,7 @@ def check_is_current(page: Path, text: str) -> None:
 
 
 def _table(text: str, head: str) -> list[list[str]]:
-    """The rows of the table whose head begins so."""
+    """Returns the rows of the table whose header starts with these words."""
     rows = text.partition(f"\n{head}")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
@@ -287,7 +287,7 @@ def test_formats_are_those_of_the_converters() -> None:
 
 
 def test_the_operators_that_run_are_listed() -> None:
-    """The page on running names what files may consist of, neither more nor less."""
+    """The page about running networks lists exactly the operators that can run."""
     _, onnx, keras = re.split("^### .*$", (DOCS / "running.md").read_text("utf-8"), flags=re.M)
     recorded = [node_recorder._FUNCTIONS, node_recorder._HANDLERS, node_recorder._NUMBERS]
     expected = {name for names in [*recorded, node_recorder._SAME] for name in names}

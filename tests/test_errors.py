@@ -1,4 +1,4 @@
-"""Bad input: a typed error that says what was expected and what came."""
+"""Bad input raises a typed error that says what was expected and what was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, and finds what it says: the numbers that it prints are read."""
+"""Every example runs, and the numbers that it prints support what it says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBER = r"(-?\d[\d.]*(?:e-?\d+)?)"
 
 
 def numbers(text: str, *patterns: str) -> list[float]:
-    """The number that each pattern holds as `#`."""
+    """Returns the number that each pattern marks with `#`."""
     found = []
     for pattern in patterns:
         match = re.search(re.escape(pattern).replace(r"\#", NUMBER), text)
@@ -41,7 +41,7 @@ def check_mixed_sizes(out: str) -> None:
 
 def check_hnp_against_np(out: str) -> None:
     nothing, encoded, hnp = numbers(out, "NP: found #", "IO-encoding: found #", "HNP: found #")
-    assert nothing < 0.2 < encoded < hnp  # One class of ten by chance.
+    assert nothing < 0.2 < encoded < hnp  # By chance, one class of ten is right.
     assert hnp > 0.7
 
 
@@ -54,7 +54,7 @@ def check_learned_optimizer(out: str) -> None:
     none, descent, learned = numbers(
         out, "no step: loss #", "rates: loss #", "learned step: loss #"
     )
-    # Several times the gain of the best step of gradient descent.
+    # Several times the gain of the best gradient step.
     assert learned < descent < none
     assert none - learned > 3 * (none - descent)
 

@@ -1,4 +1,4 @@
-"""Every reader against damaged and hostile files, in limited time and memory; see `fuzz.py`."""
+"""Every reader against damaged and hostile files, with limited time and memory; see `fuzz.py`."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_good_input_is_read(name: str, prepared: tuple[Mapping[str, Kind], Path]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nobody_waits_for_a_pipe(name: str, prepared: tuple[Mapping[str, Kind], Path]) -> None:
-    """A pipe in the place of any one file, which nobody writes to."""
+    """Any one file is replaced by a pipe to which nobody writes."""
     kinds, folder = prepared
     path = folder / f"pipes{fuzz.suffix_of(name)}"
     fuzz._remove(path)
     kinds[name].build(path)
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    # Of many files of one kind, one will do.
+    # If there are many files of one kind, one of them is enough.
     for file in {(p.parent.name[:5], p.suffix): p for p in sorted(files)}.values():
         content = file.read_bytes()
         file.unlink()
@@ -90,7 +90,7 @@ def npy_head(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
 
 
 def lying_zip(path: Path) -> None:
-    """The directory of an archive says that an entry unpacks to 4 GB."""
+    """The directory of an archive claims that an entry unpacks to 4 GB."""
     deflated(path, "w.npy", npy_head((2**30 - 1,)), 64)
     data = bytearray(path.read_bytes())
     at = data.index(b"PK\x01\x02")
@@ -133,7 +133,7 @@ def huge_number(path: Path) -> None:
 
 
 def crowded_metadata(path: Path) -> None:
-    """90 MB of metadata, which would take 1.6 GB when it is parsed."""
+    """90 MB of metadata, which would take 1.6 GB when parsed."""
     notes = b",".join(b'"%x":{}' % i for i in range(8_000_000))
     text = b'{"__metadata__":{' + notes + b"}}"
     path.write_bytes(struct.pack("<Q", len(text)) + text)
@@ -168,7 +168,7 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
 def test_hostile_files(
     name: str, prepared: tuple[Mapping[str, Kind], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a checkpoint, and as images, in the process that limits memory."""
+    """It is read as a checkpoint and as images, in the process with limited memory."""
     kinds, folder = prepared
     monkeypatch.setattr(fuzz, "damage_path", lambda *_: None)
     for reader in ("npz", "images, npz"):
@@ -203,7 +203,7 @@ def _touch_memory(size: int) -> None:
 def test_failures_are_found(
     read: Callable[[Path], Any], verdict: str, prepared: tuple[Mapping[str, Kind], Path]
 ) -> None:
-    """What the harness is there for: readers that do wrong."""
+    """The harness must find readers that misbehave."""
     kinds, folder = prepared
     wrong = {"images, idx": Kind(kinds["images, idx"].build, read)}
     (_, outcome), (_, again) = fuzz.run_cases(wrong, "images, idx", range(2), folder)

@@ -1,6 +1,6 @@
-"""Every command with wrong, missing and hostile arguments: one line, exit code 2, no traceback.
+"""Commands with wrong, missing or hostile arguments end with one line, code 2, no traceback.
 
-The commands and their options are read off the parser's own types, so that none is forgotten.
+The commands and their options are read from the parser's own types, so none is forgotten.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from commands import Leaf, Option, leaves
 from nfn_graph import cli
 
 LEAVES = leaves()
-# A call of every command. The first group does its work; the second would take long, and lacks
-# its data, which it may look for only after it has looked at its options.
+# One call of every command. The first group does its work; the others would take long and lack
+# their data, which they may only look for after they have checked their options.
 WORKING = {
     "inspect": ["net.pt"],
     "convert": ["net.pt", "--out", "out"],
@@ -53,13 +53,13 @@ CALLS = {**WORKING, **WAITING}
 OUTPUTS = ("--out", "--output")
 # Options for which a number below 0 has a meaning.
 SIGNED = {"--seed", "--amount", "--edit-scale"}
-# What no option of the type can be, and what an option may be refused for.
+# Values that no option of the type can have, and the reasons for which options may be refused.
 NO_NUMBERS = {int: ["x", "", "1.5", "nan", "0x10"], float: ["x", "", "1,5", "--"]}
 WILD_NUMBERS = {int: [str(10**30), str(-(10**30))], float: ["nan", "inf", "-inf", "1e400"]}
 NO_INPUTS = ["missing", "empty", "folder", "loop", "fifo", "text", "a\0b", "a\nb", "\x1b[2J\u202e"]
 NO_INPUTS += ["x" * 5000, "/dev/null", "net.pt/inside"]
 NO_OUTPUTS = ["net.pt/inside", "/proc/none/inside", "a\0b", "x" * 5000]
-# Kinds of things in the world that an input may be; all others are the wrong kind for it.
+# Kinds of entries in the world that an input may be; all others have the wrong kind for it.
 GOOD = {
     "inspect": {"net.pt", "siren.pt", "initial.pt"},
     "convert": {"net.pt", "siren.pt", "initial.pt"},
@@ -83,7 +83,7 @@ GOOD = {
     "evaluate": {"edits", "inr"},
     "retrain": {"masks", "tickets"},
 }
-# How an error calls an option, where it does not call it by its name.
+# The names of options in errors that do not use the option's own name.
 CALLED = {"--workers": "processes", "--shard-size": "per shard"}
 RUNS = {"edits", "masks", "labels"}
 THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "masks", "labels")
@@ -91,7 +91,7 @@ THINGS = ("net.pt", "siren.pt", "store", "cnn", "inr", "tickets", "edits", "mask
 
 @pytest.fixture
 def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the world and some strange things in it, in which commands are called."""
+    """A folder with the world and some unusual entries, in which commands are called."""
     for thing in world.iterdir():
         (tmp_path / thing.name).symlink_to(thing)
     (tmp_path / "empty").touch()
@@ -104,7 +104,7 @@ def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], codes: int = 2) -> str:
-    """The one line that a command ends with."""
+    """Returns the one line with which a command ends."""
     shown = [argument[:60] for argument in arguments]
     capsys.readouterr()
     assert cli.main(arguments) == codes, shown
@@ -112,7 +112,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], codes: int
 
 
 def only_line(shown: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that was refused has written."""
+    """Returns what a refused command has written."""
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, (shown, lines)
     assert lines[0].startswith("nfn-graph: ") and lines[0].isprintable(), (shown, lines)
@@ -121,7 +121,7 @@ def only_line(shown: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def replaced(name: str, option: Option, *values: str) -> list[str]:
-    """The call of a command with other values of an option."""
+    """Returns the call of a command with other values of an option."""
     call = CALLS[name]
     if not option.name.startswith("-"):
         changed = [*values, *call[1:]]
@@ -141,7 +141,7 @@ def options_of(leaf: Leaf, *kinds: type) -> Iterator[tuple[Option, type]]:
 
 
 def shared(name: str) -> set[Option]:
-    """The options that a command has in common with an earlier one, such as `train ...`."""
+    """Returns the options that a command shares with an earlier one, such as `train ...`."""
     earlier = list(LEAVES)[: list(LEAVES).index(name)]
     first = LEAVES[name].words[0]
     return {
@@ -150,7 +150,7 @@ def shared(name: str) -> set[Option]:
 
 
 def words(text: str) -> str:
-    """Text in which options are written alike, however an error names them."""
+    """Normalises the names of options in a text, however an error spells them."""
     return text.replace("--", "").replace("-", " ").replace("_", " ")
 
 
@@ -186,13 +186,13 @@ def test_numbers(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     parsed = set()
     for option, kind in options_of(LEAVES[name], int, float):
         count = max(option.count, 1)
-        # The parser treats options alike that commands have in common; a command may not.
+        # The parser treats shared options of commands alike; a command may not.
         is_new = option not in shared(name)
         wild = WILD_NUMBERS[kind] if is_new else WILD_NUMBERS[kind][:1]
         for value in (*wild, *([] if option.name in SIGNED else ["-1"])):
             line = words(refused(replaced(name, option, *[value] * count), capsys))
             assert words(option.name) in line or CALLED.get(option.name, "--") in line, line
-        # What is no number is the parser's to say, which knows an option by its types alone.
+        # Values that are not numbers are refused by the parser, which only knows the types.
         for value in NO_NUMBERS[kind][: 1 if option[1:3] in parsed else None] if is_new else ():
             refused(replaced(name, option, *[value] * count), capsys)
         parsed.add(option[1:3])
@@ -214,10 +214,10 @@ def test_paths(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.filterwarnings("ignore")
 def test_text(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Text may mean something; what it does not mean is refused like all else."""
+    """Text may be valid; if it is not, it is refused like everything else."""
     hostile = ("", "=", "a=b", "\0", "../x", "x" * 3000, "1/0", "-1/2", "x\n\x1b[2J")
     for option, _ in options_of(LEAVES[name], str):
-        # All commands read files by the same options, of which `inspect` is tried with everything.
+        # All commands share the options for reading files, of which `inspect` tries everything.
         is_reading = name != "inspect" and option in LEAVES["inspect"].options
         for text in hostile[-1:] if is_reading else hostile if option not in shared(name) else ():
             arguments = replaced(name, option, text)

@@ -1,4 +1,4 @@
-"""Every link of every page leads somewhere: files, and headings within them."""
+"""Every link on every page leads to an existing file and to a heading in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 def links(text: str) -> list[str]:
     """The targets of a page's links and images, without those in code."""
     prose = FENCE.sub("", text)
-    # The text of a link may be code, its target may not.
+    # The text of a link may contain code, its target may not.
     prose = CODE.sub(lambda match: match[0].replace("](", "  "), prose)
     return LINK.findall(prose) + REFERENCE.findall(prose)
 
@@ -49,7 +49,7 @@ def anchors(text: str) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """The links of a page that lead nowhere."""
+    """Returns the links of a page without a target."""
     missing = []
     for link in links(page.read_text("utf-8")):
         if SCHEME.match(link):
@@ -70,7 +70,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_readme_names_files_that_are_there() -> None:
-    """The tests and benchmarks that stand behind its claims."""
+    """The README names existing tests and benchmarks for its claims."""
     text = (ROOT / "README.md").read_text("utf-8")
     named = set(re.findall(r"(?:[\w/]+/)?[\w]+\.py\b", text))
     there = {

@@ -1,4 +1,4 @@
-"""Keeping freed memory: fewer page faults, in the processes of commands that train and no other."""
+"""Keeping freed memory: fewer page faults in commands that train, and nowhere else."""
 
 from __future__ import annotations
 

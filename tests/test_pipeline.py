@@ -1,6 +1,6 @@
-"""Random networks all the way: module, file, graph, batch, model, graph, file, module.
+"""Random networks on the whole way: module, file, graph, batch, model, graph, file, module.
 
-`pytest tests/test_pipeline.py --hypothesis-profile long` draws ten times as many each time.
+`pytest tests/test_pipeline.py --hypothesis-profile long` tries ten times as many examples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nfn_graph import NFN, Batch, WeightGraph
 from nfn_graph.converters import load, save, to_module
 from nfn_graph.converters.io import read_tensors
 
-# Every example is a whole pipeline: fewer of them than of others.
+# Every example is a whole pipeline, so there are fewer of them than in other tests.
 EXAMPLES = settings(max_examples=settings.default.max_examples // 5)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid)
@@ -52,7 +52,7 @@ class Family:
     """Networks whose graphs share a batch: what they have in common.
 
     Attributes:
-        kind: Of network.
+        kind: Kind of the networks.
         inputs: Input neurons or channels.
         outputs: Output neurons.
         bias: Whether all layers but the last have biases.
@@ -74,7 +74,7 @@ class Family:
     def member(self, widths: list[int]) -> nn.Module:
         """A network with random weights, of these widths."""
         if self.kind == "residual":
-            # A stream of one neuron might as well be a number that is added to all.
+            # A stream of one neuron is equivalent to a number that is added everywhere.
             stream = 1 + widths[0]
             network: nn.Module = Residual(self.inputs, stream, widths[1:], self.outputs, self.bias)
         elif self.kind == "mlp":
@@ -91,7 +91,7 @@ class Family:
             layers += [nn.AdaptiveAvgPool2d(self.positions), nn.Flatten()]
             network = nn.Sequential(*layers, nn.Linear(widths[-1] * places, self.outputs))
         for tensor in network.state_dict().values():
-            # Numbers that need all of their bits; variances stay positive.
+            # Numbers that use all of their bits; variances stay positive.
             tensor += (0.3 + torch.rand(tensor.shape)).to(tensor.dtype) if tensor.dim() < 2 else 0
         return network.eval()
 
@@ -132,7 +132,7 @@ WRITERS: dict[str, Callable[[Path, dict[str, Tensor]], None]] = {
 
 
 def assert_same_tensors(got: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
-    """Keys, order, shapes, types and bits."""
+    """Compares keys, order, shapes, types and bits."""
     assert list(got) == list(expected)
     for key, tensor in expected.items():
         assert (got[key].shape, got[key].dtype) == (tensor.shape, tensor.dtype), key
@@ -162,9 +162,9 @@ def load_into(module: nn.Module, path: Path) -> nn.Module:
 def test_there_and_back_without_a_model(
     family: Family, widths: list[int], dtype: torch.dtype, first: str, second: str
 ) -> None:
-    """Every bit of every tensor, the outputs among them; through any two formats."""
+    """Every bit of every tensor is kept through any two formats, and so are the outputs."""
     if dtype == torch.bfloat16 and first == ".npz":
-        first = ".pt"  # NumPy has no such type, so nobody writes it.
+        first = ".pt"  # NumPy has no such type, so no program writes it.
     module = family.member(widths).to(dtype)
     inputs = family.inputs_of(dtype)
     expected = {key: x.clone() for key, x in module.state_dict().items()}
@@ -174,7 +174,7 @@ def test_there_and_back_without_a_model(
         meta = copy.deepcopy(module).to("meta")
         graph = load(path, arch=meta, example_input=inputs.to("meta"))
         save(graph, again)
-        if first == ".safetensors":  # That library sorts them.
+        if first == ".safetensors":  # That library sorts the keys.
             assert sorted(read_tensors(again)) == sorted(expected)
             expected = {key: expected[key] for key in read_tensors(again)}
         assert_same_tensors(read_tensors(again), expected)
@@ -185,7 +185,7 @@ def test_there_and_back_without_a_model(
 @EXAMPLES
 @given(data=st.data(), family=families, symmetry=st.sampled_from(["np", "hnp"]))
 def test_there_and_back_through_a_model(data: st.DataObject, family: Family, symmetry: Any) -> None:
-    """A batch of different widths: each is edited as if alone, whatever the order of neurons."""
+    """In a batch of different widths, each is edited as if alone, whatever the order of neurons."""
     first = data.draw(widths)
     shape = st.lists(st.integers(1, 6), min_size=len(first), max_size=len(first))
     # With types by depth, MLPs of other depths share the batch, too.
@@ -212,7 +212,7 @@ def test_there_and_back_through_a_model(data: st.DataObject, family: Family, sym
                 moved = written(Path(folder), other, module)
                 actual, wanted = (outputs_of(m, (inputs,)) for m in (moved, result))
                 assert distance(actual, wanted) <= 1e-9
-            # A model that changes nothing gives back every bit.
+            # A model that changes nothing returns every bit.
             model.edit_scale.zero_()
             unchanged = model(batch).to_graph()
             for i, module in enumerate(modules):
@@ -227,7 +227,7 @@ def through_a_file(folder: Path, module: nn.Module, inputs: Tensor) -> WeightGra
 
 
 def written(folder: Path, graph: WeightGraph, module: nn.Module) -> nn.Module:
-    """The network of a graph by way of a file; what is no weight is untouched."""
+    """Converts a graph through a file into a network; only weights are changed."""
     save(graph, folder / "out.safetensors")
     tensors, before = read_tensors(folder / "out.safetensors"), module.state_dict()
     assert list(tensors) == list(before)
@@ -250,7 +250,7 @@ def assert_close(got: WeightGraph, expected: WeightGraph) -> None:
     suffix=st.sampled_from([".onnx", ".h5"]),
 )
 def test_formats_with_a_template(sizes: list[int], suffix: str) -> None:
-    """ONNX and Keras files: other weights go into a copy of the file, and the same ones back."""
+    """In ONNX and Keras files, a copy gets other weights, and the original ones are restored."""
     model = checkpoints.mlp(sizes)
     with tempfile.TemporaryDirectory() as folder:
         path, again = Path(folder, f"a{suffix}"), Path(folder, f"b{suffix}")

@@ -1,7 +1,7 @@
-"""The public names: each says what it is, and all that a room gives is listed.
+"""The public names: each has a description, and `__all__` of every folder is complete.
 
-Their signatures stand in `docs/api`, which `tests/test_docs.py` compares with the code, so that no
-public name changes by accident. After a change on purpose run `make reference`.
+Their signatures are in `docs/api`, which `tests/test_docs.py` compares with the code, so no
+public name changes by accident. After an intended change, run `make reference`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_every_public_name_says_what_it_is(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_what_a_module_lists_is_all_that_it_gives(name):
-    """Everything imported for users is in `__all__`, in order, and nothing else is."""
+    """`__all__` lists, in order, everything that is imported for users, and nothing else."""
     module = importlib.import_module(name)
     assert list(module.__all__) == sorted(module.__all__, key=lambda n: (order(n), n))
     if not module.__file__.endswith("__init__.py"):
@@ -67,7 +67,7 @@ def test_what_a_module_lists_is_all_that_it_gives(name):
 
 
 def order(name: str) -> int:
-    """Constants, classes, functions: the order that ruff keeps."""
+    """Sorts constants, classes and functions in the order of ruff."""
     return 0 if name.isupper() else 1 if name[0].isupper() else 2
 
 

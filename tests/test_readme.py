@@ -1,4 +1,4 @@
-"""The documentation runs: its Python blocks as written, its `make` commands by name."""
+"""The documentation runs: its Python blocks as they are, and its `make` commands by name."""
 
 import re
 import runpy
@@ -35,10 +35,10 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     before = list(TASKS)
     namespace: dict[str, object] = {"__name__": page.stem}
     for lines_before, source in blocks(page.read_text("utf-8"), "python"):
-        # Empty lines in front, so that a traceback names the line of the page.
+        # Empty lines before the code make a traceback name the line of the page.
         exec(compile("\n" * lines_before + source, str(page), "exec"), namespace)
     for name in set(TASKS) - set(before):
-        del TASKS[name]  # A page that adds a task adds it for itself alone.
+        del TASKS[name]  # A page that registers a task registers it for itself only.
     assert list(TASKS) == before
 
 
@@ -51,12 +51,12 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def test_make_targets_are_explained() -> None:
-    """`make help` lists every target but the file that stands for the set-up, as does the guide."""
+    """`make help` and the guide list every target except the file that marks the set-up as done."""
     makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
     phony = set(re.search(r"^\.PHONY:(.+)$", makefile, re.MULTILINE)[1].split())
     assert phony == set(TARGET.findall(makefile))
     helped = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
-    assert phony - helped == {"wheel"}  # A step of the others.
+    assert phony - helped == {"wheel"}  # A target that is a step of others.
     assert make_targets((ROOT / "CONTRIBUTING.md").read_text("utf-8")) >= helped
 
 

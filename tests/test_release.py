@@ -1,4 +1,4 @@
-"""What is built: the same wheel from the tree and from the source archive, with all it needs."""
+"""Releases: the tree and the source archive give the same wheel, with all that it needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_the_python_versions_are_those_that_ci_tests() -> None:
-    """The oldest and the newest; and the syntax of all packages is that of the oldest."""
+    """The workflow tests the oldest and the newest; all code has the syntax of the oldest."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     named = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8"))
@@ -86,7 +86,7 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)]*\)")
 
 
 def test_the_description_has_no_relative_links(built: Built) -> None:
-    """An index shows the README without the files around it."""
+    """A package index shows the README without the files around it."""
     metadata = contents(built.wheel)[f"nfn_graph-{VERSION}.dist-info/METADATA"].decode()
     assert "Description-Content-Type: text/markdown" in metadata
     assert "\n## Two commands\n" in metadata
@@ -105,7 +105,7 @@ def test_links_of_the_description_become_absolute() -> None:
 
 
 def test_the_citation_follows_the_citation_file_format() -> None:
-    """The rules of version 1.2.0 for the fields that are used, and the paper as in the README."""
+    """The file follows version 1.2.0 of the format, and cites the paper like the README."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
     assert {"message", "title", "authors"} <= cited.keys()
@@ -126,7 +126,7 @@ def test_the_archive_holds_the_whole_tree(built: Built) -> None:
     assert all(member.isfile() or member.isdir() for member in members)
     found = {m.name.partition("/")[2] for m in members if m.isfile()}
     tree = {p.relative_to(built.source).as_posix() for p in built.source.rglob("*") if p.is_file()}
-    # What the build itself leaves behind, and what only the host of the repository reads.
+    # Products of the build itself, and files that only matter to the host of the repository.
     made = {name for name in tree | found if ".egg-info/" in name or name.startswith("build/")}
     assert found - tree - made == {"PKG-INFO", "setup.cfg"}
     assert {name for name in tree - found - made if not name.startswith(".github/")} == set()
@@ -147,7 +147,7 @@ def test_a_command_says_which_extra_it_needs(
 
 
 def test_the_wheel_works_outside_the_repository(built: Built, tmp_path: Path) -> None:
-    """On the packages of this environment; `make release` has an empty one and does more."""
+    """It uses the packages of this environment; `make release` uses an empty one and does more."""
     with zipfile.ZipFile(built.wheel) as file:
         file.extractall(tmp_path / "site")
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "smoke.py"), "library"]

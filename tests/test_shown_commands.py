@@ -1,4 +1,4 @@
-"""The shell commands that the pages show could be typed as they are."""
+"""The shell commands on the pages work as they are shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from commands import Leaf, leaves
 from pages import PAGES, ROOT, blocks, reference
 
-VARIABLE = re.compile(r"[A-Z_]+=")  # In front of a command, for its environment.
+VARIABLE = re.compile(r"[A-Z_]+=")  # An environment variable before a command.
 MORE = [ROOT / name / "README.md" for name in ("tasks", "benchmarks", "examples")]
 
 
@@ -27,7 +27,7 @@ def shown(page: Path) -> Iterator[list[str]]:
 
 
 def mistakes(words: list[str], commands: dict[str, Leaf]) -> list[str]:
-    """What `nfn-graph` would not understand."""
+    """Returns the parts of a command that `nfn-graph` would not understand."""
     leaf = commands.get(" ".join(words[:2])) or commands.get(words[0])
     if leaf is None:
         return [f"no command {words[:2]}"]

@@ -1,4 +1,4 @@
-"""Training on ever new sizes does not grow; `soak.py` has the long version."""
+"""Training on batches of ever new sizes does not use more and more memory; see `soak.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import soak
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_objects_stay_behind() -> None:
-    """Tensors and objects of the package that are alive, after batches whose sizes never repeat."""
+    """Counts tensors and objects of the package after batches whose sizes never repeat."""
     training = soak.steps(random.Random(0))
 
     def alive() -> Counter[str]:

@@ -1,4 +1,4 @@
-"""The tests themselves: each can fail, and what several of them need is not in a test."""
+"""The tests themselves: each can fail, and shared code is not in a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent
 FILES = sorted(FOLDER.rglob("test_*.py"))
-# Calls that fail if something is wrong: of pytest, torch and nfn_graph.testing, and by their name.
+# Calls that fail if something is wrong, by their names: of pytest, torch and nfn_graph.testing.
 CHECKS = re.compile(r"(?:^|[._])(?:raises|warns|fail|gradcheck|gradgradcheck|assert\w*|check\w*)$")
 
 
@@ -21,7 +21,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def can_fail(function: ast.FunctionDef, helpers: dict[str, ast.FunctionDef]) -> bool:
-    """Whether it asserts something, itself or in a function of its file that it calls."""
+    """Whether a test asserts something, by itself or in a function of its file that it calls."""
     others = {name: helper for name, helper in helpers.items() if helper is not function}
     for node in ast.walk(function):
         if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
@@ -65,7 +65,7 @@ def test_no_test_is_imported() -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    """Of two helpers of one name, a test would get the one that was imported first."""
+    """If two helpers had one name, a test would get the one that was imported first."""
     names = Counter(path.name for path in FOLDER.rglob("*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 

@@ -1,4 +1,4 @@
-"""What no file of the package may do: unpickle, run text, reach beyond this machine, assert."""
+"""What no file of the package may do: unpickle, run text, connect to a network, or assert."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ FILES = [
     path for room in ("nfn_graph", "converters", "tasks") for path in (ROOT / room).rglob("*.py")
 ]
 
-# What unpickles, runs text, or reaches beyond this machine.
+# Calls that unpickle, run text, or connect to other machines.
 UNSAFE_MODULES = (
     *("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml", "code"),
     *("urllib.request", "http.client", "ftplib", "requests", "socket", "torch.hub"),
@@ -65,7 +65,7 @@ def banned(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def violations(source: str) -> list[str]:
-    """Every broken rule of one file, as `line: what`."""
+    """Returns every violation in one file, as `line: description`."""
     tree = ast.parse(source)
     found = set(banned(tree))
     for line, name in imports(tree):

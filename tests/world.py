@@ -1,4 +1,4 @@
-"""A small world for commands: a checkpoint, a store, zoos of every kind, runs of every use."""
+"""A small world for commands: a checkpoint, a store, zoos of every kind, and runs of every use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nfn_graph.tasks.zoo import (
 
 
 def make_world(folder: Path) -> None:
-    """Writes all of it, in some seconds.
+    """Writes all of it in a few seconds.
 
     net.pt, store/        an MLP, and a store with it
     x.npy                 inputs of the MLP

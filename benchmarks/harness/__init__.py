@@ -1,1 +1,1 @@
-"""What the benchmarks share: cases, timing, and how results are shown."""
+"""Shared code of the benchmarks: cases, timing, and tables."""

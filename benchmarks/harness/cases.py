@@ -18,10 +18,10 @@ class Case:
     """A batch of equal networks.
 
     Args:
-        sizes: Neurons of every layer.
-        batch: How many networks.
-        channels: Input and output channels of the layer.
-        kernels: Kernel of every weight tensor.
+        sizes: The number of neurons of every layer.
+        batch: The number of networks.
+        channels: The numbers of input and output channels of the layer.
+        kernels: The kernel size of every weight tensor.
         hnp: Whether the HNP layers fit into memory.
     """
 
@@ -54,14 +54,14 @@ def random_tensors(
 
 
 def graph_features(case: Case, symmetry: str, device: torch.device) -> WeightFeatures:
-    """Random features of the case, as our layers take them, with gradients."""
+    """Creates random features of the case for our layers, with gradients."""
     graph = WeightGraph.from_tensors(*random_tensors(case.sizes, case.kernels))
     batch = Batch.from_data_list([graph] * case.batch).to(device)
     return filled(batch.features(symmetry), case.channels)  # type: ignore[arg-type]
 
 
 def filled(features: WeightFeatures, channels: int) -> WeightFeatures:
-    """Features of the same networks with random values, with gradients."""
+    """Creates random features of the given networks, with gradients."""
 
     def fill(x: Tensor) -> Tensor:
         return torch.randn(*x.shape[:2], channels, device=x.device, requires_grad=True)
@@ -70,7 +70,7 @@ def filled(features: WeightFeatures, channels: int) -> WeightFeatures:
 
 
 def nfn_features(case: Case, device: torch.device) -> tuple[Any, Any]:
-    """Random features of the case and the spec, as the layers of `nfn` take them."""
+    """Creates random features of the case and the spec for the layers of `nfn`."""
     weights, biases = random_tensors(case.sizes, case.kernels)
 
     def fill(x: Tensor) -> Tensor:

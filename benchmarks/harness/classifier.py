@@ -18,7 +18,7 @@ CLASSES = 10
 
 
 def our_step(case: Case, networks: int, device: torch.device, **options: Any) -> Step:
-    """A training step of our classifier, batches from the loader included."""
+    """Returns a training step of our classifier, including the batches from the loader."""
     graphs = []
     for i in range(networks):
         graph = WeightGraph.from_tensors(*random_tensors(case.sizes, case.kernels))
@@ -44,7 +44,7 @@ def our_step(case: Case, networks: int, device: torch.device, **options: Any) ->
 
 
 def nfn_step(case: Case, networks: int, device: torch.device) -> Step:
-    """A training step of the same classifier in `nfn`."""
+    """Returns a training step of the same classifier in `nfn`."""
     data = [(random_tensors(case.sizes, case.kernels), i % CLASSES) for i in range(networks)]
     weights, biases = data[0][0]
     like = WeightSpaceFeatures([w[None, None] for w in weights], [b[None, None] for b in biases])
@@ -80,8 +80,8 @@ class Step:
     """A training step: forward, backward and update.
 
     Args:
-        model: What to train.
-        predict: Takes the next batch; gives its logits and labels.
+        model: The model to train.
+        predict: Function that takes the next batch and returns its logits and labels.
     """
 
     def __init__(self, model: nn.Module, predict: Callable[[], tuple[Tensor, Tensor]]) -> None:
@@ -89,7 +89,7 @@ class Step:
         self.optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 
     def __call__(self) -> Tensor:
-        """Takes a step; returns the loss."""
+        """Makes a step and returns the loss."""
         self.optimizer.zero_grad()
         logits, labels = self.predict()
         loss = nn.functional.cross_entropy(logits, labels)

@@ -1,4 +1,4 @@
-"""The memory of a process, and the most that the tensors of a function take at one time."""
+"""The memory of a process, and the peak memory of the tensors of a function."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 
 def resident(field: str) -> float:
-    """Megabytes of this process: `VmRSS` now, `VmHWM` at most, `RssAnon`, `RssFile`; on Linux."""
+    """Returns megabytes of this process on Linux: `VmRSS`, `VmHWM` (peak), `RssAnon`, `RssFile`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 2**10
 
 
 def forget_peak() -> None:
-    """From here on the kernel records anew how large the process is at most."""
+    """Resets the kernel's record of the largest size of the process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """Bytes that a function allocates, at their most, beside what is there already.
+    """Returns the largest number of bytes that a function has allocated at any time.
 
     On the CPU all storages that operations return are counted for as long as they live, so the
     figure does not depend on what the system's allocator keeps.
@@ -41,7 +41,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
 
 
 class _Storages(TorchDispatchMode):
-    """Follows the storages that operations make."""
+    """Follows the storages that operations create."""
 
     def __init__(self) -> None:
         super().__init__()

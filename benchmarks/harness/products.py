@@ -1,4 +1,4 @@
-"""The floor: the matrix products of a layer, and nothing else."""
+"""The lower bound: only the matrix products of a layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nfn_graph import NFLinear, WeightFeatures
 
 
 def products(layer: NFLinear, features: WeightFeatures, backward: bool) -> Callable[[], object]:
-    """Input times matrix for every site; backward, the two more of each."""
+    """Multiplies the input by the matrix of every site; backward, two more products each."""
     rows = features.incidence.sites[layer.spec.symmetry]
     matrices: list[tuple[int, Tensor]] = [
         (site_rows.count, matrix.detach())

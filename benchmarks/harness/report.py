@@ -18,16 +18,16 @@ from harness.timing import THREADS
 Row = Mapping[str, Any]
 #: Whether this process keeps the memory that it frees.
 _KEPT: list[bool] = []
-#: The load of the machine when the benchmark began: other work slows it down.
+#: The load of the machine when the benchmark started, because other work slows it down.
 LOAD = os.getloadavg()
 
 
 def arguments(description: str | None, *more: str) -> argparse.Namespace:
-    """The options that every benchmark has; pins the threads.
+    """Parses the options that every benchmark has, and sets the number of threads.
 
     Args:
-        description: Of the benchmark.
-        more: The options that this one reads besides: `"device"`, `"compile"`.
+        description: Description of the benchmark.
+        more: Names of other options that this benchmark has: `"device"`, `"compile"`.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases and repeats, below 60 s")
@@ -45,9 +45,14 @@ def arguments(description: str | None, *more: str) -> argparse.Namespace:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.keep_memory:
-        _KEPT.append(nfn_graph.keep_memory())
+        keep_memory()
     torch.manual_seed(0)
     return args
+
+
+def keep_memory() -> None:
+    """Keeps the memory that this process frees, and says so above its tables."""
+    _KEPT.append(nfn_graph.keep_memory())
 
 
 def show(
@@ -56,10 +61,10 @@ def show(
     """Prints rows as a Markdown table, and writes them to a file if one is given.
 
     Args:
-        rows: The table.
-        title: What stands above it.
-        file: Where to write it as JSON.
-        notes: Single numbers of the whole table.
+        rows: Rows of the table.
+        title: Title of the table.
+        file: File for the rows as JSON.
+        notes: Numbers that concern the whole table.
     """
     found = {
         "title": title,
@@ -74,7 +79,7 @@ def show(
 
 
 def markdown(found: Mapping[str, Any]) -> Iterable[str]:
-    """The lines of what :func:`show` writes as JSON."""
+    """Returns the lines of what :func:`show` writes as JSON."""
     yield from (f"### {found['title']}", "", str(found["machine"]))
     for when, load in found["load"].items():
         yield f"Load {when}: " + " ".join(f"{x:.1f}" for x in load) + " (1, 5, 15 minutes)"
@@ -87,7 +92,7 @@ def markdown(found: Mapping[str, Any]) -> Iterable[str]:
 
 
 def machine() -> str:
-    """Cores, memory and versions."""
+    """Describes cores, memory and versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{os.cpu_count()} cores ({platform.machine()}), {memory:.0f} GB, "

@@ -1,4 +1,4 @@
-"""Timing of several functions in turn, so that all of them see the same machine."""
+"""Times several functions in turn, so that the machine is the same for all of them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def alternate(
     device: torch.device,
     rounds: int = 5,
 ) -> dict[str, list[float]]:
-    """Runs functions in turn; returns the milliseconds of every run.
+    """Runs functions in turn and returns the milliseconds of every run.
 
     Args:
-        functions: What to time.
-        seconds: How long to go on, all functions together.
-        device: Where they run.
-        rounds: How often at least.
+        functions: The functions to time.
+        seconds: The time limit of all functions together.
+        device: The device that they run on.
+        rounds: The smallest number of rounds.
     """
     for function in functions.values():
         function()
     times: dict[str, list[float]] = {name: [] for name in functions}
     end = time.perf_counter() + seconds
-    # A collection of garbage in the middle of a run would be charged to that run.
+    # Garbage collection in the middle of a run would be charged to that run.
     gc.collect()
     gc.disable()
     try:
@@ -43,7 +43,7 @@ def alternate(
 
 
 def ratio(times: Mapping[str, list[float]], first: str, second: str) -> float:
-    """The median, over rounds, of the first time over the second of the same round."""
+    """Returns the median over rounds of the ratio of the first time to the second."""
     return median(a / b for a, b in zip(times[first], times[second], strict=True))
 
 

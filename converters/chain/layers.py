@@ -33,7 +33,7 @@ _IMAGE_CHANNELS = 4
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known about a chain beside its keys and shapes.
+    """What is known about a chain in addition to its keys and shapes.
 
     Args:
         flatten: The order of entries between a convolution and a linear layer, if known.

@@ -59,8 +59,8 @@ PAGES = {
             "nfn_graph.tasks.reports",
         ),
     ),
-    "testing.md": ("Checks of layers", ("nfn_graph.testing",)),
-    "interop.md": ("Parameters and data of nfn", ("nfn_graph.interop.nfn",)),
+    "testing.md": ("Testing layers", ("nfn_graph.testing",)),
+    "interop.md": ("Importing from nfn", ("nfn_graph.interop.nfn",)),
 }
 COMMANDS = "<!-- commands -->"
 COLUMNS = 80
@@ -105,7 +105,7 @@ def is_attribute(found: object) -> bool:
 
 
 def described(found: object) -> str:
-    """The arguments of a function or class, or what else it is."""
+    """The arguments of a function or class, the bases of a class without any, or the kind."""
     if is_property(found):
         return ": property"
     if is_attribute(found):
@@ -117,11 +117,17 @@ def described(found: object) -> str:
     if isinstance(found, classmethod | staticmethod):
         found = found.__func__
     if inspect.isclass(found) and not _has_own_arguments(found):
-        return f": {', '.join(base.__name__ for base in found.__bases__)}"
+        return f"({', '.join(_base(base) for base in found.__bases__)})"
     if not callable(found):
         return f": {type(found).__name__}"  # A constant.
     # Where a default lies in memory says nothing.
     return re.sub(r" at 0x[0-9a-f]+", "", _arguments(inspect.signature(found)))
+
+
+def _base(kind: type) -> str:
+    """A base class; one of another package with its module, since it may have the same name."""
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ if package in ("nfn_graph", "builtins") else f"{package}.{kind.__name__}"
 
 
 def _has_own_arguments(kind: type) -> bool:
@@ -190,7 +196,7 @@ def entry(module: ModuleType, public: str, value: object) -> Iterator[str]:
     if isinstance(value, ModuleType):
         yield f"The module [{value.__name__}](#{value.__name__.replace('.', '')}), below."
         return
-    yield _code(f"{public}{described(value)}")
+    yield _code(f"{'class ' if inspect.isclass(value) else ''}{public}{described(value)}")
     if not inspect.isclass(value) and not inspect.isfunction(value):
         return
     yield prose(inspect.getdoc(value) or "")

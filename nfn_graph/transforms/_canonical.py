@@ -250,7 +250,7 @@ class CanonicalPhases(BaseTransform):
 
     This transform is for sine networks whose graphs do not record the computation, and for batches
     of networks of different depths. If the computation is recorded, :class:`CanonicalForm` reads
-    the frequency from it.
+    the frequency from it, and this transform raises an error if it has no sines.
 
     Args:
         w0: The frequency factor of all hidden layers, or a tensor with one factor for every
@@ -275,6 +275,7 @@ class CanonicalPhases(BaseTransform):
         """Brings the networks to their canonical form; `data` does not change."""
         if not isinstance(data, WeightGraph):
             raise TypeError(f"Expected a WeightGraph (got {type(data).__name__})")
+        self._check_record(data)
         raw = data.features()
         weights, neurons = dict(raw.weights), dict(raw.neurons)
         for name in hidden_chain(data.spec):
@@ -291,6 +292,31 @@ class CanonicalPhases(BaseTransform):
                 elif key[0] == name:
                     weights[key] = x * negate[edges.source]
         return data.with_features({**weights, **neurons})
+
+    def _check_record(self, data: WeightGraph) -> None:
+        """Raises if a recorded computation has no such phases, whose change would not be exact."""
+        known: dict[int, dict[str, float]] = {}
+        for i, layout in enumerate(data.layouts):
+            if layout.computation.reason is not None:
+                continue
+            if id(layout) not in known:
+                phases = {r.name: r.w0 for r in rescalings(layout)[0] if r.kind == "phase"}
+                # A frequency may be a tensor of the network; then the record does not show it.
+                if all(step.operation != "sin" for step in layout.computation.steps):
+                    raise UserError(
+                        f"Expected sines behind '{hidden_chain(layout.spec)[0]}' (got another "
+                        f"computation). Use CanonicalForm, which finds the symmetries of every "
+                        f"computation, or no canonical form."
+                    )
+                known[id(layout)] = phases
+            given = self.w0
+            if isinstance(given, Tensor):
+                given = float(given if given.dim() == 0 else given[min(i, len(given) - 1)])
+            for name, w0 in known[id(layout)].items():
+                if not math.isclose(given, w0, rel_tol=1e-5):
+                    raise UserError(
+                        f"Expected w0 of {w0:g} for '{name}', as recorded (got {given:g})"
+                    )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(w0={self.w0})"

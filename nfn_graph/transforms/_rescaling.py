@@ -10,7 +10,7 @@ along which it is multiplied; the outputs must not change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -218,7 +218,26 @@ def _frequency(computation: Computation, follow: _Follow) -> float | None:
         step = steps[tensors[0].step]
     is_biased = _is_product(step.operation) and len(step.args) > 2 and step.args[2] is not None
     biases = [taps for taps in follow.taps()[0] if isinstance(taps.store, str)]
-    return w0 if is_biased and w0 > 0 and len(biases) == 1 and biases[0].number == 1 else None
+    if not (is_biased and w0 > 0 and len(biases) == 1 and biases[0].number == 1):
+        return None
+    # A shift is only exact where the sine reads all sums of these neurons: no other layer is added
+    # to the sines, and the layer is not called again.
+    own = {_only_read_here(arg, steps, uses) for arg in step.args[1:3]}
+    multiplied = {n for n, state in follow.used.items() if any(a.power > 0 for a in state)}
+    return w0 if own == multiplied else None
+
+
+def _only_read_here(argument: object, steps: Sequence[Step], uses: Counter[int]) -> int | None:
+    """The tensor that an argument is, or is made of; None if it is read at another place too."""
+    while isinstance(argument, Ref) and uses[argument.step] == 1:
+        step = steps[argument.step]
+        if step.operation == "parameter":
+            reads = [s for s in steps if s.operation == "parameter" and s.args == step.args]
+            number = step.args[0]
+            return number if len(reads) == 1 and isinstance(number, int) else None
+        operands = tuple(step.operands)
+        argument = operands[0] if len(operands) == 1 else None
+    return None
 
 
 class _Follow:

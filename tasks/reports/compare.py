@@ -16,6 +16,7 @@ from nfn_graph.tasks.reports.figures import bars, progress, read_curves
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import (
     BACKGROUND,
+    EVALUATES,
     HEADLINE,
     Run,
     describe_model,
@@ -256,6 +257,11 @@ def _label(chosen: Mapping[str, str], columns: Sequence[Mapping[str, str]]) -> s
     return ", ".join([chosen["model"], *extra])
 
 
+def _reads(group: _Group) -> str:
+    """Returns what the models of a group read."""
+    return reads(next(iter(group.runs.values())).options)
+
+
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
     found: dict[int, Run] = {}
     for run in runs:
@@ -346,7 +352,7 @@ def _cell(row: Row) -> object:
 
 
 def _conclusion(rows: Sequence[Row]) -> str:
-    """Returns one sentence about the test split: which group is ahead, and how far."""
+    """Returns one sentence about the test split: which group is ahead, and by how much."""
     test = [row for row in rows if row["part"] == "test" and math.isfinite(row["mean"])]
     name = next((m for m in HEADLINE if any(row["metric"] == m for row in test)), None)
     ranked = [row for row in test if row["metric"] == name]
@@ -425,8 +431,12 @@ def _write(
     ]
     metric, courses = _progress(groups)
     if courses:
-        progress(out / "progress.png", courses, metric)
-        caption = "One line per run. The epochs of a run count as equally long."
+        evaluating = [g.label for g in groups if _reads(g) == EVALUATES]
+        progress(out / "progress.png", courses, metric, evaluating=evaluating)
+        caption = (
+            "Bold: means over seeds. Thin: single seeds. Dashed: models that evaluate the network. "
+            "The epochs of a run count as equally long."
+        )
         shown = Shown(out / "progress.png", caption, f"Line chart. {caption}")
         sections.append(Section("Progress", figures=[shown]))
     write_report(out / "compare.html", f"{task}: runs compared", sections)

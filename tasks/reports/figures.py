@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -308,14 +309,22 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def progress(
-    path: Path, groups: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]], name: str
+    path: Path,
+    groups: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
+    name: str,
+    *,
+    evaluating: Collection[str] = (),
 ) -> Figure:
-    """A validation metric against the seconds of training, one colour per model, a line per seed.
+    """A validation metric against the seconds of training, one colour per model.
+
+    The line of a model is the mean over its seeds. With several seeds, thin lines show each of
+    them, and the mean ends with the shortest.
 
     Args:
         path: The PNG.
         groups: The label of every model with the seconds and the values of each of its runs.
         name: The name of the metric.
+        evaluating: The labels of models that evaluate the network, whose lines are dashed.
 
     Example:
         >>> import tempfile
@@ -329,18 +338,39 @@ def progress(
     """
     if not groups:
         raise UserError("Expected at least one model to draw (got none)")
+    ticker = require("matplotlib.ticker", "to draw figures")
+    lines = require("matplotlib.lines", "to draw figures")
     with figure_style():
-        figure, (axes,) = panels_of(1, (6.4, 3.8))
+        figure, (axes,) = panels_of(1, (6.4, 4.0))
+        handles = []
         for (label, runs), colour in zip(groups.items(), colours_of(len(groups)), strict=True):
-            for i, (seconds, values) in enumerate(runs):
-                shown = _short(label, 70) if i == 0 else "_"
-                axes.plot(seconds, values, color=colour, label=shown, marker="o", ms=3, lw=1.4)
+            dashes = "--" if label in evaluating else "-"
+            for seconds, values in runs if len(runs) > 1 else ():
+                axes.plot(seconds, values, color=colour, ls=dashes, lw=0.7, alpha=0.5, label="_")
+            mean = [
+                [sum(at) / len(runs) for at in zip(*column, strict=False)]
+                for column in zip(*runs, strict=True)
+            ]
+            shown = {"color": colour, "ls": dashes, "lw": 2.0, "label": textwrap.fill(label, 80)}
+            handles += axes.plot(*mean, **shown, marker="o" if len(mean[0]) == 1 else None)
+        if any(label in evaluating for label in groups):
+            kinds = {"-": "reads weights", "--": "evaluates the network"}
+            handles += [lines.Line2D([], [], color=INK, ls=k, label=v) for k, v in kinds.items()]
         axes.set(
             xscale="log",
             xlabel="seconds of training",
             ylabel=f"{metric_name(name)}, validation networks",
         )
-        figure.legend(loc="outside lower center", ncols=min(len(groups), 4))
+        # 10, 20, 50, 100, ... instead of powers of ten, which a short axis has none of.
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        # Labels that differ in their last option only are not cut, or they would be the same.
+        text = [line for handle in handles for line in str(handle.get_label()).split("\n")]
+        in_a_row = max(1, min(len(handles), 90 // (max(map(len, text)) + 8)))
+        figure.legend(handles=handles, loc="outside lower center", ncols=in_a_row, handlelength=2.6)
+        # The legend takes no room from the lines.
+        figure.set_figheight(3.6 + 0.2 * math.ceil(len(text) / in_a_row))
         return save_figure(figure, path)
 
 

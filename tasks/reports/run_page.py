@@ -25,7 +25,7 @@ from nfn_graph.tasks.reports.runs import (
 
 # Kinds of figures in the order of a report; the rest of a file's name is the split or evaluation.
 _FIGURES = {
-    "scatter": "Predicted against true values on {}. On the dashed line both are equal.",
+    "scatter": "Predicted against true values on {}. On the dashed line, both are equal.",
     "confusion": "Confusion matrix on {}: one row for each true class, with counts.",
     "curves": "Learning curves by epoch.",
     "probes": "The inputs that the model runs networks on: images, or points on a background that "
@@ -92,7 +92,7 @@ def _headline(run: Run) -> str:
     about = describe_model(run.task, run.options)
     what = f"{model} is {about}. " if about else ""
     if reads(run.options) == EVALUATES:
-        what += f"It evaluates the networks, on {run.options.get('probes')} inputs."
+        what += f"It evaluates every network on {run.options.get('probes')} inputs."
     else:
         what += "It reads weights and never runs the networks."
     return f"{conclusion(run)}\n\n{what}\n\n{_training(run)}".strip()
@@ -131,29 +131,32 @@ def conclusion(run: Run) -> str:
 
 
 def _training(run: Run) -> str:
-    """Counts of networks, epochs and parameters, the loss by its name, and the time."""
+    """Says how the model was trained: networks, loss, epochs, time and size, as far as known."""
     counts = (run.config.get("zoo") or {}).get("networks")
     known = counts if isinstance(counts, dict) else {}
-    networks = [
-        f"{known[part]:,} {part}" for part in ("train", "validation", "test") if part in known
-    ]
+    uses = (("train", "training"), ("validation", "validation"), ("test", "the test"))
+    networks = [f"{known[part]:,} for {use}" for part, use in uses if part in known]
     loss = loss_name(run.task, run.options)
-    facts = [
-        f"{', '.join(networks)} networks" if networks else "",
-        f"loss: {loss}" if loss else "",
+    metrics = {key: value for key, value in run.metrics.items() if value is not None}
+    sentences = [
+        f"Numbers of networks: {_series(networks)}." if networks else "",
+        f"The loss is the {loss}." if loss else "",
         *(
-            text.format(run.metrics[key])
+            text.format(metrics[key])
             for text, key in (
-                ("{} epochs", "epochs"),
-                ("best epoch {}", "best_epoch"),
-                ("{:,} parameters", "parameters"),
-                ("{:.0f} seconds", "seconds"),
+                ("The model has {:,} parameters.", "parameters"),
+                ("It was trained for {} epochs.", "epochs"),
+                ("The best one was epoch {}, counted from 0.", "best_epoch"),
+                ("Training took {:.0f} seconds.", "seconds"),
             )
-            if run.metrics.get(key) is not None
+            if key in metrics
         ),
     ]
-    found = "; ".join(fact for fact in facts if fact)
-    return f"Training: {found}." if found else ""
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _series(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _summary(metrics: Mapping[str, Any]) -> Table:
@@ -162,7 +165,7 @@ def _summary(metrics: Mapping[str, Any]) -> Table:
     values = {name: scalar_metrics(part) for name, part in parts.items()}
     names = list(dict.fromkeys(metric for part in values.values() for metric in part))
     rows = [[name, *(part.get(metric) for metric in names)] for name, part in values.items()]
-    return Table(["networks of", *map(metric_name, names)], rows)
+    return Table(["evaluated on", *map(metric_name, names)], rows)
 
 
 def _figures(folder: Path, loss: str) -> list[Shown]:

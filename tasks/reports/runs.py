@@ -18,11 +18,12 @@ WEIGHTS, EVALUATES = "weights", "evaluates the network"
 # The metric that a report begins with: the first of these that a task has, and which is better.
 HEADLINE = {"tau": max, "accuracy": max, "mse": min, "overlap": max}
 _MODELS = {
-    "nfn-np": "a stack of NF-Layers, which respect permutations of all neurons (NP), with a pool "
+    "nfn-np": "a stack of NF-Layers, which are equivariant to permutations of all neurons (NP), "
+    "followed by a pool and an MLP",
+    "nfn-hnp": "a stack of NF-Layers, which are equivariant to permutations of hidden neurons "
+    "(HNP), followed by a pool and an MLP",
+    "nfn-pointwise": "a stack of layers that process every weight separately, followed by a pool "
     "and an MLP",
-    "nfn-hnp": "a stack of NF-Layers, which respect permutations of hidden neurons (HNP), with a "
-    "pool and an MLP",
-    "nfn-pointwise": "a stack of layers that treat every weight alone, with a pool and an MLP",
     "statnn": "an MLP on the mean, variance and quantiles of every weight tensor",
     "mlp": "an MLP on the concatenated weights",
     "mlp-aug": "an MLP on the concatenated weights, with randomly permuted neurons in training",
@@ -34,13 +35,16 @@ _MODELS = {
 }
 # Models that return weights, or masks, instead of one vector per network.
 _EDITORS = {
-    "nfn-np": "a stack of NF-Layers, which respect permutations of all neurons (NP)",
-    "nfn-hnp": "a stack of NF-Layers, which respect permutations of hidden neurons (HNP)",
-    "nfn-pointwise": "a stack of layers that treat every weight alone",
+    "nfn-np": "a stack of NF-Layers, which are equivariant to permutations of all neurons (NP)",
+    "nfn-hnp": "a stack of NF-Layers, which are equivariant to permutations of hidden neurons "
+    "(HNP)",
+    "nfn-pointwise": "a stack of layers that process every weight separately",
     "mlp": "an MLP from the concatenated weights to their changes",
     "mlp-aug": "an MLP from the concatenated weights to their changes, with randomly permuted "
     "neurons in training",
 }
+# What the models that run the networks read as well, where a number is predicted.
+_ALSO_READ = ", which also reads the entropies of these outputs and statistics of the weights"
 _LOSSES = {
     "regress": "mean squared error of the standardized number",
     "classify": "cross-entropy",
@@ -135,7 +139,10 @@ def reads(options: Mapping[str, Any]) -> str:
 def describe_model(task: str, options: Mapping[str, Any]) -> str:
     """Describes a model, as the end of a sentence; empty for an unknown model."""
     names = _EDITORS if task in ("edit-inr", "winning-tickets") else _MODELS
-    return names.get(str(options.get("model")), "")
+    about = names.get(str(options.get("model")), "")
+    if about and task in ("regress", "predict-generalization") and reads(options) == EVALUATES:
+        about += _ALSO_READ
+    return about
 
 
 def loss_name(task: str, options: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The data that networks are trained on: images and point clouds, read from local files.
 
 Nothing is downloaded, and nothing in a file is run. :func:`open_images` and
-:func:`open_clouds` recognise the format by what is there.
+:func:`open_clouds` recognise the format by the files that are there.
 """
 
 from nfn_graph.tasks.sources.clouds import Clouds, DistanceSamples, open_clouds, sample_distances

@@ -1,4 +1,4 @@
-"""Shapes in `.off` and `.ply` files: their points, drawn from the surface if there are faces."""
+"""Shapes in `.off` and `.ply` files: their points, sampled from the surface if there are faces."""
 
 from __future__ import annotations
 

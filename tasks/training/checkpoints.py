@@ -94,7 +94,7 @@ def _check_shapes(path: Path, shapes: Mapping[str, Tensor], state: Mapping[str, 
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside the former one, which it then replaces in one step.
+    """Writes a checkpoint to a temporary file, which then replaces the former one in one step.
 
     Lightning writes to the folder for temporary files, and copies from there if that is on another
     file system. A process that is killed meanwhile, or a full disk, leaves half a checkpoint in

@@ -175,7 +175,7 @@ def load_data(task: Task[Options]) -> TaskData:
         if not len(part):
             raise UserError(
                 f"Expected networks of split '{split}' in '{whole.folder}' (got none). Use a "
-                f"larger zoo, other values of --where, or --split to draw the splits at random."
+                f"larger zoo, other values of --where, or --split for random splits."
             )
     facts = task.facts(zoos)
     in_memory = options.in_memory == "yes" or (
@@ -230,8 +230,8 @@ def split_zoo(zoo: WeightDataset, options: TrainOptions) -> dict[str, WeightData
     if options.split is None and COLUMN in zoo.table.column_names:
         return {split: zoo.where(**{COLUMN: split}) for split in SPLITS}
     shares = options.split or DEFAULT_SHARES
-    drawn = np.array(random_splits(len(zoo), shares, options.split_seed))
-    return {split: zoo.select(drawn == split) for split in SPLITS}
+    names = np.array(random_splits(len(zoo), shares, options.split_seed))
+    return {split: zoo.select(names == split) for split in SPLITS}
 
 
 def fitted(task: Task[Options], data: TaskData) -> tuple[nn.Module, NetworkSpec, dict[str, int]]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import arg
 
+from nfn_graph.converters.commands import Where
 from nfn_graph.converters.store.table import check_shares
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.models import READ_BY, ModelName, ModelSettings
@@ -28,10 +29,10 @@ Schedule = Literal["constant", "cosine"]
 NEUTRAL = ("out", "accelerator", "devices", "nodes", "workers", "in_memory", "zoo")
 _PRESET = "(default: that of the preset)"
 _INTEGER = arg(metavar="INT", help_behavior_hint=_PRESET)
-_INTEGERS = arg(metavar="[INT [INT ...]]", help_behavior_hint=_PRESET)
+_INTEGERS = arg(metavar="INT ...", help_behavior_hint=_PRESET)
 _NUMBER = arg(metavar="FLOAT", help_behavior_hint=_PRESET)
 _SHARE = arg(metavar="0..1", help_behavior_hint=_PRESET)
-_SHARES = arg(metavar="0..1 0..1 0..1", help_behavior_hint="(default: the zoo's own)")
+_SHARES = arg(metavar="TRAIN VALIDATION TEST", help_behavior_hint="(default: the zoo's own)")
 _CHOICE = arg(metavar="{constant,cosine}", help_behavior_hint=_PRESET)
 
 
@@ -69,11 +70,11 @@ class TrainOptions:
         zoo: The folder of the zoo to train on.
         out: The folder of the run. A run that was interrupted resumes when the command is run
             again.
-        model: The model: an NFN whose layers respect one of three symmetries, or a baseline. probe
-            and probe-grid run the networks, on learned inputs or on a fixed grid of inputs.
+        model: The model: an NFN with one of three symmetries, a baseline that reads weights, or a
+            model that runs the networks on learned inputs (probe) or on a fixed grid (probe-grid).
         seed: The random seed of the initial weights, the order of the networks and everything
             else that is random.
-        where: Which networks of the zoo to use, such as width=16 or width=8,16.
+        where: The networks of the zoo to use, by the values of columns: width=8 or width=8,16.
         split: The shares of training, validation and test networks in a random split. By default
             the zoo's column 'split' is used; without one, the shares are 0.8 0.1 0.1.
         split_seed: The seed of the random split.
@@ -127,7 +128,7 @@ class TrainOptions:
     model: ModelName = "nfn-np"
     preset: str = "small"
     seed: int = 0
-    where: tuple[str, ...] = ()
+    where: Where = ()
     split: Annotated[tuple[float, float, float] | None, _SHARES] = None
     split_seed: int = 0
     train_networks: int = 0

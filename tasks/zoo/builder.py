@@ -10,10 +10,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from tyro.conf import arg
 
 from nfn_graph import WeightGraph
 from nfn_graph.converters import from_module
@@ -34,6 +35,7 @@ from nfn_graph.tasks.option_checks import (
     check_networks,
     check_share,
     check_split,
+    choices,
     flag,
 )
 from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters, stack
@@ -72,7 +74,7 @@ class BuildOptions:
     out: Path
     seed: int = 0
     shard_size: int = 500
-    shard: str = "1/1"
+    shard: Annotated[str, arg(metavar="I/N")] = "1/1"
     engine: Engine = "local"
     device: Device = "cpu"
     dtype: Dtype = "float32"
@@ -135,7 +137,11 @@ class SampledZooOptions(ImageZooOptions):
     """
 
     init_scale: Interval = (0.3, 3.0)
-    optimisers: tuple[Optimiser, ...] = ("sgd", "adam", "rmsprop")
+    optimisers: Annotated[tuple[Optimiser, ...], arg(metavar=choices(Optimiser))] = (
+        "sgd",
+        "adam",
+        "rmsprop",
+    )
     learning_rate: Interval = (5e-4, 5e-2)
     l2: Interval = (1e-8, 1e-2)
     train_fractions: Shares = (0.1, 0.25, 0.5, 1.0)
@@ -257,7 +263,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What a reader of the zoo must know beside the options: data, checksums, conventions."""
+        """Facts that readers of the zoo need beyond the options: data, checksums, conventions."""
 
     @abstractmethod
     def list_networks(self) -> Sequence[Item]:

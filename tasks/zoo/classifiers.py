@@ -129,7 +129,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """A name for files: all that tells architectures apart."""
+        """A name for files, which differs between any two architectures."""
         image = "x".join(map(str, self.image))
         kernels = [f"k{k}" for k in self.kernels] or [""] * len(self.convolutions)
         skips = [f"+{s}" if s >= 0 else "" for s in self.skips] or [""] * len(self.convolutions)
@@ -205,8 +205,8 @@ def forward(
     Returns:
         `[N, classes, batch]`.
     """
-    # Graphs of these networks can be run, but not while they are trained: dropout is no part of
-    # their computation, and a step by `Batch.run` takes 1.2 to 2.8 times as long.
+    # Graphs of these networks can be run, but are not used for training: dropout is not part of
+    # their computation, and a step with `Batch.run` takes 1.2 to 2.8 times as long.
     num = next(iter(parameters.values())).shape[0]
     masks = iter(dropped or ())
     x, layer = images, 0

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from tyro.conf import arg
+
+from nfn_graph.converters.commands import unset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     Interval,
+    Several,
     Share,
     Shares,
     check_at_least,
@@ -16,6 +20,7 @@ from nfn_graph.tasks.option_checks import (
     check_part,
     check_several,
     check_share,
+    choices,
     flag,
 )
 from nfn_graph.tasks.sources import Images
@@ -68,7 +73,7 @@ class CnnZooOptions(SampledZooOptions):
             dropout.
         dropout_share: The share of networks with dropout.
         checkpoints: When to store a network, as shares of its training; each one adds a row.
-        checkpoint_epochs: Store a network every so many epochs as well; 0 does not.
+        checkpoint_epochs: The number of epochs between additional checkpoints; 0 for none.
 
     Example:
         >>> from pathlib import Path
@@ -78,24 +83,29 @@ class CnnZooOptions(SampledZooOptions):
     """
 
     networks: int = 1000
-    recipe: Literal["small-cnn-zoo", "wild-park"] | None = None
+    recipe: Annotated[
+        Literal["small-cnn-zoo", "wild-park"] | None, unset("{small-cnn-zoo,wild-park}")
+    ] = None
     arch: Literal["cnn", "mlp"] = "cnn"
-    widths: tuple[int, ...] = (16,)
-    depths: tuple[int, ...] = (3,)
-    kernels: tuple[int, ...] = (3,)
+    widths: Several = (16,)
+    depths: Several = (3,)
+    kernels: Several = (3,)
     stride: Literal[1, 2] = 2
     padding: Literal["auto", "same", 0, 1] = "auto"
     per_layer: bool = False
     skips: bool = False
-    activations: tuple[Activation, ...] = ("relu", "tanh")
-    inits: tuple[InitKind, ...] = (
+    activations: Annotated[tuple[Activation, ...], arg(metavar=choices(Activation))] = (
+        "relu",
+        "tanh",
+    )
+    inits: Annotated[tuple[InitKind, ...], arg(metavar=choices(InitKind))] = (
         "glorot_normal",
         "he_normal",
         "orthogonal",
         "normal",
         "truncated_normal",
     )
-    init_std: Interval | None = None
+    init_std: Annotated[tuple[float, float] | None, unset("LOW HIGH")] = None
     dropout: Interval = (0.0, 0.5)
     dropout_share: Share = 0.5
     checkpoints: Shares = (1.0,)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from tyro.conf import arg
 
+from nfn_graph.converters.commands import unset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     check_above,
@@ -73,15 +74,21 @@ class InrZooOptions(BuildOptions):
         30.0
     """
 
-    recipe: Literal["dws", "nfn", "inr2vec"] | None = None
+    recipe: Annotated[Literal["dws", "nfn", "inr2vec"] | None, unset("{dws,nfn,inr2vec}")] = None
     data: str = "digits"
     kind: Literal["image", "cloud"] = "image"
     images: int = 0
     test_images: int = 0
     fits: int = 1
     test_fits: int = 1
-    widths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 32, for clouds 128)")] = ()
-    depths: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: 2, for clouds 1)")] = ()
+    widths: Annotated[
+        tuple[int, ...],
+        arg(metavar="INT ...", help_behavior_hint="(default: 32, for clouds 128)"),
+    ] = ()
+    depths: Annotated[
+        tuple[int, ...],
+        arg(metavar="INT ...", help_behavior_hint="(default: 2, for clouds 1)"),
+    ] = ()
     w0: float = 30.0
     steps: int = 1000
     learning_rate: float = 1e-3
@@ -90,7 +97,7 @@ class InrZooOptions(BuildOptions):
     init: SirenInit = "sitzmann"
     same_init: bool = False
     output_offset: Annotated[
-        float | None, arg(help_behavior_hint="(default: 0.5, for clouds 0)")
+        float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 0.5, for clouds 0)")
     ] = None
     stop_psnr: float = 0.0
 

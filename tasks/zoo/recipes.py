@@ -97,7 +97,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
                 "fits": (10, _NFN_PAPER),
             },
             (
-                "CIFAR-10 has 20 fits per training image: use --fits 20.",
+                "For CIFAR-10, the original has 20 fits per training image: use --fits 20.",
                 "The split is 45,000 and 5,000 images: use --images 50000 --validation-share 0.1.",
                 "The range of the pixels is not stated; here it is [0, 1].",
             ),
@@ -150,8 +150,8 @@ RECIPES: dict[str, dict[str, Recipe]] = {
                 "train_fractions": ((0.1, 0.25, 0.5, 1.0), _ZOO_PAPER),
             },
             (
-                "SGD has ten times the learning rate that was drawn, as in all zoos of nfn-graph.",
-                "The original has 30,000 networks; half of them are for testing: use --test-share.",
+                "SGD uses ten times the sampled learning rate, as in all zoos of nfn-graph.",
+                "The original has 30,000 networks, half of them for testing: use --test-share.",
             ),
         ),
         "wild-park": Recipe(
@@ -173,7 +173,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
                 "init_scale": ((1.0, 1.0), _PARK_CODE),
                 "epochs": ((200, 1000), _PARK_DATA),
                 "checkpoint_epochs": (10, _PARK_DATA),
-                "checkpoints": ((1.0,), "the last epoch may be no multiple of ten"),
+                "checkpoints": ((1.0,), "the last epoch need not be a multiple of ten"),
                 "batch_size": (512, _PARK_LATER),
                 "optimisers": (("adam",), f"{_PARK_LATER}: AdamW without weight decay"),
                 "learning_rate": ((1e-3, 1e-3), _PARK_LATER),
@@ -184,14 +184,15 @@ RECIPES: dict[str, dict[str, Recipe]] = {
             (
                 "The original has 2,800 networks with 117,241 checkpoints of CIFAR-10: use "
                 "--networks 2800.",
-                "How the number of epochs was chosen is not stated; here it is uniform. The "
-                "original has 42 checkpoints per network, this recipe has about 60.",
-                "Whether the number of layers includes the dense one is not stated; here it is "
-                "that of the convolutions, as in the code.",
+                "The source does not state how the number of epochs was chosen; here it is "
+                "sampled uniformly. The original has 42 checkpoints per network, and this recipe "
+                "about 60.",
+                "The source does not state whether the number of layers includes the dense one; "
+                "here only convolutions count, as in the code.",
                 "Pixels are scaled to [-1, 1]; the original standardizes every colour.",
                 "As in the original, all checkpoints of a network are in one split. The sizes of "
-                "its splits are in its file of splits only, which we have not read.",
-                "Nearly all networks have a shape of their own, so they train one by one.",
+                "the original splits are only stated in its split file, which we have not read.",
+                "Almost no two networks have the same shape, so they train one by one.",
             ),
         ),
     },

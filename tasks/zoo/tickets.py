@@ -12,6 +12,7 @@ from torch import Tensor
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
 from nfn_graph.tasks.option_checks import (
+    Several,
     Share,
     check_above,
     check_at_least,
@@ -60,7 +61,7 @@ class TicketZooOptions(ImageZooOptions):
     """
 
     arch: Literal["mlp", "cnn"] = "mlp"
-    widths: tuple[int, ...] = (64,)
+    widths: Several = (64,)
     sparsity: Share = 0.95
     scope: Scope = "global"
     activation: Activation = "relu"

@@ -345,7 +345,7 @@ class _State:
 
     @torch.no_grad()
     def checkpoints(self, step: int) -> Iterator[TrainedCheckpoint]:
-        """The networks that are to be written down after so many steps."""
+        """The networks of which a checkpoint is due after this many steps."""
         rows = [i for i, run in enumerate(self.runs) if step in run.checkpoints]
         if not rows:
             return

@@ -16,6 +16,7 @@ from nfn_graph import WeightGraph
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.option_checks import (
     Interval,
+    Several,
     check_several,
 )
 from nfn_graph.tasks.sources import Images
@@ -56,10 +57,10 @@ class TransformerZooOptions(SampledZooOptions):
         (2, 4)
     """
 
-    widths: tuple[int, ...] = (8, 12, 16)
-    heads: tuple[int, ...] = (2, 4)
-    depths: tuple[int, ...] = (1, 2)
-    expansions: tuple[int, ...] = (1, 2)
+    widths: Several = (8, 12, 16)
+    heads: Several = (2, 4)
+    depths: Several = (1, 2)
+    expansions: Several = (1, 2)
     learning_rate: Interval = (5e-4, 2e-2)
 
     def check(self) -> None:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
 
 from nfn_graph.converters import WeightDataset, open_zoo
+from nfn_graph.converters.commands import unset
 from nfn_graph.converters.conversion.jobs import counting
 from nfn_graph.converters.zoos.importing import import_zoo
 from nfn_graph.messages import UserError
+from nfn_graph.tasks.option_checks import choices
 from nfn_graph.tasks.zoo import (
     CnnZooOptions,
     InrZooOptions,
@@ -45,7 +47,7 @@ class RenderOptions:
     output: Annotated[Path, arg(aliases=("-o",))] = Path("zoo.png")
     count: int = 64
     zoom: int = 3
-    split: Split | None = None
+    split: Annotated[Split | None, unset(choices(Split, "{}"))] = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class InfoOptions:
     """
 
     zoo: Positional[Path]
-    split_file: Path | None = None
+    split_file: Annotated[Path | None, unset("PATH")] = None
     json: bool = False
 
 
@@ -77,7 +79,7 @@ class ImportOptions:
 
     zoo: Positional[Path]
     out: Path
-    split_file: Path | None = None
+    split_file: Annotated[Path | None, unset("PATH")] = None
     train_split: str = "train"
     all: bool = False
 

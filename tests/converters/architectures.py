@@ -26,7 +26,7 @@ class Architecture:
     """A network to convert.
 
     Args:
-        build: Makes it, with random weights.
+        build: Function that creates the network with random weights.
         shapes: The shapes of its inputs.
         free: The sizes of the layers that may be permuted, in their order.
         needs_example: Whether its computation can only be followed with an example input.
@@ -51,7 +51,7 @@ class Architecture:
 
 
 class Lambda(nn.Module):
-    """A network of some modules and a function of them and the inputs."""
+    """A network that consists of some modules and a function of them and the inputs."""
 
     def __init__(self, function: Callable[..., Any], **modules: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Lambda(nn.Module):
         self.function = function
 
     def forward(self, *inputs: Tensor) -> Any:
-        """The function's result."""
+        """Calls the function."""
         return self.function(self, *inputs)
 
 
@@ -68,7 +68,7 @@ class One(Lambda):
     """The same for one input, which torch.fx can follow."""
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        """The function's result."""
+        """Calls the function."""
         return self.function(self, x)
 
 
@@ -76,7 +76,7 @@ class Two(Lambda):
     """The same for two inputs."""
 
     def forward(self, x: Tensor, z: Tensor) -> Any:  # type: ignore[override]
-        """The function's result."""
+        """Calls the function."""
         return self.function(self, x, z)
 
 
@@ -97,7 +97,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two convolutions beside the identity or a projection."""
+        """Applies two convolutions and adds the identity or a projection."""
         identity = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
@@ -130,7 +130,7 @@ class ResNet18(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """The block of MobileNetV2: expand, depthwise, project, beside the identity."""
+    """The block of MobileNetV2: expand, depthwise, project, with an identity connection."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, expand: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def _dense(m: Any, x: Tensor) -> Tensor:
 
 
 def _attention_map(m: Any, x: Tensor) -> Tensor:
-    """Spatial attention: statistics over channels, which no permutation changes."""
+    """Spatial attention: statistics over channels, which are invariant to permutations."""
     x = F.gelu(m.a(x))
     stats = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)
     return m.head((x * torch.sigmoid(m.map(stats))).mean((2, 3)))
@@ -528,7 +528,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         for copies in ("expand", "axis", "flag")
     },
     "grouped-query attention, tile": Architecture(
-        # Heads of queries in another order: the copies are permuted in all heads of keys alike.
+        # The heads of queries come in another order: copies are permuted alike in all key heads.
         lambda: Attention(heads=4, copies="tile"),
         ((2, 5, 3),), (8, 2, 4, 2, 4, 8, 4, 8), needs_example=True,
     ),

@@ -1,4 +1,4 @@
-"""Checkpoints for the tests, written with the formats' own libraries and not with ours."""
+"""Checkpoints for the tests, written with the libraries of the formats instead of our own code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cnn() -> nn.Sequential:
 
 
 def all_types() -> dict[str, Tensor]:
-    """A tensor of every type that weights and buffers have, in an order of its own."""
+    """One tensor of every dtype that weights and buffers have, in an unusual order."""
     return {
         "z.weight": torch.randn(4, 3),
         "half": torch.randn(5).half(),
@@ -64,19 +64,19 @@ def all_types() -> dict[str, Tensor]:
 
 
 def write_npz(path: Path, tensors: dict[str, Tensor]) -> None:
-    """An .npz file by NumPy."""
+    """Writes an .npz file with NumPy."""
     np.savez(path, **{key: x.numpy() for key, x in tensors.items()})
 
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A .safetensors file by its library."""
+    """Writes a .safetensors file with its library."""
     safetensors.torch.save_file(tensors, path)
 
 
 def write_keras(
     path: Path, layers: dict[str, dict[str, Any]], config: dict[str, Any] | None = None
 ) -> None:
-    """A file as `model.save("x.h5")` writes it, or `save_weights` without a configuration."""
+    """Writes a file like `model.save("x.h5")`, or like `save_weights` without a configuration."""
     with h5py.File(path, "w") as file:
         root = file if config is None else file.create_group("model_weights")
         root.attrs["layer_names"] = [name.encode() for name in layers]

@@ -1,4 +1,4 @@
-"""What it means that two results are the same: types, keys in their order, every bit."""
+"""Checks that two results are the same: types, keys in their order, and every bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nfn_graph.data import Layout
 
 
 def assert_same(got: Any, expected: Any, where: str = "") -> None:
-    """The same types, keys in the same order, and tensors bit for bit."""
+    """Checks types, keys with their order, and every bit of the tensors."""
     if isinstance(expected, Tensor):
         assert isinstance(got, Tensor) and got.dtype == expected.dtype, where
         assert got.shape == expected.shape, where
@@ -35,7 +35,7 @@ def assert_same(got: Any, expected: Any, where: str = "") -> None:
 
 
 def assert_same_graph(got: WeightGraph, expected: WeightGraph) -> None:
-    """The same stores with the same content, also what a batch keeps beside them."""
+    """Checks that two graphs have the same content, including the bookkeeping of a batch."""
     assert type(got) is type(expected)
     assert got.node_types == expected.node_types and got.edge_types == expected.edge_types
     for one, other in zip(got.stores, expected.stores, strict=True):

@@ -52,7 +52,7 @@ def save(path: Path, content: Any) -> None:
 
 
 def assert_computes(zoo: Zoo, imitation: Imitation) -> None:
-    """Every network is there once and computes what the published one does, in float64."""
+    """Checks that every network is there once and computes the published outputs in float64."""
     names = [row.get("path", i) for i, row in enumerate(map(zoo.row, range(len(zoo))))]
     assert sorted(names) == sorted(imitation.networks)
     for i, name in enumerate(names):
@@ -62,7 +62,7 @@ def assert_computes(zoo: Zoo, imitation: Imitation) -> None:
 
 
 def assert_loads(graph: WeightGraph, network: nn.Module, imitation: Imitation, name: str) -> None:
-    """A graph goes back into the published module."""
+    """Checks that a graph can be loaded into the published module again."""
     to_module(graph, network)
     with torch.no_grad():
         actual = network.double()(imitation.inputs)

@@ -1,4 +1,4 @@
-"""Kills a conversion at random moments, lets it finish, and looks at what became of it.
+"""Kills a conversion at random moments, lets it finish, and checks the result.
 
 python tests/converters/killing.py --files 5000 --kills 20
 """
@@ -60,7 +60,7 @@ def kill_at_random(process: subprocess.Popen[bytes], out: Path, moments: random.
 
 
 def check(paths: list[Path], out: Path) -> None:
-    """All files, none twice, in their order, bit for bit; all checksums; nothing left over."""
+    """Checks all files, each once, in order and bit for bit, and all checksums; no rest is left."""
     store = Store(out)
     assert store.table.column("file").to_pylist() == [path.name for path in paths]
     assert sum(shard.networks for shard in store.shards) == len(paths), "some are stored twice"
@@ -75,14 +75,14 @@ def check(paths: list[Path], out: Path) -> None:
 
 
 def kill_and_resume(folder: Path, files: int, kills: int, shard_size: int, seed: int) -> list[int]:
-    """Networks that were published after each kill."""
+    """Counts the networks that were published after each kill."""
     paths, out = write_files(folder / "in", files), folder / "store"
     moments, published = random.Random(seed), []
     while len(published) < kills:
         process = start(folder / "in", out, shard_size)
         try:
             if not kill_at_random(process, out, moments):
-                break  # it came to its end
+                break  # The process ended by itself.
         finally:
             process.kill()
         published.append(sum(s.networks for s in Store(out).shards) if list_shards(out) else 0)
@@ -92,7 +92,7 @@ def kill_and_resume(folder: Path, files: int, kills: int, shard_size: int, seed:
 
 
 def main() -> None:
-    """Prints how many networks each kill left."""
+    """Prints how many networks each kill left behind."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=20)

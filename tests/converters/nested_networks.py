@@ -24,8 +24,8 @@ class Attention(nn.Module):
         heads: The query heads.
         shared: The heads of keys and values.
         time: The length of sequences, for rotary positions.
-        style: How it is written.
-        copies: How keys and values come to as many heads as queries have.
+        style: The way in which attention is written.
+        copies: The operation that copies keys and values to as many heads as queries have.
         ends: The numbers of inputs and outputs.
     """
 
@@ -52,7 +52,7 @@ class Attention(nn.Module):
             self.register_buffer("distance", distance, persistent=False)
         self.embed, self.norm = nn.Linear(ends[0], width), nn.LayerNorm(width)
         self.q = nn.Linear(width, width)
-        # A bias of keys has no effect behind a softmax.
+        # A bias of keys has no effect before a softmax.
         self.k = nn.Linear(width, shared * self.dim, bias=False)
         self.v = nn.Linear(width, shared * self.dim)
         self.o, self.head = nn.Linear(width, width), nn.Linear(width, ends[1])
@@ -155,7 +155,7 @@ class ViT(nn.Module):
 
 
 class Window(nn.Module):
-    """Attention inside of windows with a relative position bias, as in Swin, and SwiGLU."""
+    """Attention within windows with a relative position bias, as in Swin, and SwiGLU."""
 
     def __init__(self, width: int = 8, heads: int = 2) -> None:
         super().__init__()

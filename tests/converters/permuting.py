@@ -1,4 +1,4 @@
-"""Permuted neurons against the function that a network computes."""
+"""Compares permuted networks with the function that the network computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph.converters.pytorch import tracing
 
 
 def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
-    """A random element of the group that moves some neuron, or one of the given layer."""
+    """Returns a random element of the group that moves some neuron, or one of the given layer."""
     for _ in range(100):
         permutation = symmetry.sample(graph, "hnp")
         index = permutation.index if name is None else {name: permutation.index[name]}
@@ -26,7 +26,7 @@ def moving(graph: WeightGraph, name: str | None = None) -> symmetry.Permutation:
 
 
 def moving_only(graph: WeightGraph, name: str) -> symmetry.Permutation | None:
-    """A group element that moves one index, and what is nested in it; None if it has one neuron."""
+    """Moves one index and what is nested in it; None if it has one neuron."""
     sizes = symmetry.layer_sizes(graph, "hnp")[name]
     if max(sizes, default=1) < 2:
         return None
@@ -35,7 +35,7 @@ def moving_only(graph: WeightGraph, name: str) -> symmetry.Permutation | None:
 
 
 def outputs_of(module: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
-    """All outputs of a network in a row."""
+    """Concatenates all outputs of a network."""
     with torch.no_grad():
         return torch.cat([x.double().flatten() for x in _tensors(module(*inputs))])
 
@@ -46,7 +46,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 
 
 def only_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks are followed as torch.export sees them, as if torch.fx could not."""
+    """Lets networks be followed by torch.export, as if torch.fx could not follow them."""
 
     def fail(*_: Any) -> None:
         raise RuntimeError
@@ -61,7 +61,7 @@ def free_sizes(graph: WeightGraph) -> tuple[int, ...]:
 
 
 def assert_symmetric(graph: WeightGraph, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Permuted neurons compute the same, in float64; the module is left as it was."""
+    """Checks that permuted neurons compute the same, in float64; the module is not changed."""
     expected = outputs_of(module, inputs)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     for _ in range(3):

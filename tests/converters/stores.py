@@ -31,7 +31,7 @@ class Residual(nn.Module):
 
 
 def signalling(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With NaNs whose bits a cast of the processor would change."""
+    """The NaNs have bits that a cast by the processor would change."""
     found = {key: tensor.clone() for key, tensor in tensors.items()}
     first = next(iter(found.values()))
     first.view(torch.int32).flatten()[0] = 0x7F800001

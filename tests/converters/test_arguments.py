@@ -1,4 +1,4 @@
-"""What is no network, no graph or no channel is refused by its kind."""
+"""Objects that are not networks, graphs or channels are refused with their type."""
 
 from __future__ import annotations
 

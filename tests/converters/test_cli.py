@@ -82,7 +82,7 @@ def test_inspect_reports_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [row["nan"] for row in rows if row["type"] == "hidden1 -> hidden2"] == [3]
 
 
-# Refused before a cluster is looked for, or started.
+# This is refused before a cluster is looked for or started.
 RAY = ["--engine", "ray"]
 
 
@@ -324,7 +324,7 @@ def test_convert_writes_graphs_and_a_report(
     ((name, reason),) = report["failed"].items()
     assert name.endswith("bad.npz") and "Expected" in reason
     (tmp_path / "in" / "bad.npz").unlink()
-    # Again: nothing is left to do. A changed file or option is converted again.
+    # The second time, nothing is left to do. A changed file or option is converted again.
     assert cli.main(arguments) == 0
     assert "0 converted, 2 skipped, 0 failed" in capsys.readouterr().out
     write(first)
@@ -333,7 +333,7 @@ def test_convert_writes_graphs_and_a_report(
     assert "1 converted, 1 skipped, 0 failed" in capsys.readouterr().out
     assert cli.main([*arguments, "--overwrite"]) == 0
     assert "2 converted, 0 skipped, 0 failed" in capsys.readouterr().out
-    # Each is there once, and no shard stays of which nothing counts.
+    # Each network is there once, and no shard stays without current networks.
     assert names(tmp_path / "out") == ["deep/x.pt", "x.pt"]
     assert len(Store(tmp_path / "out").shards) == 1
 
@@ -352,7 +352,7 @@ def test_graphs_are_not_converted_again(
         assert cli.main(arguments) == 0
         assert expected in capsys.readouterr().out
     assert len(names(Path(out))) == 2
-    # A store elsewhere is passed over, with a message; a graph file is a file like any other.
+    # Another store is skipped with a message; a graph file is a file like any other.
     assert cli.main(["export", out, "--out", "in/files", "--format", "graph"]) == 0
     assert cli.main(["convert", "in", "--out", "again"]) == 0
     assert f"skipped the store {out}" in capsys.readouterr().err
@@ -401,7 +401,7 @@ def test_many_files_are_converted_in_parallel(tmp_path: Path) -> None:
 def test_a_file_that_kills_its_process_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The architecture of one file ends the process, as a crash in a library would."""
+    """The architecture of one file ends the process, like a crash in a library."""
     (tmp_path / "killer.py").write_text(
         "import os, sys\n"
         "from torch import nn\n"
@@ -432,7 +432,7 @@ def test_a_file_that_kills_its_process_is_reported(
 def test_convert_never_writes_among_files_of_the_user(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder that is no store that it made stays as it is."""
+    """A folder that is not a store of its own is left alone."""
     (path,) = write(tmp_path / "x.pt")
     out = tmp_path / "out"
     out.mkdir()
@@ -450,7 +450,7 @@ def test_convert_never_writes_among_files_of_the_user(
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
-    """Killed, it can tell nobody."""
+    """A killed process cannot report anything."""
     write(tmp_path / "x.pt", 40)
     (tmp_path / "slow.py").write_text(
         "import os, time\n"
@@ -472,7 +472,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     finally:
         main.kill()
         main.wait()
-    # Nor does the server live on that started them.
+    # The server that started them is gone, too.
     until(lambda: (not any(map(is_alive, workers)) and not living_in(tmp_path)) or None)
 
 

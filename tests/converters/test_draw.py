@@ -1,4 +1,4 @@
-"""Pictures and tables, by what they show."""
+"""Pictures and tables are checked by their content."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_kernels_are_shown_as_images_with_height_and_width() -> None:
     graph = chain((2, 4, 3), [(3, 2), ()])
     figure = draw(graph)
     (image,) = figure.axes[0].images
-    # Three targets and two sources, a line between them.
+    # Three targets and two sources, with a line between them.
     assert image.get_array().shape == (3 * 3 + 2, 2 * 2 + 1, 4)
     kernel = graph["input", "weight", "hidden1"].edge_attr[0, :, 0].reshape(3, 2)
     shown = torch.tensor(image.get_array()[:3, :2].tolist())

@@ -1,4 +1,4 @@
-"""Messages that name options as the caller knows them."""
+"""Messages use the names of options that the caller knows."""
 
 from __future__ import annotations
 

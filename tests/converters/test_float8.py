@@ -1,4 +1,4 @@
-"""Numbers of 8 bits, which torch can store but hardly compute with."""
+"""Numbers of 8 bits, which torch can store but can hardly compute with."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_tables_and_pictures(dtype: torch.dtype, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_mixed_with_wider_types(dtype: torch.dtype) -> None:
-    """As in checkpoints whose norms and biases are not narrowed."""
+    """In such checkpoints, norms and biases keep a wider type."""
     tensors: dict[str, Any] = state_dict(dtype)
     tensors["1.weight"] = torch.arange(256).to(torch.uint8)[::16].clone().view(dtype)
     tensors["1.bias"] = torch.randn(16)
@@ -72,7 +72,7 @@ def test_mixed_with_wider_types(dtype: torch.dtype) -> None:
 def test_one_file_does_not_end_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever happens to it, a mistake of ours included."""
+    """This holds whatever happens to the network, including a bug of ours."""
     from nfn_graph.converters import commands
 
     paths = [tmp_path / f"{name}.pt" for name in "abc"]

@@ -57,7 +57,7 @@ def test_the_rest_of_the_network_keeps_its_layers() -> None:
 
 
 def test_what_is_left_out_is_permuted_with_the_rest() -> None:
-    """Otherwise a permuted graph would come back as another network."""
+    """Otherwise, a permuted graph would be restored as another network."""
     torch.manual_seed(0)
     module = language_model()
     expected = module(WORDS).detach()
@@ -68,7 +68,7 @@ def test_what_is_left_out_is_permuted_with_the_rest() -> None:
     assert not torch.equal(found["embed.weight"], before)
     module.load_state_dict(found)
     assert (module(WORDS) - expected).abs().max() < 1e-9
-    # Without it, as when only the values inside of the graph moved.
+    # Without this, the result is as if only the values inside the graph had moved.
     module.load_state_dict({**found, "embed.weight": before})
     assert (module(WORDS) - expected).abs().max() > 1e-3
 

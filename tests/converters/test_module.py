@@ -32,7 +32,7 @@ def test_a_chain_is_the_graph_of_its_tensors() -> None:
 
 
 def test_layers_are_named_along_the_computation() -> None:
-    """Keys may come in any order: here the last layer's come first."""
+    """Keys may come in any order; here those of the last layer come first."""
     module = One(
         lambda m, x: m.a(F.relu(m.b(F.relu(m.c(x))))),
         a=nn.Linear(4, 2), b=nn.Linear(5, 4), c=nn.Linear(3, 5),
@@ -177,7 +177,7 @@ def test_layers_run_on_every_architecture(architecture: Architecture, symmetry: 
 
 
 def test_an_axis_that_may_be_positions_is_not_guessed() -> None:
-    """Over `[batch, points, features]` this is a mean over points, not over neurons."""
+    """For `[batch, points, features]`, this is a mean over points, not over neurons."""
     module = One(lambda m, x: m.b(m.a(x).mean(1)), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     with pytest.raises(ConversionError, match="example_input"):
         from_module(module)

@@ -1,4 +1,4 @@
-"""Where checkpoints keep their tensors: prefixes, places, and what lies beside the network."""
+"""The places of tensors in checkpoints: prefixes, nesting, and entries beside the network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_lies_beside_the_network_is_carried(prefix: str, beside: dict[str, 
 
 
 def test_wrapped_networks_are_architectures() -> None:
-    """Whatever the checkpoint's keys begin with."""
+    """The prefix of the checkpoint's keys does not matter."""
     wrappers = {
         "": lambda m: m,
         "_orig_mod.": compiled,
@@ -103,7 +103,7 @@ def test_two_networks_are_not_chosen_from() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_unknown_keys_inside_the_network_are_refused(prefix: str) -> None:
-    """The network is another one, with a layer more."""
+    """The checkpoint belongs to another network, with one more layer."""
     module = network()
     state_dict = {**below(prefix, module), f"{prefix}4.weight": torch.randn(2, 2)}
     with pytest.raises(ConversionError, match=r"none of them missing.*unknown \['.*4\.weight'"):
@@ -178,7 +178,7 @@ def test_sparse_and_quantised_tensors_are_refused(with_arch: bool) -> None:
 
 
 def test_values_of_channels() -> None:
-    """A weight without a gradient has None; arrays are values, too."""
+    """A weight without a gradient has None; arrays are accepted as values, too."""
     module = network()
     module[3](torch.randn(4, 6)).sum().backward()
     gradients = {key: parameter.grad for key, parameter in module.named_parameters()}

@@ -1,4 +1,4 @@
-"""One network in five formats is one graph, up to the names of its tensors."""
+"""One network in five formats is one graph, except for the names of its tensors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_same_graph_from_every_format(make, with_arch: bool, tmp_path: Path) -> 
     for format_, path in paths.items():
         graph = load(path, arch=arch)
         check_same_graph(graph, expected)
-        # Back to the tensors of the file, bit for bit, key for key, axis for axis.
+        # The tensors of the file are restored bit for bit, with keys and axes in the same order.
         original = read_tensors(path)
         again = path.with_stem("again")
         save(graph, again, template=path if format_ in ("onnx", "h5") else None)
@@ -117,7 +117,7 @@ def test_a_torch_network_becomes_a_keras_file(make, tmp_path: Path) -> None:
     ("order", "flatten", "is_last"),
     [
         ("channels_last", "channels_last", True),
-        # Keras moves channels to the end before it flattens, so that the weights are the same.
+        # Keras moves channels to the end before it flattens, so the weights are the same.
         ("channels_first", "channels_first", True),
         ("channels_first", "channels_last", False),
     ],

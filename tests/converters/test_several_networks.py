@@ -1,4 +1,4 @@
-"""Checkpoints that hold a list, or several networks: which one is meant."""
+"""Checkpoints that hold a list or several networks, and how one of them is chosen."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_harmless_globals_can_be_allowed(zipped: bool, tmp_path: Path) -> None:
         load(file)
     assert "model" not in str(error.value)
     assert_same(to_state_dict(load(file, safe_globals=SCALARS)), state_dict)
-    with pytest.raises(ConversionError, match="scalar"):  # and only there
+    with pytest.raises(ConversionError, match="scalar"):  # The option works there, and only there.
         load(file)
 
 

@@ -77,7 +77,7 @@ def in_any_order(state_dict: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("module", CHAINS.values(), ids=CHAINS.keys())
 def test_a_chain_is_read_alike_in_any_order_of_its_keys(module: nn.Module) -> None:
-    """Or it is refused, but not as stored, and not if keys are sorted, which says nothing."""
+    """Alternatively it is refused, but not in its stored order and not if keys are sorted."""
     expected = from_module(module)
     for i, state_dict in enumerate(in_any_order(module.state_dict())):
         try:
@@ -107,7 +107,7 @@ def test_sizes_that_occur_once_tell_the_order_of_any_keys(order: int) -> None:
 
 
 def test_the_order_of_equal_layers_is_that_of_their_numbers() -> None:
-    """Ten before nine, as text, would be another network."""
+    """As text, ten comes before nine, which would be another network."""
     for numbers in ((2, 9, 10, 11), (10, 11, 2, 9)):
         state_dict = {f"layers.{i}.weight": torch.full((4, 4), float(i)) for i in numbers}
         graph = from_state_dict(state_dict)
@@ -131,7 +131,7 @@ def autoencoder(**sizes: tuple[int, ...]) -> dict[str, Tensor]:
 
 
 def test_a_decoder_that_counts_down_is_not_read_in_the_order_of_its_numbers() -> None:
-    """By numbers, its convolutions and those of the encoder would alternate."""
+    """Sorted by number, its convolutions and those of the encoder would alternate."""
     state_dict = autoencoder(
         enc1=(10, 3, 3, 3), enc2=(20, 10, 3, 3), enc3=(2, 180), dec3=(180, 2),
         dec2=(10, 20, 3, 3), dec1=(3, 10, 3, 3),
@@ -143,7 +143,7 @@ def test_a_decoder_that_counts_down_is_not_read_in_the_order_of_its_numbers() ->
 
 
 def test_a_convolution_behind_a_linear_layer_is_not_moved_to_the_front() -> None:
-    """The only chain of plain layers is not the order of the file, which may unflatten."""
+    """The only chain of plain layers differs from the order of the file, which may unflatten."""
     state_dict = autoencoder(one=(8, 3, 3, 3), code=(2, 72), back=(72, 2), out=(4, 8, 3, 3))
     with pytest.raises(ConversionError, match=r"one\.0\.weight -> code.*as stored"):
         from_state_dict(state_dict, flatten="channels_first")
@@ -242,7 +242,7 @@ def test_what_has_no_single_reading_is_refused(state_dict: dict[str, Any], reaso
 
 
 class Reshaping(nn.Module):
-    """Its linear layer reads the entries in an order that depends on the input's shape."""
+    """Its linear layer reads the entries in an order that depends on the shape of the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Reshaping(nn.Module):
 
 
 def test_another_example_input_is_followed_anew() -> None:
-    """What was learnt for one input must not serve another."""
+    """What was learned for one input must not be used for another."""
     module = Reshaping()
     key = ("hidden1", "weight", "output")
     for _ in range(2):
@@ -348,7 +348,7 @@ SIGNALLING = {
 
 @pytest.mark.parametrize("dtype", SIGNALLING, ids=str)
 def test_signalling_nans_come_back_from_mixed_types(dtype: torch.dtype) -> None:
-    """A cast of the processor would make them quiet."""
+    """A cast by the processor would make them quiet."""
     integer, pattern = SIGNALLING[dtype]
     state_dict = S(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).to(dtype).state_dict()
     lowest = torch.iinfo(integer).min
@@ -365,7 +365,7 @@ def test_signalling_nans_come_back_from_mixed_types(dtype: torch.dtype) -> None:
 
 
 def test_a_nan_stays_a_nan_in_a_narrower_type() -> None:
-    """Its last bits are cut off, and without any it would be an infinity."""
+    """Its last bits are cut off; without any left it would be infinite."""
     nan = torch.tensor([0x7FF0000000000001], dtype=torch.int64).view(torch.float64)
     assert bool(cast(nan, torch.float16).isnan())
 
@@ -380,7 +380,7 @@ def test_weights_may_stay_views_of_the_checkpoint() -> None:
 
 
 def test_equal_shapes_are_not_mixed_up() -> None:
-    """The second state dict is read by what was learnt from the first."""
+    """The second state dict is read with what was learned from the first."""
     for _ in range(2):
         state_dict = CHAINS["cnn"].state_dict()
         for key in state_dict:
@@ -431,7 +431,7 @@ def test_channels_must_fit() -> None:
 
 
 def test_edited_weights_come_back() -> None:
-    """A network of another class that works on features keeps the way back."""
+    """A network of another class that works on features can still be restored."""
     graph = from_state_dict(state_dict := Named().state_dict())
     doubled = graph.features("hnp").map(lambda x: 2 * x).to_graph()
     back = to_state_dict(doubled)

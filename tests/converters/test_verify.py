@@ -18,7 +18,7 @@ S = nn.Sequential
 
 
 def test_verify_finds_what_the_operations_do_not_show() -> None:
-    """Numbers that are read past the tracer: they stay while the weights are permuted."""
+    """These numbers are read in a way that the tracer cannot see, so they are not permuted."""
     module = One(
         lambda m, x: m.b(m.a(x) * float(m.b._parameters["weight"].data[0, 0])),
         a=nn.Linear(3, 5), b=nn.Linear(5, 2),
@@ -31,7 +31,7 @@ def test_verify_finds_what_the_operations_do_not_show() -> None:
 
 @pytest.mark.parametrize("wide", range(2, 10))
 def test_verify_finds_a_false_symmetry_of_two_neurons(wide: int) -> None:
-    """One random permutation leaves two neurons in place half of the time."""
+    """A single random permutation leaves two neurons in place half of the time."""
     module = One(
         lambda m, x: m.c(m.b(m.a(x)) * float(m.b._parameters["bias"].data[0])),
         a=nn.Linear(3, wide), b=nn.Linear(wide, 2), c=nn.Linear(2, 2),
@@ -48,14 +48,14 @@ def test_verify_needs_an_example_and_values() -> None:
 
 
 class Result:
-    """A class of which nothing is known."""
+    """A class that nothing is known about."""
 
     def __init__(self, y: Any) -> None:
         self.y = y
 
 
 class Wrapping(nn.Module):
-    """A network whose real result is an object, which only the symbolic one lacks."""
+    """A network that returns an object, except while it is traced."""
 
     def __init__(self, wrap: Callable[[Any], Any]) -> None:
         super().__init__()

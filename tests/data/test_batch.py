@@ -1,4 +1,4 @@
-"""Batches of networks of different sizes: the same as one network at a time."""
+"""Batches of networks of different sizes give the same results as one network at a time."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_pointers_are_right_for_mixed_depths():
 
 
 def test_pygs_own_collate_is_refused_where_it_mixes_up_networks():
-    """With depths 3, 2, 3 PyG drops nothing, but gives the second network the third's layer."""
+    """With depths 3, 2, 3, PyG drops nothing, but the second network gets the third's layer."""
     deep, shallow = chain((2, 4, 5, 3)), chain((2, 3, 3))
     wrong, slices, _ = collate(PyGBatch, [deep, shallow, deep])
     assert wrong["hidden2"].batch.unique().tolist() == [0, 1]
@@ -171,10 +171,10 @@ def test_pygs_own_collate_is_refused_where_it_mixes_up_networks():
         with pytest.raises(ValueError, match=message):
             use()
     assert repr(wrong).startswith("WeightGraphBatch(")
-    # Sizes may differ as well; what is named is the type that is missing.
+    # Sizes may differ, too; the error names the type that is missing.
     with pytest.raises(ValueError, match=message):
         PyGBatch.from_data_list([deep, chain((3, 4, 5, 3)), shallow])
-    # With a shallow network first, PyG drops the others' layers.
+    # If a shallow network comes first, PyG drops the layers of the others.
     dropped, _, _ = collate(PyGBatch, [shallow, deep])
     assert "hidden2" not in dropped.node_types
     with pytest.raises(ValueError, match=r"collated by PyG's own Batch"):
@@ -263,9 +263,9 @@ def test_entries_that_a_network_does_not_own_never_leak():
     clean = batch.features("hnp")
     clean.owned()
     masks = clean.incidence.masks["hnp"]
-    # The one-layer network's weight is a tap of the network, which the others lack.
+    # The weight of the one-layer network is a tap of the network, which the others lack.
     assert set(masks) == {"hidden1", "network"}
-    # Whatever an activation with f(0) != 0 leaves in those entries is not read.
+    # The values that an activation with f(0) != 0 leaves in those entries are not read.
     spoiled = clean.map_types(lambda key, x: x.where(masks[key], 77.0) if key in masks else x)
     assert any(bool((x == 77).any()) for _, x in spoiled.tensors())
     for function in (layer, Pool(spec), Pool(spec, "max"), Pool(spec, "sum", full=True)):

@@ -1,4 +1,4 @@
-"""Graphs: exact ways in and out, and PyG's own tools on them."""
+"""Graphs: exact conversion in both directions, and PyG's own tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nfn_graph.transforms import FillBiases
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, so that NaN and signed zeros count."""
+    """Returns the bytes of a tensor, so that NaNs and signed zeros are compared, too."""
     return x.contiguous().view(torch.uint8)
 
 
@@ -56,7 +56,7 @@ def test_non_contiguous_and_transposed_tensors_work():
 
 
 def test_placements_of_slices_views_and_shared_tensors():
-    """A linear layer behind a flatten, its columns split over two layers; a shared bias."""
+    """A linear layer after a flatten whose columns are split over two layers; a shared bias."""
     spec = NetworkSpec(
         (NeuronType("a", 0), NeuronType("b", 0), NeuronType("out", 1)),
         (WeightType("a", "out", 4), WeightType("b", "out", 4)),
@@ -171,12 +171,12 @@ def test_to_homogeneous_gives_plain_data_with_masks():
     assert data.x_mask.any(1).tolist() == ([False] * 2 + [True] * 7) * 2
     assert data.node_type.tolist() == ([0] * 2 + [1] * 3 + [2] * 4) * 2
     assert data.batch.tolist() == [0] * 9 + [1] * 9
-    # Every edge joins neurons of one network, of the types that it says.
+    # Every edge connects neurons of one network, of the types that it states.
     source, target = data.edge_index
     assert torch.equal(data.batch[source], data.batch[target])
     assert torch.equal(data.node_type[source], data.edge_type)
     assert torch.equal(data.node_type[target], data.edge_type + 1)
-    # And it carries the weight of that pair of neurons.
+    # It also has the weight of that pair of neurons.
     weight = graph.to_tensors()["1.weight"]
     last = (data.edge_type == 1) & (data.batch[source] == 1)
     rows, columns = target[last] - 9 - 5, source[last] - 9 - 2
@@ -195,7 +195,7 @@ def test_types_of_a_spec_mean_the_same_in_every_graph():
     assert torch.equal(alone.edge_attr, together.edge_attr[first])
     assert torch.equal(alone.edge_type, together.edge_type[first])
     assert set(alone.edge_type.tolist()) < set(together.edge_type.tolist())
-    # Without the spec the ids are those of the graph's own types.
+    # Without the spec, the ids are those of the graph's own types.
     assert not torch.equal(shallow.to_homogeneous().node_type, alone.node_type)
 
 
@@ -248,14 +248,14 @@ def test_graphs_are_cast_and_their_labels_are_not(batched):
 
 
 def test_graphs_are_loaded_without_trust(tmp_path):
-    """By `torch.load` as it is called by default, which makes only classes that it knows."""
+    """`torch.load` with its defaults only builds classes that it knows."""
     graph = chain((2, 3, 4), kernels=[(3, 3), ()])
     graph.y = torch.tensor([1])
     filled = FillBiases()(chain((2, 5, 4), kernels=[(3, 3), ()], biases=False))
     filled.y = torch.tensor([2])
     batch = Batch.from_data_list([graph, filled, chain_with_label((2, 3))])
     for saved in (graph, filled, batch):
-        saved.features("np")  # What is derived then need not be saved.
+        saved.features("np")  # Values that are derived from it need not be saved.
         torch.save(saved, tmp_path / "graph.pt")
         loaded = torch.load(tmp_path / "graph.pt")
         assert type(loaded) is type(saved)
@@ -317,7 +317,7 @@ def test_mixed_dtypes_meet_in_the_wider_one():
 
 
 def test_networks_of_equal_shapes_share_their_layout():
-    """A batch of 100,000 networks then looks at few layouts; dtypes and names tell them apart."""
+    """A batch of 100,000 networks then checks few layouts; dtypes and names distinguish them."""
 
     def graph(width, dtype=torch.float32, keys=None):
         weights = [torch.ones(width, 2, dtype=dtype), torch.ones(1, width, dtype=dtype)]

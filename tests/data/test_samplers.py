@@ -1,4 +1,4 @@
-"""Batches by edges: complete, below the limit, balanced, drawn by the seed and the epoch."""
+"""Batches by edges: complete, below the limit, balanced, and random by seed and epoch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def mlp(*sizes: int) -> WeightGraph:
 
 
 def zoo(count: int) -> list[int]:
-    """Sizes of networks with two hidden layers of a drawn width."""
+    """Sizes of networks with two hidden layers of a random width."""
     draw = random.Random(1)
     return [2 * w + w * w + w for w in (draw.choice([4, 8, 16, 32, 64]) for _ in range(count))]
 
 
 def of_ranks(sizes: list[int], limit: int, ranks: int, epoch: int = 0, **options: object) -> list:
-    """The batches of every rank, each from a sampler of its own."""
+    """The batches of every rank, each from a separate sampler."""
     found = []
     for rank in range(ranks):
         sampler = EdgeBatchSampler(sizes, limit, rank=rank, world_size=ranks, **options)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_complete_and_below_the_limit(
     try:
         found = of_ranks(sizes, limit, ranks, epoch, shuffle=shuffle)
     except ValueError as error:
-        # Only where networks are fewer than ranks, or pairs of them do not fit.
+        # Only if there are fewer networks than ranks, or if pairs of them do not fit.
         smallest = sum(sorted(sizes)[:2])
         assert len(sizes) < ranks or (len(sizes) % ranks and smallest + max(sizes) > limit)
         assert "Expected" in str(error)
@@ -79,7 +79,7 @@ def test_drawn_by_seed_and_epoch() -> None:
     assert first != of_ranks(sizes, 20_000, 2, seed=1)
     assert first != of_ranks(sizes, 20_000, 2, epoch=1)
     assert of_ranks(sizes, 20_000, 2, seed=1) != of_ranks(sizes, 20_000, 2, epoch=1)
-    # A network meets others in the next epoch.
+    # A network shares a batch with others in the next epoch.
     with_first = [
         next(set(b) for r in of_ranks(sizes, 20_000, 1, e) for b in r if 0 in b) for e in (0, 1)
     ]
@@ -101,16 +101,16 @@ def test_balances_edges(ranks: int) -> None:
     loads = torch.tensor([[edges(sizes, batch) for batch in rank] for rank in found])
     assert loads.min() > 0.98 * loads.max()
     assert loads.sum(1).max() - loads.sum(1).min() <= loads.max() - loads.min()
-    # No more batches than it takes, rounded up to the ranks and for what does not fit.
+    # There are no more batches than necessary, rounded up for the ranks and for the bin packing.
     assert loads.numel() <= sum(sizes) / limit * 1.02 + ranks
-    # By the number of networks, the same batches would differ by much.
+    # Batches with equal numbers of networks would differ a lot.
     count = len(sizes) // loads.numel()
     by_number = [edges(sizes, list(range(i, i + count))) for i in range(0, 900, count)]
     assert max(by_number) > 1.2 * limit
 
 
 def test_ranks_of_a_step_are_alike_where_batches_are_not() -> None:
-    """Some networks fill a batch, the others together do not."""
+    """Some networks fill a batch by themselves, and the others together do not."""
     sizes = [100] * 6 + [30] * 8
     found = of_ranks(sizes, 100, 2)
     for step in zip(*found, strict=True):
@@ -170,7 +170,7 @@ def test_neither_graphs_nor_sizes() -> None:
 
 
 def test_tight_limit_in_every_epoch() -> None:
-    """Only a six and a four fit together, though they are alike."""
+    """Only a six and a four fit together, although all are similar."""
     for epoch in range(20):
         (batches,) = of_ranks([6, 4, 4, 6], 10, 1, epoch)
         assert sorted(sorted(batch) for batch in batches) in (

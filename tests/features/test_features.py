@@ -1,4 +1,4 @@
-"""Weight-space features as values: arithmetic, pytrees, and no change of their input."""
+"""Weight-space features as values: arithmetic, pytrees, and no change to their input."""
 
 from __future__ import annotations
 

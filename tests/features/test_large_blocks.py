@@ -1,4 +1,4 @@
-"""Blocks that are views instead of indices: the same numbers, and no memory for indices."""
+"""Blocks that are views instead of indices: the same numbers, without memory for indices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYMMETRIES = ["np", "hnp"]
 
 @pytest.fixture(params=[1, 12])
 def large(request, monkeypatch) -> int:
-    """Blocks of this many rows are views: all of them, or those of some networks."""
+    """Blocks of at least this many rows are views: all of them, or those of some networks."""
     monkeypatch.setattr(_incidence, "_CACHE", _Cache(32, 2**28))
     monkeypatch.setattr(_build, "LARGE_ROWS", request.param)
     return request.param
@@ -73,7 +73,7 @@ def test_layers_with_views_are_layers_with_indices(network, symmetry, large):
 @pytest.mark.parametrize("symmetry", SYMMETRIES)
 @pytest.mark.parametrize("network", NAMED_SPECS)
 def test_layers_in_short_stretches_are_the_same(network, symmetry, cached, large, monkeypatch):
-    """Rows that do not fit into the cache are treated a stretch at a time."""
+    """Rows that do not fit into the cache are processed in blocks."""
     monkeypatch.setattr(_kernels, "_CACHED", cached)
     assert_layer_is_the_same(batch_of(NAMED_SPECS[network], (3, 5, 2)).features(symmetry))
 
@@ -160,7 +160,7 @@ def test_an_incidence_above_the_limit_is_kept_too(monkeypatch):
 
 
 def test_pointers_end_where_the_rows_do(large):
-    """CUDA sums to the end of the rows, whatever the last pointer says."""
+    """On CUDA, sums run to the end of the rows, whatever the last pointer is."""
     for batch in (batch_of(NAMED_SPECS["self"], (3, 5, 2)), role_batch()):
         incidence = batch.features().incidence
         rows = [*incidence.weights.values(), *incidence.neurons.values()]

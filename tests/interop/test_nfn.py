@@ -1,4 +1,4 @@
-"""The published package `nfn` 0.1.2 as an outside oracle, layer by layer."""
+"""The published package `nfn` 0.1.2 as an oracle, layer by layer."""
 
 import nfn.layers as theirs
 import pytest
@@ -81,7 +81,7 @@ def test_sinusoidal_encoding(name, with_layers):
 
 
 def test_sinusoidal_encoding_of_a_last_convolution():
-    """The published one raises; ours encodes the outputs at the weight as at the bias."""
+    """The published layer raises; ours encodes the outputs at the weight and at the bias alike."""
     features, spec = draw("mixed")
     layer = theirs.IOSinusoidalEncoding(spec)
     with pytest.raises(RuntimeError):
@@ -125,7 +125,7 @@ def test_np_span_is_ours(sizes, parameters):
 
 
 def test_what_the_published_hnp_layer_lacks():
-    """The bias of the last hidden layer to the last weight: 0 at first, then learned."""
+    """The map from the last hidden bias to the last weight starts at 0, and is then learned."""
     features, published_spec = draw("2-3-4-2")
     layer = from_nfn(theirs.HNPLinear(published_spec, 3, 4))
     spec = spec_from_nfn(published_spec).fold("hnp")

@@ -1,4 +1,4 @@
-"""Models of the published package `nfn` 0.1.2, brought over."""
+"""Models of the published package `nfn` 0.1.2, converted to ours."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def hnp_model(spec: PublishedSpec, channels: int = 3) -> nn.Sequential:
 
 
 def residual_model(spec: PublishedSpec, channels: int = 3) -> nn.Sequential:
-    """Views change inside a block: the norm is NP, the layer HNP."""
+    """The view changes within a block: the norm is NP, the layer HNP."""
     return nn.Sequential(
         theirs.TupleOp(theirs.ChannelLinear(channels, 4)),
         theirs.ResBlock(
@@ -144,7 +144,7 @@ def test_the_dropout_of_a_block_comes_along():
 
 
 def test_encodings_of_a_spec_without_sizes():
-    """nfn writes -1 where a size is open; the encoding takes the sizes of the networks."""
+    """nfn writes -1 if a size is open; the encoding uses the sizes of the networks."""
     features, spec = draw("2-3-4")
     layers = [theirs.IOSinusoidalEncoding(spec), theirs.NPLinear(spec, 16, 2)]
     assert_same(nn.Sequential(*layers), features, "graph")

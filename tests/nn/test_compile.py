@@ -14,7 +14,7 @@ SYMMETRIES = ["np", "hnp"]
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """No compiled code of another test."""
+    """Clears compiled code of other tests."""
     torch._dynamo.reset()
 
 
@@ -72,7 +72,7 @@ def test_a_recompilation_would_be_seen():
 
 
 def test_sizes_equal_by_accident_cost_one_more_graph_and_no_third():
-    """The compiler takes equal sizes in the first batch for one and the same size."""
+    """If sizes are equal in the first batch, the compiler assumes that they always are."""
     equal = Batch.from_data_list([chain((2, 5, 5, 3), dtype=torch.float32)] * 2)
     model = NFN(equal.spec, (4,), "np")
     fast = compiled(model)
@@ -117,7 +117,7 @@ def test_mixed_depths_compile(symmetry):
     assert_same(compiled(model)(features), model(features))
 
 
-# The compiler's own use of torch.jit.
+# The compiler itself uses torch.jit.
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_the_default_compiler():
     features = batches(1)[0].features("np")

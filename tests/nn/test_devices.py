@@ -1,5 +1,5 @@
-"""What can be shown without a GPU: shapes and devices on fake tensors, and a record of all
-operations, none of which waits for the device or depends on its values."""
+"""Checks that need no GPU: shapes and devices of fake tensors, and a record of all operations,
+none of which may wait for the device or depend on its values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORBIDDEN = (
 
 
 class Recorder(TorchDispatchMode):
-    """Counts operations and fails on those that a GPU would have to wait for."""
+    """Counts operations, and fails on those for which a GPU would have to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def model_for(batch: Batch, symmetry: str, invariant: bool = True) -> InvariantN
 
 
 def fake_features(batch: Batch, device: str) -> WeightFeatures:
-    """The features of a batch on another device, of which only shapes exist."""
+    """The features of a batch on another device, where only shapes exist."""
     raw = batch.features()
     incidence = Incidence(raw.spec, raw.incidence.shapes, torch.device(device))
 
@@ -149,7 +149,7 @@ def test_the_sizes_of_a_new_batch_go_to_the_device_in_one_copy(network):
 
 
 def test_nothing_is_kept_that_was_made_while_a_graph_is_captured(monkeypatch):
-    """The memory belongs to the captured graph, and a copy would read the host again."""
+    """The memory belongs to the captured graph, and a copy would read from the host again."""
     monkeypatch.setattr(_incidence, "_CACHE", _Cache(8, 2**20))
     known = networks(2, mixed=True)
     layer = NFN(known.spec, (4,), "np")

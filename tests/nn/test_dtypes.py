@@ -78,7 +78,7 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
     def run() -> tuple[list[Tensor], Tensor, tuple[Tensor, ...]]:
         out = layer(features)
         pooled = pool(out)
-        # Scaled as in training, where small gradients of float16 would be lost.
+        # The loss is scaled, as in training, because small gradients of float16 would be lost.
         grads = torch.autograd.grad(1024 * pooled.float().square().sum(), inputs)
         return [x for _, x in out.tensors() if x.numel()], pooled, grads
 
@@ -88,7 +88,7 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
     for x, y in zip(
         [*outputs, pooled, *grads], [*expected[0], expected[1], *expected[2]], strict=True
     ):
-        # `index_add` rounds after every addition, of some hundred in a row.
+        # `index_add` rounds after every addition, several hundred times in a row.
         assert relative(x, y) < (0.05 if backend == "plain" else 0.02)
     assert outputs[0].dtype == pooled.dtype == torch.float16
 
@@ -97,7 +97,7 @@ def test_float16_takes_means_over_more_entries_than_it_can_count(backend):
 @pytest.mark.parametrize("aggregate", ["mean", "sum"])
 @pytest.mark.parametrize("cast", [True, False])
 def test_float16_sums_over_the_edges_of_one_neuron(cast, aggregate, backend):
-    """2,048 edges of 33.0 add up to 67,584: finite wherever the results of float32 fit."""
+    """2,048 edges of 33.0 sum to 67,584, which is finite if results of float32 are kept."""
     features = chain((2048, 3, 2), dtype=torch.float32).features("np")
     features = features.map(lambda x: torch.full_like(x, 33.0))
     layer = NFLinear(features.spec, 1, 2, aggr=aggregate)
@@ -121,7 +121,7 @@ def test_float16_sums_over_the_edges_of_one_neuron(cast, aggregate, backend):
 
 
 def test_encodings_keep_their_digits():
-    """Large angles, and many positions, in a dtype of few digits."""
+    """Large angles and many positions, in a dtype with few digits."""
     raw = chain((784, 3, 2), dtype=torch.float32).features()
     fourier, positions = FourierFeatures(1, 8, scale=10.0), IOEncoding(raw.spec, 1)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The symmetry law of every layer and model, and that none is more symmetric than it says."""
+"""The symmetry law of every layer and model, and that none has more symmetry than it states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nfn_graph.testing import assert_equivariant, assert_invariant, random_graph
 CHANNELS = 3
 DTYPES = [torch.float32, torch.float64]
 SYMMETRIES = ["np", "hnp"]
-# HNP permutes nothing in a network of one layer; test_no_permutation_is_refused says so.
+# In a network of one layer, HNP permutes nothing; test_no_permutation_is_refused covers it.
 PERMUTED = [
     (name, group)
     for name in NAMED_SPECS
@@ -156,7 +156,7 @@ def test_dropout_per_channel_commutes_with_permutations_for_every_draw():
 
 
 def _resampled(function: Callable[[WeightFeatures], WeightFeatures]):
-    """Keeps the checker's own random permutations apart from the function's seed."""
+    """Keeps the random permutations of the checker independent of the seed of the function."""
 
     def run(features: WeightFeatures) -> WeightFeatures:
         state = torch.get_rng_state()
@@ -168,7 +168,7 @@ def _resampled(function: Callable[[WeightFeatures], WeightFeatures]):
 
 
 def permute_only(graph: WeightGraph, name: str, stores: list) -> WeightGraph:
-    """Permutes one layer in some of the tensors that share it: no symmetry of the network."""
+    """Permutes one layer in some of its tensors only, which is not a symmetry of the network."""
     full = sample(graph, "np")
     while torch.equal(full.index[name], torch.arange(len(full.index[name]))):
         full = sample(graph, "np")
@@ -214,7 +214,7 @@ def test_the_checkers_reject_a_broken_layer_and_name_the_field():
     graph = chain((2, 4, 5, 2), channels=CHANNELS)
 
     class PerPosition(nn.Module):
-        """The peers' mistake: a scale for every neuron."""
+        """A mistake of other packages: a scale for every neuron."""
 
         def forward(self, features: WeightFeatures) -> WeightFeatures:
             def scale(key, x):
@@ -242,7 +242,7 @@ def test_random_nested_networks(spec, symmetry):
 
 @pytest.mark.parametrize(("network", "child"), [("attention", "qk"), ("group norm", "c")])
 def test_children_move_inside_their_parent_only(network, child):
-    """Exchanging dimensions of two heads, or channels of two groups, is no symmetry."""
+    """Exchanging dimensions of two heads, or channels of two groups, is not a symmetry."""
     spec = NESTED_SPECS[network]
     graph = random_graph(spec, dict.fromkeys(spec.neuron, 3))
     layer = NFLinear(spec.fold("np"), 1, 2).double()
@@ -302,7 +302,7 @@ def test_a_permuted_network_computes_the_same_function():
 
 
 def inferred(spec: NetworkSpec, symmetry: str) -> list[nn.Module]:
-    """Functions of graphs and of features, each of which says what it takes."""
+    """Functions of graphs and of features, each with the input that it takes."""
     layer = NFLinear(spec.fold(symmetry), CHANNELS, CHANNELS)
     standardize = Standardize(spec, CHANNELS).double().fit(mixed_batch(spec, torch.float64))
     union = NetworkSpec.union([spec, chain((2, 3, 3, 4)).spec])

@@ -83,7 +83,7 @@ def test_vmap_over_inputs_over_parameters_and_over_both(network, symmetry):
     torch.testing.assert_close(vmap(run, (0, None))(states, features), expected)
     pairs = torch.stack([flat(each(f)) for each, f in zip(layers, several, strict=True)])
     torch.testing.assert_close(vmap(run)(states, stacked), pairs)
-    # The gradient of each layer of an ensemble, in one call.
+    # The gradients of all layers of an ensemble, in one call.
     found = vmap(grad(lambda s, f: run(s, f).square().sum()), (0, None))(states, features)
     for i, each in enumerate(layers):
         flat(each(features)).square().sum().backward()
@@ -123,7 +123,7 @@ def test_second_derivatives(network, symmetry, backend):
     value = features[key].clone().requires_grad_()
 
     def penalty() -> torch.Tensor:
-        """Of the slopes of a loss, at the input and at the parameters."""
+        """Returns the slope of a loss in a random direction of the input and the parameters."""
         with use_backend(backend):
             loss = flat(layer(features.replace({key: value}))).tanh().sum()
         slopes = torch.autograd.grad(loss, [value, *parameters], create_graph=True)
@@ -167,7 +167,7 @@ def test_nothing_made_inside_a_transform_outlives_it():
     kept = [x for scales in fresh._scales.values() for x in scales if x is not None]
     assert kept
     assert all(map(is_lasting, kept))
-    # An incidence made inside a transform is not kept either.
+    # An incidence that is created inside a transform is not cached either.
     widths = chain((2, 29, 31, 2))
     model = NFN(widths.spec, (2,), out_features=1, head=(4,)).double()
     grad(lambda p: functional_call(model, p, (widths,)).sum())(parameters_of(model))

@@ -1,4 +1,4 @@
-"""What the layers beside the NF-Layer compute, against formulas written out."""
+"""All layers except the NF-Layer, compared with formulas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_initialisation_is_uniform_by_fan_in(pointwise, symmetry):
         parts = site.parts[-1:] if pointwise else site.parts
         for part, rows in zip(parts, matrix.split([64 * p.taps for p in parts]), strict=True):
             if part.taps:
-                # What a site says to others has a third of the variance of its own entries.
+                # The messages of a site have a third of the variance of its own entries.
                 share = 1 if part.below is None else 1 / 3
                 assert rows.var() == pytest.approx(share / matrix.shape[1], rel=0.15), (site, part)
                 largest = (3 * share / matrix.shape[1]) ** 0.5
@@ -55,7 +55,7 @@ def test_initialisation_is_uniform_by_fan_in(pointwise, symmetry):
 
 @torch.no_grad()
 def share_fan_in(layer: NFLinear) -> None:
-    """Draws all maps that add into an entry by the number of all their inputs together."""
+    """Samples all maps that add into an entry with the number of all their inputs together."""
     sites = layer.spec.sites
     for site in (site for site in sites if site.name in layer.maps):
         rows = layer.maps[site.name].split([p.taps * layer.out_channels for p in site.parts])
@@ -66,7 +66,7 @@ def share_fan_in(layer: NFLinear) -> None:
 
 
 def test_a_fresh_model_keeps_what_a_weight_says_about_itself():
-    """It is not lost among the means: several times more than if all maps shared a fan-in."""
+    """An entry is not lost among means: it weighs several times more than with a common fan-in."""
     graph, key = chain((2, 32, 32, 1)), ("hidden1", "weight", "hidden2")
     raw = graph.features()
     moved = raw[key].clone()
@@ -138,7 +138,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
         for site, rows in zip(spec.sites, incidence.sites[symmetry], strict=True):
             counts = []
             for part in site.parts:
-                # How many entries of a kind meet in one row of the site.
+                # The number of entries of a kind that are combined in one row of the site.
                 entries = graph.features(symmetry)[part.entry].shape[0]
                 counts += [1.0 if part.below is None else entries / rows.count] * part.taps
             if counts:
@@ -149,7 +149,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
 @pytest.mark.parametrize("symmetry", ["np", "hnp"])
 @pytest.mark.parametrize("network", NAMED_SPECS)
 def test_the_mean_of_equal_entries_is_that_entry(network, symmetry):
-    """At every site, of every kind of entry, whichever way it comes up."""
+    """This holds at every site and for every kind of entry, whichever way it reaches the site."""
     spec = NAMED_SPECS[network]
     sizes = {n.name: 3 + i for i, n in enumerate(spec.neurons) if n.size is None}
     features = random_graph(spec, sizes).features(symmetry).map(torch.ones_like)

@@ -1,4 +1,4 @@
-"""Less memory, the same numbers: recomputation in training, chunks of edges in inference."""
+"""Less memory and the same numbers: recomputation in training, chunks of edges in inference."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_recomputation_changes_no_bit(symmetry):
 
 @pytest.mark.parametrize("backends", [("plain", "fused"), ("fused", "plain")])
 def test_recomputation_uses_the_kernels_of_the_forward_pass(backends):
-    """The backward pass runs outside of the block, on a GPU even in another thread."""
+    """The backward pass runs outside the block, on a GPU even in another thread."""
     batch = batch_of(NAMED_SPECS["mlp"])
     model = NFN(batch.spec, (4, 4), in_channels=3, out_features=2, head=(8,), recompute=True)
     with use_backend(backends[0]):
@@ -177,5 +177,5 @@ def test_inference_frees_the_input_of_every_layer(mode):
     finally:
         gc.enable()
     assert len(alive) == 6
-    # The output of a layer is gone before the next one has made its own.
+    # The output of a layer is freed before the next layer creates its own.
     assert most == 1

@@ -1,4 +1,4 @@
-"""The layer against the paper's own parameter-sharing tables, entry by entry."""
+"""The layer against the paper's parameter-sharing tables, entry by entry."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def vectors_of(features: WeightFeatures) -> Tensor:
 
 
 def change_of_basis(sizes: tuple[int, ...], symmetry: str, index: Tensor) -> Tensor:
-    """`[paper's parameters, ours]`: the table's parameters when one of ours is 1.
+    """`[paper's parameters, ours]`: the parameters of the table if one of ours is 1.
 
-    Read off the layer itself with one channel; fails if a matrix breaks the table's sharing.
+    They are read from the layer with one channel; a matrix that breaks the sharing fails.
     """
     spec = chain(sizes).spec.fold(symmetry)
     layer = NFLinear(spec, 1, 1, bias=False).double()
@@ -120,7 +120,7 @@ def test_full_hnp_pool_is_the_papers(sizes):
     depth = len(sizes) - 1
     assert expected.shape[1] == pool.num_entries == 2 * depth + sizes[0] + 2 * sizes[-1]
     assert (pool(features) - expected).abs().max() < 1e-12
-    # The lean layer drops three entries, which are means of others, and nothing else.
+    # The pool without `full` drops three entries, which are means of others, and nothing else.
     full, lean = pool(features), Pool(features.spec)(features)
     inputs, outputs = sizes[0], sizes[-1]
     columns, rows, last = full[:, 2 * depth :].split([inputs, outputs, outputs], 1)

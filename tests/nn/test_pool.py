@@ -1,4 +1,4 @@
-"""A pool that applies the activation before it: the same numbers, fewer tensors kept."""
+"""A pool that applies the activation before it: the same numbers with fewer stored tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_activation_may_stand_before_the_pool_or_in_it(symmetry, act, reduce
     for full in (False, True):
         apart = Pool(features.spec, reduce, full)
         inside = Pool(features.spec, reduce, full, act=Activation(act))
-        # Entries that no network owns stay zeros, whatever the activation makes of a zero.
+        # Entries that belong to no network stay zero, whatever the activation makes of zero.
         expected, actual = apart(features.map(act).owned()), inside(features)
         assert_close(actual, expected)
         weight = torch.randn_like(expected)
@@ -60,7 +60,7 @@ def test_gradcheck_of_the_pool(symmetry):
         given = dict(zip(keys, values, strict=True))
         return pool(features.map_types(lambda key, x: given.get(key, x))).sin()
 
-    # The kink of the ReLU is no place for differences.
+    # Finite differences do not work at the kink of the ReLU.
     values = [(x + 0.1 * x.sign()).detach().requires_grad_() for x in tensors(features)]
     assert torch.autograd.gradcheck(run, values, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
@@ -120,7 +120,7 @@ def test_the_pool_keeps_only_its_input():
     least = min(x.nbytes for x in features.weights.values())
 
     def kept(*modules: nn.Module) -> list[torch.Tensor]:
-        """The tensors of the size of a weight type that are kept beside the input's own."""
+        """Returns the stored tensors of the size of a weight type, except the input."""
         found = []
 
         def pack(x: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_a_model_leaves_its_last_activation_to_the_pool():
 
 
 def test_outputs_without_gradients():
-    """Of an output that nothing depends on, the gradient is none, not zeros."""
+    """If nothing depends on an output, its gradient is None instead of zeros."""
     features = mixed("np")
     layer = NFLinear(features.spec, features.channels, 2).double()
     inputs = [*tensors(features), *layer.parameters()]

@@ -69,7 +69,7 @@ def test_channels_of_activations_follow_the_neurons(number: int) -> None:
     assert features.channels == 5
     for key, x in batch.features().tensors():
         assert torch.equal(features[key][..., :1], x)
-    # A network in a batch gets what it gets alone.
+    # The result of a network in a batch is that of the network alone.
     alone = encoding(batch[1], batch[1].features(spec=batch.spec))
     for key, x in alone.tensors():
         rows = features.graph_of(key) == 1
@@ -77,7 +77,7 @@ def test_channels_of_activations_follow_the_neurons(number: int) -> None:
 
 
 def test_channels_are_maps_of_standardized_activations() -> None:
-    """Those of a weight are the sum of those of its two neurons, but for inputs."""
+    """The activations of a weight are the sum of those of its two neurons, except inputs."""
     batch = Batch.from_data_list([graph(2, 6, 3), graph(2, 4, 3)])
     encoding = ProbeEncoding(Probe(batch.spec, 5), 4).double().fit([batch])
     features, codes = encoding(batch), {}
@@ -171,7 +171,7 @@ def test_entropies_say_how_sure_classifiers_are() -> None:
 
 
 def test_a_model_learns_from_networks_of_all_widths() -> None:
-    """The class of a network is the sign of what it adds to its outputs."""
+    """The class of a network is the sign of the number that it adds to its outputs."""
     graphs, labels = [], []
     for i in range(60):
         layers = nn.Sequential(nn.Linear(2, 3 + i % 5), nn.Tanh(), nn.Linear(3 + i % 5, 1))

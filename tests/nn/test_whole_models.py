@@ -1,4 +1,4 @@
-"""Whole models: the layers in their order, the paper's own, saved, copied and trained."""
+"""Whole models: the order of layers, the paper's models, saving, copying and training."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_papers_models_train(name, symmetry):
         optimizer.zero_grad()
         value = loss()
         value.backward()
-        # The last activation of an invariant model feeds all of its pool; no map is unused.
+        # The last activation of an invariant model feeds its whole pool; every map is used.
         assert all(p.grad is not None for p in model.parameters())
         optimizer.step()
     model.eval()
@@ -118,7 +118,7 @@ def by_hand(spec, symmetry, channels, is_invariant, options):
 @pytest.mark.parametrize("is_invariant", [False, True])
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_models_are_their_layers_in_order(name, is_invariant, symmetry):
-    """The same parameters in layers put together by hand give the same numbers."""
+    """Layers that are put together by hand with the same parameters give the same numbers."""
     options, channels = MODEL_OPTIONS[name], (4, 4, 2)
     batch = batch_of(2)
     extra = {"out_features": 3, "head": (5, 6), "pool": "max", "head_dropout": 0.5}

@@ -1,4 +1,4 @@
-"""The kernels: each against the plain operations, with gradients, in every odd shape."""
+"""The kernels, compared with plain operations, with gradients, in all unusual shapes."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_results_are_the_same_bits_in_every_run():
 
 
 def test_edges_of_one_role_by_neuron():
-    """Several tensors of one type: the groups are a neuron's edges, wherever they are."""
+    """If a type has several tensors, the groups are the edges of a neuron, wherever they are."""
     graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
     edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
     x = torch.randn(edges.count, 2, dtype=torch.float64)
@@ -264,7 +264,7 @@ def test_an_incidence_knows_its_bytes():
     "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (12000, 16, 24), (3000, 260, 270)]
 )
 def test_products_are_those_of_float64(shape, onednn, monkeypatch):
-    """Whichever library computes them, and wherever the result is to go."""
+    """Any library may compute them, and the result may go anywhere."""
     count, read, returned = shape
     x, matrix, y = (
         torch.randn(count, read),
@@ -295,7 +295,7 @@ def test_products_are_those_of_float64(shape, onednn, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [None, lambda x, w, *_: x, lambda x, w: x])
 def test_a_private_product_that_changed_is_not_used(wrong, monkeypatch):
-    """It may be gone, compute something else, or take other arguments."""
+    """The operation may be gone, compute something else, or take other arguments."""
     namespace = SimpleNamespace()
     if wrong is not None:
         namespace._linear_pointwise = SimpleNamespace(default=wrong)

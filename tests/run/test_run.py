@@ -1,4 +1,4 @@
-"""`WeightGraph.run`: what the graph computes is what the network computes."""
+"""`WeightGraph.run`: a graph computes the same as its network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nfn_graph.run._products import Window, complete_layers, layer_product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
 S = nn.Sequential
-# What no graph can run, and why.
+# Networks that no graph can run, with the reason.
 NOT_RUN = {
     "control flow by shape": "looks at shapes",
     "causal transformer": "uses 'long'",
@@ -165,7 +165,7 @@ MIXED = {
 
 @pytest.fixture(params=["as they are", "filled up"])
 def filling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether networks with convolutions are filled up with zeros to fewer sizes."""
+    """Whether networks with convolutions are padded with zeros to fewer sizes."""
     is_filled: bool = request.param == "filled up"
     _choose_filling(monkeypatch, is_filled)
     return is_filled
@@ -238,18 +238,18 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, filling:
 def test_networks_are_filled_up_to_few_sizes(
     name: str, filling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tests above run is what they are meant to run."""
+    """The networks of the tests above take the path that they are meant to take."""
     modules, x = mixed(name)
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
     batch.run(x)
     (group,) = _plan.plan_of(batch).groups
-    # Neurons that are concatenated would have zeros between them.
+    # Concatenated neurons would have zeros between them.
     assert (group.filled is not None) == (name == "cnn") and group.is_ragged
     convolutions: list[int] = []
     conv2d = F.conv2d
     monkeypatch.setattr(F, "conv2d", lambda *args: convolutions.append(args[-1]) or conv2d(*args))
     batch.run(x)
-    # The widths 2, 4 and twice 7 become 4, 4 with wider layers behind, and 8: two layers each.
+    # The widths 2, 4 and twice 7 become 4, 4 with wider layers after it, and 8: two layers each.
     is_filled = filling and name == "cnn"
     assert convolutions == ([1, 1, 1, 1, 2, 2] if is_filled else [])
 
@@ -316,7 +316,7 @@ ALONG_NEURONS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_neurons_that_were_added_have_no_part_in_results(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing reads them, but they must not count in sums, nor be infinite: 0 * inf is NaN."""
+    """Nothing reads them, but they must not be summed or infinite: 0 * inf is NaN."""
     _choose_filling(monkeypatch, True)
 
     def run(m: Any, x: Tensor) -> Tensor:
@@ -342,7 +342,7 @@ def test_neurons_that_were_added_have_no_part_in_results(
 def test_products_are_differentiable_twice(
     is_shared: bool, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By runs of equal networks, and by sums over edges."""
+    """Both ways are used: groups of equal networks, and sums over edges."""
     monkeypatch.setattr(_products, "_SHORT_RUN", short)
     monkeypatch.setattr(_products, "_SHORT_INNER_RUN", short)
     targets, sources = (2, 3, 3, 1), (2, 2, 2, 2) if is_shared else (2, 4, 4, 3)
@@ -372,7 +372,7 @@ def test_products_are_differentiable_twice(
 def test_convolutions_are_differentiable_twice(
     is_shared: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With windows laid out for all networks at once, for one, or for few of its images."""
+    """Windows are unfolded for all networks at once, for one, or for a few of its images."""
     monkeypatch.setattr(_products, "_MOST_COLUMNS", most)
     targets, sources = (2, 2, 1), (2, 2, 2) if is_shared else (1, 1, 2)
     layers = complete_layers(targets, sources, is_shared, torch.device("cpu"))
@@ -418,14 +418,14 @@ def test_runs_are_transformed_by_torch_func() -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """The number of entries of the largest tensor that is made."""
+    """Returns the number of entries of the largest tensor that is created."""
 
     entries = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in out if isinstance(out, tuple | list) else (out,):
-            # Views of windows have many entries and no memory of their own.
+            # Views of windows have many entries but no memory of their own.
             if isinstance(x, Tensor) and x._base is None and "strided" not in str(func):
                 self.entries = max(self.entries, x.numel())
         return out
@@ -446,7 +446,7 @@ def test_no_tensor_of_edges_times_inputs_is_made() -> None:
 def test_windows_of_convolutions_are_laid_out_for_few_networks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory grows with neurons, positions and inputs, and not with the entries of kernels."""
+    """Memory grows with neurons, positions and inputs, but not with the entries of kernels."""
     monkeypatch.setattr(_products, "_MOST_COLUMNS", 1)
     _choose_filling(monkeypatch, False)
     widths, inputs, positions = [4 + i % 2 for i in range(24)], 2, 36
@@ -466,7 +466,7 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
 
 
 def test_widths_and_depths_and_kernels_are_mixed(filling: bool) -> None:
-    """Smaller kernels have zeros around them in a batch; the run leaves these out again."""
+    """In a batch, smaller kernels are padded with zeros; the run leaves these out again."""
     x = torch.randn(2, 3, 9, 9, dtype=torch.float64, requires_grad=True)
 
     def network(width: int, kernel: int, depth: int) -> nn.Module:
@@ -712,7 +712,7 @@ VIEWS = (_viewed, _viewed_twice, _viewed_before)
 def test_operations_in_place_change_what_they_are_applied_to(
     function: Callable[[Any, Tensor], Any],
 ) -> None:
-    """They are run as they are, or not at all."""
+    """They run as they are, or not at all."""
     module = one(function, a=nn.Linear(3, 4), relu=nn.ReLU(inplace=True), b=nn.Linear(4, 2))
     x = torch.randn(4, 3, dtype=torch.float64)
     graph = from_module(module, x)
@@ -748,7 +748,7 @@ def test_what_has_no_words_converts_all_the_same(
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": True}])
 def test_attention_is_that_of_torch(options: dict[str, Any]) -> None:
-    """It is written out so that it can be batched and derived twice."""
+    """It is written out so that it can be batched and differentiated twice."""
     query, key, value = (
         torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True) for heads in (6, 3, 3)
     )
@@ -769,9 +769,9 @@ ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.SiLU, lambda: nn.LeakyReLU(0.3), nn.GELU)
 
 @st.composite
 def random_networks(draw: Any) -> list[nn.Module]:
-    """Networks of images with kernels that all have in common, and widths, depths and all else not.
+    """Networks of images that share their kernel sizes and differ in widths, depths and all else.
 
-    Layers at the same place must have kernels of one size to be in one batch.
+    To share a batch, layers at the same place must have kernels of one size.
     """
     kernels = [draw(st.tuples(st.integers(1, 3), st.integers(1, 3))) for _ in range(3)]
     biases, norms = [draw(st.booleans()) for _ in range(4)], draw(st.booleans())
@@ -784,7 +784,7 @@ def random_networks(draw: Any) -> list[nn.Module]:
         strides = [draw(st.integers(1, 2)) for _ in range(depth)]
         paddings = [draw(st.integers(0, 2)) for _ in range(depth)]
         dilations = [draw(st.integers(1, 2)) if i == 0 else 1 for i in range(depth)]
-        # Several of a kind, with other widths.
+        # Several of each kind, with different widths.
         for _ in range(draw(st.integers(1, 3))):
             width, layers = 2, []
             for i in range(depth):

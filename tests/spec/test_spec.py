@@ -1,4 +1,4 @@
-"""Specs: immutable values that say what they are and refuse what they cannot be."""
+"""Specs: immutable values that describe themselves and refuse impossible contents."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_order_of_a_union_does_not_depend_on_the_order_of_specs():
 
 
 def test_pickled_specs_are_found_among_fresh_ones_in_another_process():
-    """Hashes of strings differ between processes; a stored hash would not be found."""
+    """Hashes of strings differ between processes, so a stored hash would not be found."""
     spec = chain((2, 3, 4)).spec
     assert hash(spec) == hash(spec.fold("hnp").unfolded)
     hash(spec.fold("hnp"))

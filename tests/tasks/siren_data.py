@@ -19,9 +19,9 @@ def sirens(
     w0: Sequence[float] = (),
     offset: Sequence[float] = (),
 ) -> list[WeightGraph]:
-    """Fresh SIRENs of some widths in double precision, which can be run.
+    """Creates SIRENs of some widths in double precision that can be run.
 
-    Their frequency factors are 30 and their offsets 0 if no others are given.
+    Their frequency factors are 30 and their offsets 0 unless others are given.
     """
     generator = torch.Generator().manual_seed(seed)
     graphs = []
@@ -36,7 +36,7 @@ def sirens(
 
 
 def blobs(count: int, size: int = 8) -> Images:
-    """White rectangles of two classes, flat and upright, on black."""
+    """Creates white rectangles of two classes, wide and tall, on black."""
     generator = torch.Generator().manual_seed(2)
     labels = torch.arange(count) % 2
     pixels = torch.zeros(count, 1, size, size)

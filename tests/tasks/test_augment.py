@@ -1,4 +1,4 @@
-"""Augmentations: what they keep, what they change, and that they draw anew."""
+"""Augmentations: what they keep, what they change, and that every call samples anew."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_moving_acts_on_the_picture(inputs: int, points: Tensor) -> None:
     assert 0.5 <= size <= 2
     torch.testing.assert_close(matrix @ matrix.t(), size**2 * torch.eye(inputs, dtype=matrix.dtype))
     moved = move_coordinates(graph, matrix, shift)
-    # What was at x is at A x + t.
+    # The value at x is moved to A x + t.
     there = matrix @ points + shift.unsqueeze(1)
     torch.testing.assert_close(render(moved, there), render(graph, points), atol=1e-9, rtol=0)
     assert (render(moved, points) - render(graph, points)).abs().max() > 1e-3
@@ -145,7 +145,7 @@ def test_a_quarter_turn_turns_the_picture() -> None:
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     moved = move_coordinates(graph, turn, torch.zeros(2))
     picture, turned = (render(g, grid).view(9, 9) for g in (graph, moved))
-    # (row, column) = (0, 1), the middle of the right edge, goes to (-1, 0), that of the top.
+    # (row, column) = (0, 1), the middle of the right edge, moves to (-1, 0), the middle of the top.
     torch.testing.assert_close(turned, torch.rot90(picture), atol=1e-9, rtol=0)
 
 

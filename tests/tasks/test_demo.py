@@ -1,4 +1,4 @@
-"""The demonstration on a small scale."""
+"""The demo on a small scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_demo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build_here(options: CnnZooOptions, **more: Any) -> Path:
-        """Two processes would take longer to start than to train so few networks."""
+        """Starting two processes would take longer than training so few networks."""
         assert options.engine == "processes"
         return build_zoo(replace(options, engine="local"), **more)
 

@@ -1,4 +1,4 @@
-"""Editing INRs: models that return weights, training end to end, the command."""
+"""Editing INRs: models that return weights, training from end to end, and the command."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dilated(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt something."""
+    """A finished run whose model has learned something."""
     run = tmp_path_factory.mktemp("runs") / "dilate"
     train(editing(zoo, run, model="nfn-hnp", channels=(8,), epochs=40, learning_rate=1e-2))
     return run
@@ -82,7 +82,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     ("name", "probes"), [*((name, 0) for name in EQUIVARIANT), ("nfn-np", 5), ("nfn-hnp", 5)]
 )
 def test_edits_follow_the_neurons(name: str, probes: int, canonical: bool, tmp_path: Path) -> None:
-    """From the network as it is stored to the edited image, in double precision."""
+    """From the stored network to the edited image, in double precision."""
     task = editing(tmp_path, tmp_path, model=name, canonical=canonical)
     facts = {"image_shape": [1, 8, 8]}
     graphs = sirens((5, 4), (7, 3), (5, 4))
@@ -155,7 +155,7 @@ def test_every_model_trains(model: str, zoo: Path, tmp_path: Path) -> None:
 
 
 def test_probes_tell_an_editor_what_neurons_do(zoo: Path, wide: Path, tmp_path: Path) -> None:
-    """They learn with it, and a user's network, of which only --w0 is known, is run as well."""
+    """Models learn with it, and networks of users, of which only --w0 is known, run as well."""
     run = tmp_path / "run"
     options = {"model": "nfn-hnp", "probes": 6, "epochs": 3, "learning_rate": 1e-2}
     train(editing(zoo, run, **options))
@@ -186,7 +186,7 @@ def test_probes_are_of_editors_made_of_nf_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("probes", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_ensemble_is_one_wider_network(probes: int, dtype: torch.dtype) -> None:
-    """Its image is the mean of the images of the networks that the editor makes."""
+    """Its image is the mean of the images of the networks that the editor creates."""
     graphs = [g.to(dtype) for g in sirens((6, 5), (7, 8), (4, 4), offset=(0.5, 0.0, 0.25))]
     spec = Batch.from_data_list(graphs).spec
     settings = replace(SETTINGS, probes=probes)
@@ -225,7 +225,7 @@ def test_an_ensemble_trains_and_gives_a_checkpoint(zoo: Path, tmp_path: Path) ->
     assert list(after) == list(before)
     shapes = [tuple(x.shape) for x in after.values() if x.dim() == 2]
     assert shapes == [(14, 2), (18, 14), (1, 18)]
-    again = tmp_path / "again.pt"  # an ordinary SIREN, which can be edited again
+    again = tmp_path / "again.pt"  # It is an ordinary SIREN, which can be edited again.
     assert main(["edit", str(out), "--w0", "30", "--run", str(run), "--out", str(again)]) == 0
 
 
@@ -254,7 +254,7 @@ def test_mixed_widths_and_a_width_never_seen(zoo: Path, wide: Path, tmp_path: Pa
 
 
 class Stopped(EditInr):
-    """Breaks off in the third epoch."""
+    """Stops in the third epoch."""
 
     steps = 0
 
@@ -278,7 +278,7 @@ def test_a_stopped_run_ends_as_an_uninterrupted_one(model: str, zoo: Path, tmp_p
 
 
 def siren_file(path: Path, hidden: tuple[int, ...], dtype: torch.dtype, outputs: int = 1) -> Path:
-    """A checkpoint of a SIREN as its authors' code names it."""
+    """A checkpoint of a SIREN with the keys of its authors' code."""
     shape = SirenShape(2, hidden, outputs)
     state = initialise_siren(shape, 30.0, torch.Generator().manual_seed(3))
     names = {key: key.replace("layers", "net").replace(".w", ".linear.w") for key in state}
@@ -355,14 +355,14 @@ def test_wrong_networks(
 
 
 class Waves(nn.Module):
-    """Activations that have no module of their own."""
+    """Activation functions without a module of their own."""
 
     def __init__(self, w0: float) -> None:
         super().__init__()
         self.w0 = w0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Sines, as of a SIREN, or without a factor none."""
+        """A sine, with the factor of a SIREN or without one."""
         return torch.sin(self.w0 * x) if self.w0 else x
 
 
@@ -417,7 +417,7 @@ def test_a_keras_configuration_is_asked(activation: str, tmp_path: Path) -> None
 def test_weights_alone_do_not_say_that_they_are_of_a_siren(
     dilated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor which factor its sines have, on which the picture depends."""
+    """The checkpoint does not contain the factor of its sines, on which the picture depends."""
     path, out = siren_file(tmp_path / "in.pt", (7, 9), torch.float32), tmp_path / "out.pt"
     command = ["edit", str(path), "--run", str(dilated), "--out", str(out)]
     assert main(command) == 2

@@ -1,4 +1,4 @@
-"""Any store with labels: regress and classify, splits, predict; from the command line."""
+"""The tasks regress and classify on any store: splits, predict, and the command line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNT = 60
 
 
 def network(number: int) -> nn.Sequential:
-    """An MLP of one of several widths and depths, with more or less spread weights."""
+    """An MLP of one of several widths and depths whose weights have a random spread."""
     torch.manual_seed(number)
     width = WIDTHS[number % 3]
     hidden = [nn.Linear(width, width), nn.ReLU()] if number % 2 else []
@@ -44,7 +44,7 @@ def network(number: int) -> nn.Sequential:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A label of every kind, with an offset that single precision would lose."""
+    """One label of every kind, with an offset that single precision would lose."""
     return [
         {
             "file": f"net{i:02d}.pt",
@@ -58,7 +58,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def write_store(path: Path, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Path:
-    """A store of these networks without splits, its rows changed."""
+    """A store of these networks without splits, with changed rows."""
     found = rows()
     for row in found:
         change(row)
@@ -95,7 +95,7 @@ def test_random_splits() -> None:
 def test_models_that_run_the_networks(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Outputs show how far the weights spread; networks with other inputs are refused."""
+    """The outputs show the spread of the weights; networks with other inputs are refused."""
     options = ["--model", "probe", "--epochs", "20", "--learning-rate", "1e-2", "--probes", "9"]
     number, size = tmp_path / "number", tmp_path / "size"
     assert main(train_args("regress", store, number, *options, "--label", "scale")) == 0
@@ -116,7 +116,7 @@ def test_models_that_run_the_networks(
 
 
 def test_regress(store: Path, tmp_path: Path) -> None:
-    """Numbers come back on their own scale; no file of the store says that it is a zoo."""
+    """Predictions have the scale of the labels; no file of the store says that it is a zoo."""
     run = tmp_path / "run"
     options = ["--label", "scale", "--epochs", "60", "--learning-rate", "1e-2"]
     assert main(train_args("regress", store, run, *options, "--model", "statnn")) == 0
@@ -136,7 +136,7 @@ def test_regress(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["size", "is_deep", "width"])
 def test_classify(label: str, store: Path, tmp_path: Path) -> None:
-    """Text, truth values and whole numbers are classes, by their names."""
+    """Text, booleans and integers are classes, identified by their names."""
     run = tmp_path / "run"
     options = ["--label", label, "--split", "0.5", "0.25", "0.25", "--split-seed", "1"]
     assert main(train_args("classify", store, run, *options)) == 0
@@ -153,7 +153,7 @@ def test_classify(label: str, store: Path, tmp_path: Path) -> None:
 
 
 def test_split_column(tmp_path: Path) -> None:
-    """It decides, unless random splits are asked for; networks in none of the splits stay out."""
+    """The column decides, unless random splits are requested; other networks stay out."""
 
     def divided(row: dict[str, Any]) -> None:
         number = int(row["file"][3:5])
@@ -175,7 +175,7 @@ def test_split_column(tmp_path: Path) -> None:
 
 
 def test_where_comes_after_the_split(store: Path, tmp_path: Path) -> None:
-    """A network that tests one model never trains another, whatever --where says."""
+    """A network that tests one model never trains another one, whatever --where selects."""
     tested = []
     for name, where in (("all", ()), ("narrow", ("width=3,4",))):
         options = ClassifyOptions(
@@ -224,7 +224,7 @@ def test_weights_of_any_precision(precision: Any, tmp_path: Path) -> None:
 def test_bad_labels(
     task: str, label: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, exit code 2, nothing written."""
+    """There is one line, the exit code is 2, and nothing is written."""
 
     def spoilt(row: dict[str, Any]) -> None:
         is_first = row["file"] == "net00.pt"
@@ -251,7 +251,7 @@ def test_an_empty_split(store: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.fixture(scope="module")
 def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of numbers, and one of classes."""
+    """A model that predicts numbers, and one that predicts classes."""
     out = tmp_path_factory.mktemp("runs")
     assert main(train_args("regress", store, out / "regress", "--label", "scale")) == 0
     assert main(train_args("classify", store, out / "classify", "--label", "size")) == 0
@@ -260,7 +260,7 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("task", ["regress", "classify"])
 def test_predict(task: str, runs: Path, store: Path, tmp_path: Path) -> None:
-    """Files in several formats and the store give what training says of the same networks."""
+    """Files in several formats and the store give the predictions of the training."""
     known = {row["file"]: row for row in table(runs / task / "predictions.csv")}
     (tmp_path / "new").mkdir()
     exported = tmp_path / "exported"
@@ -291,7 +291,7 @@ def test_predict(task: str, runs: Path, store: Path, tmp_path: Path) -> None:
 
 
 def test_predict_what_fails(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files that fail are listed, the others written; of none, nothing."""
+    """Files that fail are listed and the others written; if all fail, nothing is written."""
     torch.save(network(0).state_dict(), tmp_path / "good.pt")
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     torch.save(nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2)).state_dict(), tmp_path / "other.pt")
@@ -323,7 +323,7 @@ def test_predict_what_fails(runs: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_in_memory_or_not(workers: int, store: Path, tmp_path: Path) -> None:
-    """The numbers are the same, bit for bit."""
+    """The numbers are equal bit for bit."""
     found = []
     for kind in ("yes", "no"):
         options = ClassifyOptions(
@@ -343,7 +343,7 @@ def test_in_memory_or_not(workers: int, store: Path, tmp_path: Path) -> None:
 def test_only_a_few_batches_are_read_at_once(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the store, no network is read by itself, and no batch is larger than asked for."""
+    """From a store, no network is read by itself, and no batch is larger than requested."""
     counts: list[int] = []
     read = WeightDataset.__getitems__
 
@@ -361,7 +361,7 @@ def test_only_a_few_batches_are_read_at_once(
 
 
 def test_killed_while_reading_from_the_store(store: Path, tmp_path: Path) -> None:
-    """`kill -9` of a run with a worker; the same command again ends with the same numbers."""
+    """After `kill -9` of a run with a worker, the same command gives the same numbers."""
     options = ["--label", "scale", "--epochs", "12", "--in-memory", "no", "--workers", "1"]
     options += ["--noise", "0.05", "--schedule", "cosine"]
 

@@ -1,4 +1,4 @@
-"""Masks from scores: as many weights as expected of each layer, on paths."""
+"""Masks from scores: each layer keeps the expected number of weights, all on paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCOPES: tuple[TicketScope, ...] = ("expected", "global", "layer")
 
 
 class Skips(nn.Module):
-    """An MLP with a residual connection, and a second way past its hidden layers."""
+    """An MLP with a residual connection, and a second path around its hidden layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Skips(nn.Module):
 
 
 class OnInput(nn.Module):
-    """What comes in is added to, and read again."""
+    """Something is added to the input, which is also read again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class OnInput(nn.Module):
 
 
 class OnOutput(nn.Module):
-    """What goes out is read and added to."""
+    """The output is read, and something is added to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def sparse(graph: WeightGraph, share: float, seed: int) -> WeightGraph:
 
 
 def by_search(mask: WeightGraph) -> list[Tensor]:
-    """The edges on paths by networkx, type for type."""
+    """Finds the edges on paths with networkx, type by type."""
     plain = mask.materialize()
     kinds = plain.edge_types
     drawn = networkx.DiGraph()
@@ -100,7 +100,7 @@ def by_search(mask: WeightGraph) -> list[Tensor]:
         kept = plain[kind].edge_attr.flatten(1).any(1)
         for i, j in plain[kind].edge_index[:, kept].T.tolist():
             drawn.add_edge((kind[0], i), (kind[2], j))
-    # The networks here have one type of inputs and one of outputs.
+    # These networks have one type of inputs and one type of outputs.
     starts, ends = {"input"}, {"output"}
 
     def all_from(types: set[str], search: networkx.DiGraph) -> set[tuple[str, int]]:
@@ -203,7 +203,7 @@ def test_layers_keep_what_is_expected_of_them() -> None:
 
 
 def test_too_few_for_a_path() -> None:
-    """Then the scores alone decide; of a few weights, each layer keeps one."""
+    """In this case the scores decide alone; with few weights, each layer keeps one."""
     graph = networks()["mlp"]
     scores = weight_scores(graph)
     found = ticket_from_scores(scores, graph, 1 - 2 / 840, "global")

@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn, and by hand."""
+"""Metrics compared with scikit-learn and with results computed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_numbers_by_hand() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 1e9])
 def test_numbers(offset: float) -> None:
-    """Also of labels that are large beside their differences."""
+    """This also holds for labels that are large compared with their differences."""
     generator = torch.Generator().manual_seed(0)
     true = torch.randn(50, generator=generator).double() + offset
     predicted = true + torch.randn(50, generator=generator).double() / 2

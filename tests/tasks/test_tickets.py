@@ -1,4 +1,4 @@
-"""Winning tickets: the model of masks, training, retraining, the commands."""
+"""Winning tickets: the model of masks, training, retraining, and the commands."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def in_double(graph: WeightGraph) -> WeightGraph:
 
 
 def fitted(graph: WeightGraph, *options: Any) -> TicketAutoencoder:
-    """A model that standardizes by one network, with a mask of zeros if it has none."""
+    """A model that standardizes by one network, whose mask is zero if it has none."""
     model = TicketAutoencoder(graph.spec, *options)
     raw = graph.features()
     if raw.channels == 1:
@@ -111,7 +111,7 @@ def test_masks_follow_the_neurons(
 
 
 def test_inputs_are_told_apart(zoo: Path) -> None:
-    """Two inputs with the same weights get different scores, if positions are learned."""
+    """Two inputs with the same weights get different scores if positions are learned."""
     graph = open_zoo_folder(zoo)[0].features().map(lambda x: x[..., :1]).to_graph()
     key = ("input", "weight", "hidden1")
     raw = graph.features()
@@ -119,14 +119,14 @@ def test_inputs_are_told_apart(zoo: Path) -> None:
     weights[:, 1] = weights[:, 0]
     graph = raw.replace({key: weights.flatten(0, 1)}).to_graph()
     for positions, is_same in ((0, True), (3, False)):
-        # Enough channels that some activation is not zero for all weights.
+        # With enough channels, some activation is not zero for all weights.
         model = fitted(graph, (16,), 2, positions).eval()
         scores = model(graph).scores.weights[key].view(-1, 64)
         assert torch.allclose(scores[:, 0], scores[:, 1], atol=1e-6) is is_same
 
 
 def test_losses_of_parts_add_up(zoo: Path, tmp_path: Path) -> None:
-    """With networks of other widths on every device, the sum over devices is that of one."""
+    """If devices have networks of different widths, the sum over devices equals one batch."""
     task, found = tickets(zoo, tmp_path), open_zoo_folder(zoo)
     graphs, widths = list(found), found.column("width").to_pylist()
     parts = [[g for g, w in zip(graphs, widths, strict=True) if w == width] for width in (5, 7)]
@@ -152,7 +152,7 @@ def test_the_mask_is_read_in_training_only(zoo: Path) -> None:
         torch.manual_seed(0)
         return torch.cat([x.flatten() for _, x in model(network).scores.tensors()])
 
-    # The posterior begins as the prior, and learns to be another one.
+    # The posterior starts as the prior and learns to differ from it.
     assert float(model(graph).divergence.detach()) == 0
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_training_finds_tickets(runs: dict[str, Path], zoo: Path) -> None:
 
 
 class Stopped(WinningTickets):
-    """Breaks off in the third epoch."""
+    """Stops in the third epoch."""
 
     steps = 0
 
@@ -239,7 +239,7 @@ def test_retraining(runs: dict[str, Path], zoo: Path) -> None:
     found = {result.name: result for result in results}
     both = [name for model in MODELS for name in (model, f"{model}, scores alone")]
     assert list(found) == [*BASELINES, *both]
-    # Without a mask, training repeats what the zoo did.
+    # Without a mask, training repeats that of the zoo.
     assert found["Dense"].accuracies == pytest.approx([r["dense_accuracy"] for r in chosen.rows])
     mean = torch.tensor(found["IMP"].accuracies, dtype=torch.float64)
     assert found["IMP"].mean == pytest.approx(float(mean.mean()))
@@ -254,7 +254,7 @@ def test_retraining(runs: dict[str, Path], zoo: Path) -> None:
 def test_pruned_weights_on_no_path_are_replaced(
     arch: str, width: int, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The masks of "IMP, on paths": IMP's weights on paths stay, and the rest of the places go to
+    """The masks of "IMP, on paths" keep IMP's weights on paths and fill the other places with
     weights of large initial magnitude."""
     trained: list[tuple[int, Masks]] = []
 
@@ -286,7 +286,7 @@ def test_pruned_weights_on_no_path_are_replaced(
 
 
 def checkpoint(path: Path, zoo: Path, dtype: torch.dtype, width: int = 9) -> Path:
-    """An initialisation of a width that no network of the zoo has, with names of its own."""
+    """An initialisation of a width that no network of the zoo has, with unusual names."""
     architecture = ticket_architecture(options_of(open_zoo_folder(zoo)), IMAGES, width)
     state = initialise(architecture, "he_normal", 1.0, torch.Generator().manual_seed(5))
     names = {key: key.replace("layers", "classifier.fc") for key in state}
@@ -296,7 +296,7 @@ def checkpoint(path: Path, zoo: Path, dtype: torch.dtype, width: int = 9) -> Pat
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_masks_of_half_precision_follow_the_neurons(dtype: torch.dtype) -> None:
-    """Scores keep the precision that they were computed in: rounded, many would be alike."""
+    """Scores keep the precision in which they were computed; rounded, many would be equal."""
     torch.manual_seed(0)
     sizes = [(32, 32), (32, 32), (10, 32)]
     graph = WeightGraph.from_tensors(

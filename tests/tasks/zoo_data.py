@@ -16,7 +16,7 @@ from nfn_graph.tasks.zoo import CnnZooOptions
 
 
 def tiny_images(count: int = 60, size: int = 8, channels: int = 1, classes: int = 3) -> Images:
-    """Noisy images whose brightness tells their class; every fifth is for testing."""
+    """Noisy images whose class is their brightness; every fifth is a test image."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(count) % classes
     noise = torch.rand(count, channels, size, size, generator=generator)
@@ -28,7 +28,7 @@ IMAGES = tiny_images()
 
 
 def small(out: Path, **options: object) -> CnnZooOptions:
-    """Options of a zoo that is built in a moment."""
+    """Options of a zoo that is built quickly."""
     chosen = CnnZooOptions(
         out, networks=10, widths=(3, 5), depths=(1, 2), epochs=(1, 3), batch_size=16, shard_size=4
     )
@@ -36,7 +36,7 @@ def small(out: Path, **options: object) -> CnnZooOptions:
 
 
 def same_networks(first: WeightDataset, second: WeightDataset) -> bool:
-    """Whether two zoos hold the same networks to the last bit, wherever they are stored."""
+    """Whether two zoos hold the same networks to the last bit, wherever these are stored."""
     drop = ("shard", "row")
     rows = [
         [{k: v for k, v in r.items() if k not in drop} for r in z.rows] for z in (first, second)

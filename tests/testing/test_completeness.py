@@ -1,4 +1,4 @@
-"""One parameter per orbit: the layer is every equivariant linear map, and nothing twice."""
+"""One parameter per orbit: the layer expresses every equivariant linear map exactly once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measured(spec: NetworkSpec, symmetry: str, sizes: dict[str, int]) -> tuple[i
     folded = spec.fold(symmetry)
     layer = NFLinear(folded, 1, 1, bias=False)
     found = completeness(layer, folded, sizes=sizes)
-    # Counted on the module itself: a parameter that moved nothing would show up here.
+    # Parameters are counted on the module itself, so that unused ones would show.
     return sum(p.numel() for p in layer.parameters()), found.rank, found.orbits
 
 
@@ -104,7 +104,7 @@ def test_self_weights_inside_other_networks(spec, symmetry):
     ],
 )
 def test_nested_networks_of_the_design_table(spec, expected, symmetry):
-    """No type of these is fixed, so both groups are the same."""
+    """No type of these specs is fixed, so both groups are the same."""
     assert measured(spec, symmetry, {}) == (expected,) * 3
 
 

@@ -1,4 +1,4 @@
-"""Canonical forms: the function stays, symmetric networks meet, and others are refused."""
+"""Canonical forms keep the function and agree for symmetric networks; others are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module
-from nfn_graph.transforms import CanonicalForm, GrowKernels
+from nfn_graph.transforms import CanonicalForm, CanonicalPhases, GrowKernels, ScaleByFanIn
 
 
 def graph_of(module: nn.Module, *inputs: Tensor) -> WeightGraph:
@@ -28,7 +28,7 @@ def graph_of(module: nn.Module, *inputs: Tensor) -> WeightGraph:
 
 
 def difference(first: WeightGraph, second: WeightGraph, x: Tensor) -> float:
-    """Relative, between the outputs of two networks."""
+    """Returns the relative difference between the outputs of two networks."""
     before, after = first.run(x), second.run(x)
     return float((before - after).abs().max() / before.abs().max())
 
@@ -120,7 +120,7 @@ NETWORKS = {
 
 
 def random_twin(graph: WeightGraph, seed: int) -> WeightGraph:
-    """A network that computes the same, with every neuron rescaled at random."""
+    """Returns a network that computes the same, with every neuron rescaled at random."""
     generator = torch.Generator().manual_seed(seed)
     canonical = CanonicalForm()
     moved = canonical.moved(graph)
@@ -292,6 +292,58 @@ def test_some_types_stay_and_chosen_ones_must_not() -> None:
         CanonicalForm()(WeightGraph.from_tensors([torch.ones(3, 2), torch.ones(1, 3)]))
     with pytest.raises(TypeError, match="WeightGraph"):
         CanonicalForm()(torch.ones(2))
+
+
+class SineAndMore(nn.Module):
+    """Neurons whose sums are read beside the sine, which allows no shift."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+        self.c = nn.Linear(3, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sines = torch.sin(3.0 * self.a(x))
+        if self.kind == "twice":
+            return self.b(sines + self.a(x))
+        return self.b(sines + self.c(x))
+
+
+@pytest.mark.parametrize("kind", ["twice", "beside"])
+def test_sines_beside_other_sums_keep_their_phase(kind: str) -> None:
+    """A layer that is called again, or another one added behind the sine, may change signs only."""
+    torch.manual_seed(0)
+    graph = graph_of(SineAndMore(kind), POINTS)
+    form = CanonicalForm()(graph)
+    assert difference(graph, form, POINTS) < 1e-9
+    assert {n: m.kind for n, m in CanonicalForm().moved(graph).items()} == {"hidden1": "sign"}
+
+
+def test_phases_by_hand_are_refused_where_the_record_says_otherwise() -> None:
+    """ReLU and tanh have no phases, and sines have those of their recorded frequency."""
+    sines, wide = (graph_of(mlp(3, n, 4, 2, act=Sine)) for n in (5, 6))
+    form = CanonicalPhases(3.0)(sines)
+    assert difference(sines, form, POINTS) < 1e-9
+    batch = CanonicalPhases(torch.tensor([3.0, 3.0]))(Batch.from_data_list([sines, wide]))
+    assert distance(batch[0], form) < 1e-12
+    for w0 in (30.0, torch.tensor([30.0])):
+        with pytest.raises(ValueError, match=r"w0 of 3 for .hidden1., as recorded .got 30"):
+            CanonicalPhases(w0)(sines)
+    with pytest.raises(ValueError, match=r"w0 of 3 for .hidden1., as recorded .got 30"):
+        CanonicalPhases(torch.tensor([3.0, 30.0]))(Batch.from_data_list([sines, wide]))
+    for act in (nn.ReLU, nn.Tanh):
+        with pytest.raises(ValueError, match=r"sines behind .hidden1.*CanonicalForm"):
+            CanonicalPhases(3.0)(graph_of(mlp(3, 5, 2, act=act)))
+
+
+def test_phases_behind_scaled_weights() -> None:
+    """The computation divides what the transform multiplied, and the phase is still known."""
+    torch.manual_seed(0)
+    graph = ScaleByFanIn()(graph_of(mlp(3, 5, 4, 2, act=Sine)))
+    form = CanonicalForm()(graph)
+    assert difference(graph, form, POINTS) < 1e-9
+    assert {m.kind for m in CanonicalForm().moved(graph).values()} == {"phase"}
 
 
 ACTIVATIONS = {"relu": nn.ReLU, "leaky": nn.LeakyReLU, "tanh": nn.Tanh, "softsign": nn.Softsign,

@@ -30,7 +30,7 @@ from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes, ScaleByFanI
 
 
 def run_cnn(tensors: dict[str, torch.Tensor], x: torch.Tensor, kernels) -> torch.Tensor:
-    """Convolutions padded for the kernels at hand, a global mean, a linear layer."""
+    """Convolutions padded for their kernels, a global mean, and a linear layer."""
     for i, (height, width) in enumerate(kernels):
         pads = ((width - 1) // 2, width // 2, (height - 1) // 2, height // 2)
         bias = tensors.get(f"{i}.bias")
@@ -125,7 +125,7 @@ def test_filled_biases_compute_the_same_and_come_back():
 
 
 def normed(input_taps: int, output_taps: int) -> WeightGraph:
-    """A network with so many values, such as those of norm layers, of its inputs and outputs."""
+    """A network whose inputs and outputs have values, such as those of norm layers."""
     neurons = (
         NeuronType("input", input_taps, 2),
         NeuronType("hidden1"),
@@ -154,7 +154,7 @@ def test_the_transform_that_role_types_name_makes_room_for_them():
 
 @pytest.mark.parametrize("kernels", [[(), (4,)], [(), ()]])
 def test_weights_that_cannot_grow_are_named(kernels):
-    """Behind a flatten, the taps of a linear layer are positions."""
+    """After a flatten, the taps of a linear layer are positions."""
     fc = torch.randn(4, 3 * 9)
     whole = chain((2, 3, 4), kernels=[(), (9,)])
     placed = whole.layout.placements
@@ -253,7 +253,7 @@ def test_biases_are_filled_up_to_a_number():
 
 
 def test_role_types_refuse_nested_neurons():
-    """In one type, the channels of a group would be permuted across groups."""
+    """In a single type, the channels of a group would be permuted across groups."""
     neurons = (
         NeuronType("input", 0, 3),
         NeuronType("group", 1),
@@ -324,7 +324,7 @@ def test_role_types_of_tensors_that_branch_off_get_types_of_their_own():
 @settings(max_examples=30)
 @given(data=st.data())
 def test_random_mixes_of_width_depth_and_kernel_equal_singles(data):
-    """All three transforms together: any chain shares a batch with any other."""
+    """With all three transforms, any chain can share a batch with any other."""
     graphs = []
     for _ in range(data.draw(st.integers(1, 4))):
         depth = data.draw(st.integers(1, 4))
@@ -368,7 +368,7 @@ def test_role_layers_are_equivariant_not_complete():
 
 
 def test_role_layers_give_each_end_a_mean_and_a_message_of_its_own():
-    """A hidden neuron hears what leads to it and what it leads to separately."""
+    """A hidden neuron receives separate messages from its inputs and from its outputs."""
     graph = RoleTypes()(chain((2, 3, 4, 2)))
     spec = graph.spec.fold("np")
     hidden = spec.site["hidden"]
@@ -464,7 +464,7 @@ def relu_network(*widths: int, convolutional: bool) -> nn.Sequential:
 
 
 def widened(network: nn.Sequential, times: int) -> nn.Sequential:
-    """The same function with every hidden neuron there several times."""
+    """Returns the same function with several copies of every hidden neuron."""
     layers = [m for m in network if hasattr(m, "weight")]
     widths = [layers[0].weight.shape[1], *(m.weight.shape[0] for m in layers)]
     widths[1:-1] = [n * times for n in widths[1:-1]]

@@ -1,4 +1,4 @@
-"""Chains inferred from keys: which names state another network, and which only look like it."""
+"""Chains inferred from keys: names that indicate another network, and names that only seem to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = nn.Sequential
 
 
 def named(*pairs: tuple[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Weights by name and shape, behind a stem and before a head that fit in a chain."""
+    """Weights by name and shape, between a stem and a head that fit into a chain."""
     ends = ("stem.weight", (8, 3)), ("last.weight", (2, 8))
     return {key: torch.randn(shape) for key, shape in (ends[0], *pairs, ends[1])}
 
@@ -91,7 +91,7 @@ NOT_CHAINS: dict[str, dict[str, Tensor]] = {
 
 @pytest.mark.parametrize("state_dict", NOT_CHAINS.values(), ids=NOT_CHAINS.keys())
 def test_names_of_another_topology_need_the_network(state_dict: dict[str, Tensor]) -> None:
-    """All their shapes chain."""
+    """All of their shapes fit into a chain."""
     with pytest.raises(ConversionError, match=r"Expected a chain of layers \(got '.*as arch"):
         from_state_dict(state_dict)
 
@@ -106,13 +106,13 @@ def test_names_of_another_topology_need_the_network(state_dict: dict[str, Tensor
         "hidden{}.weight",
         "encoder.{}.conv.weight",
         "features.{}.weight",
-        "resolution{}.weight",  # words that only begin like others
+        "resolution{}.weight",  # Words that only start like others.
         "present.{}.weight",
         "second{}.weight",
         "block{}_fc.weight",
         "decoder.{}.weight",  # linear
         "update.{}.weight",
-        "action_value.{}.weight",  # of one network
+        "action_value.{}.weight",  # All of these belong to one network.
     ],
 )
 def test_names_of_plain_layers_are_a_chain(keys: str) -> None:
@@ -123,21 +123,21 @@ def test_names_of_plain_layers_are_a_chain(keys: str) -> None:
 
 @pytest.mark.parametrize("name", ["critic", "actor", "head", "branch", "policy.tower"])
 def test_a_sequential_that_is_named_as_a_branch_is_a_chain(name: str) -> None:
-    """Activations between its weights leave numbers out."""
+    """The activations between its weights leave gaps in the numbers."""
     module = S(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     state_dict = module.state_dict(prefix=f"{name}.")
     assert from_state_dict(state_dict).spec == from_module(module).spec
 
 
 def test_blocks_without_a_way_around_are_a_chain() -> None:
-    """No addition fits around them: they return other numbers of neurons than they read."""
+    """No addition fits around them, because they return more or fewer neurons than they read."""
     sizes = {"block1.conv1": (4, 3), "block1.conv2": (6, 4), "block2.conv1": (8, 6)}
     graph = from_state_dict({f"{k}.weight": torch.randn(*s, 3, 3) for k, s in sizes.items()})
     assert graph.layout.shape.sizes == ((3,), (4,), (6,), (8,))
 
 
 def test_a_decoder_that_chains_one_way_is_a_chain() -> None:
-    """Transposed convolutions would store these channels the other way round."""
+    """Transposed convolutions would store these channels in the opposite order."""
     sizes = {"decoder.0.weight": (6, 8, 3, 3), "decoder.2.weight": (4, 6, 3, 3)}
     graph = from_state_dict({key: torch.randn(size) for key, size in sizes.items()})
     assert graph.layout.shape.sizes == ((8,), (6,), (4,))
@@ -174,7 +174,7 @@ def test_a_first_convolution_of_one_channel_is_not_guessed() -> None:
 
 
 def test_a_first_convolution_of_one_channel_and_many_maps() -> None:
-    """As in networks for grey images; few maps or a pointwise layer leave it open."""
+    """Networks for grey images look like this; few maps or a pointwise layer leave it open."""
     sizes = [(8, 1, 3, 3), (6, 8, 3, 3)]
     state_dict = {f"{i}.weight": torch.randn(size) for i, size in enumerate(sizes)}
     assert from_state_dict(state_dict).layout.shape.sizes == ((1,), (8,), (6,))
@@ -193,7 +193,7 @@ def test_an_example_input_must_fit_the_first_layer() -> None:
 
 @pytest.mark.parametrize("order", range(4))
 def test_vectors_are_placed_alike_in_any_order_of_their_keys(order: int) -> None:
-    """The taps of a norm follow its roles, not the order of the keys."""
+    """The taps of a norm follow the roles of its tensors, not the order of the keys."""
     module = S(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.PReLU(4), nn.Linear(4, 2))
     for i, tensor in enumerate(module.state_dict().values()):
         tensor.fill_(i)
@@ -243,7 +243,7 @@ def test_a_chain_explains_every_tensor(state_dict: dict[str, Tensor]) -> None:
 
 
 def test_a_bias_of_several_axes_is_no_layer() -> None:
-    """1 -> 1 -> 4 would chain behind the weights."""
+    """The shapes 1 -> 1 -> 4 would also fit behind the weights."""
     sizes = {"W1": (4, 3), "b1": (4, 1), "W2": (1, 4), "b2": (1, 1)}
     with pytest.raises(ConversionError, match=r"'b1' to be a vector, the bias of 'W1' .*\[4, 1\]"):
         from_state_dict({key: torch.randn(size) for key, size in sizes.items()})
@@ -296,7 +296,7 @@ def test_a_norm_between_equal_widths_is_read_if_order_and_names_agree() -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        # It counts the norms, not the layers.
+        # The number counts the norms, not the layers.
         (("fc1", "fc2", "bn1", "fc3"), r"after 'fc1\.weight' by name; after 'fc2\.weight' as s"),
         (("fc1", "bn2", "fc2", "bn1", "fc3"), "by name.*as stored"),
         (("fc1", "fc2", "fc3", "bn1", "bn2"), "by name.*as stored"),
@@ -309,7 +309,7 @@ def test_a_norm_between_equal_widths_is_refused_else(keys: tuple[str, ...], reas
 
 
 def test_sorted_keys_leave_it_to_complete_names() -> None:
-    """As safetensors stores them; without a norm for each layer, numbers may count norms."""
+    """Safetensors stores keys like this; if not every layer has a norm, numbers may count norms."""
     state_dict = normed("fc1", "bn1", "fc2", "bn2")
     graph = from_state_dict(dict(sorted(state_dict.items())))
     assert torch.equal(graph["output"].x[:, 1, 0], state_dict["bn2.weight"])
@@ -330,7 +330,7 @@ NAMES = ["a1", "a2", "a2.w", "a3", "b1", "b3/w", "c"]
     )
 )
 def test_orders_are_all_that_names_and_shapes_allow(precedes, layers):
-    """Against all permutations, and in their order."""
+    """Compares with all permutations, in their order."""
     found = [ChainLayer(key, (out, read), Name.of(key)) for key, out, read in layers]
     found.sort(key=lambda n: (n.name.template, n.name.numbers))
     expected = [
@@ -343,7 +343,7 @@ def test_orders_are_all_that_names_and_shapes_allow(precedes, layers):
 
 
 def test_deep_chains_do_not_take_more_than_their_length():
-    """Ten times as many layers look at ten times as many candidates, not a hundred times."""
+    """Ten times as many layers check ten times as many candidates, not a hundred times."""
 
     def candidates(count: int) -> int:
         layers = [ChainLayer(f"{i}.weight", (3, 3), Name.of(f"{i}.weight")) for i in range(count)]

@@ -94,7 +94,7 @@ class Network:
 
 
 def readings_of(network: Network) -> list[Places]:
-    """Where every tensor of a network can be, if its modules fit."""
+    """Returns all places that the tensors of a network can have, if its modules fit."""
     found = []
     for flat_norms in (False, True):
         with contextlib.suppress(ConversionError, RuntimeError, ValueError, IndexError):
@@ -115,7 +115,7 @@ def _vectors(width: int, is_conv: bool) -> st.SearchStrategy[nn.Module | None]:
     makers = [nn.PReLU(width), nn.PReLU(), None, None]
     if is_conv:
         return st.sampled_from([nn.BatchNorm2d(width), *makers])
-    # A LayerNorm of one neuron forgets what it reads.
+    # A LayerNorm of one neuron discards its input.
     norms = [nn.BatchNorm1d(width), *([nn.LayerNorm(width)] if width > 1 else [])]
     return st.sampled_from([*norms, *makers])
 
@@ -151,7 +151,7 @@ def networks(draw: st.DrawFn) -> Network:
 
 @st.composite
 def names_of(draw: st.DrawFn, modules: list[nn.Module]) -> tuple[str, ...]:
-    """Indices of a Sequential, numbered words, or words that say nothing."""
+    """Returns indices of a Sequential, numbered words, or words without a meaning."""
     style = draw(st.sampled_from(["sequential", "by layer", "by kind", "words", "nested"]))
     event(style)
     if style == "sequential":
@@ -171,7 +171,7 @@ def names_of(draw: st.DrawFn, modules: list[nn.Module]) -> tuple[str, ...]:
 
 
 def read(tensors: Tensors) -> Places | None:
-    """Where a converter puts every tensor; None if it refuses."""
+    """Returns where a converter puts every tensor, or None if it refuses."""
     try:
         graph = from_state_dict(tensors, flatten="channels_first")
     except ConversionError as error:
@@ -183,7 +183,7 @@ def read(tensors: Tensors) -> Places | None:
 
 
 def assert_one_of(found: Places | None, readings: list[Places], names: Mapping[str, str]) -> None:
-    """A refusal, or the same places under other keys.
+    """Checks for a refusal, or for the same places under other keys.
 
     Args:
         found: Where a converter puts every tensor, if it does not refuse.

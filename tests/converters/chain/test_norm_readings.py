@@ -1,4 +1,4 @@
-"""Norms whose groups keys cannot tell: asked for behind convolutions, accepted where names say."""
+"""Norms whose groups the keys leave open: refused behind convolutions, accepted by clear names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(name: str, size: int, convolution: bool = True) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
 def test_group_norm_behind_a_convolution_needs_the_network(groups: int) -> None:
-    """Its keys and shapes are those of norms whose channels can be permuted freely."""
+    """Its keys and shapes match norms whose channels can be permuted freely."""
     module = convolutions(nn.GroupNorm(groups, 8))
     with pytest.raises(ConversionError, match=r"'1\.weight'.*2 or 4 groups.*LayerNorm.*arch"):
         from_state_dict(module.state_dict())

@@ -1,4 +1,4 @@
-"""Weights stored as [in, out]: asked for where shapes allow both, turned where it is said."""
+"""Weights stored as [in, out]: refused where shapes allow both, transposed where this is given."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ NETWORKS: dict[str, tuple[nn.Module, dict[str, Any]]] = {
 def test_turned_weights_give_the_same_graph(
     module: nn.Module, options: dict[str, Any], with_arch: bool, tmp_path: Path
 ) -> None:
-    """As `[*window, in, out]`, which come back from the graph as they were."""
+    """Kernels `[*window, in, out]` are restored unchanged from the graph."""
     stored = {
         key: x.permute(*range(2, x.dim()), 1, 0).contiguous() if x.dim() > 1 else x
         for key, x in module.state_dict().items()

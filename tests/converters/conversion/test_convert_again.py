@@ -1,4 +1,4 @@
-"""Converting into a folder that holds graphs already: of the same files, and of others."""
+"""Converting into a folder that already holds graphs, of the same or of other files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_names_stay_when_files_are_added(tmp_path: Path, monkeypatch: pytest.Mon
     assert cli.main(arguments) == 0
     assert report(out)["skipped"] == 3 and report(out)["converted"] == 2
     assert names(out) == list(before)
-    # From another folder, and with one file changed, which keeps its name.
+    # The files come from another folder, and one was changed; it keeps its name.
     before["b/1.pt"] = write(zoo / "b" / "1.pt")
     os.utime(zoo / "b" / "1.pt", ns=(1, 1))
     assert cli.main(["convert", "zoo/a/../b", "--out", str(out)]) == 0
@@ -116,7 +116,7 @@ def test_two_files_of_a_run_never_get_one_name(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_costs_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does a terminal obey the name of a file that failed."""
+    """A terminal does not interpret the name of a file that failed either."""
     write(tmp_path / "in" / "a.pt")
     (tmp_path / "in" / os.fsdecode(b"\xff.pt")).write_bytes((tmp_path / "in" / "a.pt").read_bytes())
     (tmp_path / "in" / "\x1b[2J.pt").write_bytes(b"nonsense" * 9)

@@ -1,4 +1,4 @@
-"""Shards on a Ray cluster, of which a worker is killed."""
+"""Shards on a Ray cluster where a worker is killed."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo, open_zoo_folder
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Two workers on this machine, which speak to nobody else."""
+    """Starts two workers on this machine that are reachable from this machine only."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Workers find the modules of the tests where this process does.
+    # Workers must find the modules of the tests in the same place as this process.
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     ray.init(
         address="local",
@@ -44,7 +44,7 @@ def cluster() -> Iterator[None]:
         object_store_memory=100 * 2**20,
         _node_ip_address="127.0.0.1",
         runtime_env={"env_vars": path},
-        # Otherwise workers give way to all other processes of the machine.
+        # Otherwise, workers would run at a lower priority than all other processes.
         _system_config={"worker_niceness": 0},
     )
     yield
@@ -52,7 +52,7 @@ def cluster() -> Iterator[None]:
 
 
 def build_slowly(marks: Path, kind: Any, options: CnnZooOptions, source: Any, shard: str) -> Path:
-    """What a worker does for a shard: says so, and is slow enough to be killed in the middle."""
+    """Tells that a shard has begun, and is slow enough to be killed in the middle of it."""
     (marks / f"{os.getpid()}-{shard.replace('/', '-')}").touch()
     time.sleep(1)
     found: Path = kind(replace(options, shard=shard), source).build()
@@ -76,7 +76,7 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     options = small(tmp_path / "ray", networks=12, shard_size=2, dtype="float64", engine="ray")
     marks = tmp_path / "marks"
     marks.mkdir()
-    # The builder sends itself to the workers; here, a slow one.
+    # The workers receive a pickled builder; this one is slow.
     slow = partial(build_slowly, marks)
     monkeypatch.setattr("nfn_graph.tasks.zoo.builder._build_part", slow)
     killed: list[int] = []
@@ -87,7 +87,7 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     begun: dict[str, set[int]] = {}
     for process, shard, _ in (mark.name.split("-") for mark in marks.iterdir()):
         begun.setdefault(shard, set()).add(int(process))
-    # All six shards, and that of the killed worker by another one, too.
+    # All six shards are there; another worker built the one of the killed worker.
     twice = [processes for processes in begun.values() if len(processes) > 1]
     assert len(begun) == 6 and len(killed) == len(twice) == 1 and killed[0] in twice[0]
     here = replace(options, out=tmp_path / "here", engine="local")
@@ -100,7 +100,7 @@ def test_killed_worker(cluster: None, tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     assert names[0] == names[1]
     assert sum(name.startswith("shards/") for name in names[0]) == 6
-    # Finished: nothing is begun again, and the other engine takes it for its own.
+    # Everything is finished: nothing starts again, and the other engine accepts the result.
     build_zoo(options, source=IMAGES)
     build_zoo(replace(options, engine="local"), source=IMAGES)
     assert len(list(marks.iterdir())) == 7
@@ -180,7 +180,7 @@ def test_convert(cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def token_cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A cluster begun by `ray start` that asks for a token; the settings to join it with."""
+    """Starts a cluster with `ray start` and a token, and returns the settings to join it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -189,10 +189,10 @@ def token_cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "a-token-of-these-tests-and-of-nobody-else",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Otherwise workers give way to all other processes of the machine.
+        # Otherwise, workers would run at a lower priority than all other processes.
         "RAY_worker_niceness": "0",
     }
-    # Sockets lie in this folder, whose name must be short.
+    # Sockets are in this folder, whose path must be short.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += [f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
@@ -205,7 +205,7 @@ def token_cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
             assert any("Ray runtime started" in line for line in head.stdout)
             yield {**settings, "RAY_ADDRESS": f"127.0.0.1:{port}"}
         finally:
-            # It ends all that it started.
+            # This ends all processes that the command started.
             head.terminate()
             head.communicate(timeout=60)
 

@@ -1,4 +1,4 @@
-"""Labels: from a table beside the checkpoints to columns of a store."""
+"""Labels: from a table about checkpoints to columns of a store."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_column_of_splits_is_used(folder: Path) -> None:
     "spelling", ["nets/{}", "./nets/{}", "../{folder}/nets/{}", "{path}/nets/{}"]
 )
 def test_paths_name_files(folder: Path, spelling: str) -> None:
-    """From anywhere: the table lies in another folder than the command is given in."""
+    """The table may be in another folder than the one where the command runs."""
     inside = {f"{i:03d}": f"deep/{i:03d}.pt" if i % 2 else f"{i:03d}.pt" for i in range(COUNT)}
     (folder / "tables").mkdir()
     table = []
@@ -211,7 +211,7 @@ def test_names_of_several_files_are_refused(
     labels = folder / "labels.csv"
     labels.write_text("file,y\n000.pt,1\n001.pt,1\n002.pt,1\nb,1\n")
     assert convert(labels) == 2
-    # 000.pt is the whole name of one of them.
+    # 000.pt is also the whole name of one of them.
     assert "'b' for 'b.npz' and 'deep/b.pt'" in capsys.readouterr().err
     labels.write_text("file,y\n000.pt,1\ndeep/000.pt,2\n002.pt,3\n")
     assert convert(labels) == 1
@@ -282,7 +282,7 @@ def test_shares_are_met(total: int, parts: tuple[float, float, float]) -> None:
     assert sum(counts) == total
     for count, part in zip(counts, parts, strict=True):
         assert (count > 0) == (part > 0)
-        # Rounding, and one for each part that would be empty.
+        # The tolerance covers rounding, and one network for each part that would be empty.
         assert abs(count - part * total) < 3
 
 

@@ -1,4 +1,4 @@
-"""Converting into a store: killed and resumed, divided between machines, and files again."""
+"""Converting into a store: killed and resumed, divided between machines, and repeated."""
 
 from __future__ import annotations
 

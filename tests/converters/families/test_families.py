@@ -19,7 +19,7 @@ from nfn_graph.converters import ConversionError, from_state_dict, load, save, t
 Tensors = dict[str, Tensor]
 WORDS = torch.tensor([[1, 5, 7, 2], [0, 9, 2, 2]])
 IMAGE = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-# Four heads, or of keys two, of three dimensions; the dense layers have 10 neurons.
+# Four heads of three dimensions, or two heads of keys; the dense layers have 10 neurons.
 WIDTH, INNER, HEADS, SIZE = 12, 10, 4, 3
 
 
@@ -304,7 +304,7 @@ CASES = {
         2 * 4,
     ),
     **{
-        # The pooler leads from the stream to itself, which is right whatever is read.
+        # The pooler leads from the stream to itself, which is right for every output that is read.
         f"BERT, {output}": Case(
             run,
             {f"bert.{k}": shape for k, shape in BERT_SHAPES.items()} | linear(output, 3, WIDTH),
@@ -435,7 +435,7 @@ def test_the_symmetry_is_that_of_the_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in CASES if "one head" not in n and "smaller" not in n])
 def test_the_wrong_number_of_heads_is_another_symmetry(name: str) -> None:
-    """Why it must be known: with fewer heads, dimensions of different ones would be exchanged."""
+    """The number of heads is required, because too few would exchange dimensions across heads."""
     case, tensors = CASES[name], tensors_of(name)
     graph = from_state_dict(tensors, heads=2)
     expected = case.run(tensors)
@@ -520,7 +520,7 @@ def test_networks_of_other_types_are_refused(tmp_path: Path) -> None:
 
 
 def test_blocks_that_share_a_tensor_are_refused() -> None:
-    """They could only be permuted alike; an embedding and its unembedding always are."""
+    """They could only be permuted together, like an embedding and its unembedding."""
     tensors = tensors_of("GPT-2")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
     from_state_dict(tensors, heads=4)

@@ -1,4 +1,4 @@
-"""Bad files: each is refused with the file, the key, what was expected and what was found."""
+"""Bad files: every error names the file and the key, and says what was expected and found."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def external_onnx(path: Path) -> None:
 
 
 def huge_archive(path: Path) -> None:
-    """Zeros that are a thousand times as large when they are unpacked."""
+    """Zeros that take a thousand times more space when they are unpacked."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", json.dumps(keras_config()))
         archive.writestr("model.weights.h5", bytes(2**27))
@@ -263,7 +263,7 @@ def test_missing_path(tmp_path: Path) -> None:
 
 
 class Payload:
-    """A pickle that makes a file when it is opened."""
+    """A pickle that would create a file when it is opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -289,7 +289,7 @@ def test_code_in_a_file_is_not_run(
     with pytest.raises(ConversionError):
         load(path)
     assert not made.exists()
-    # The payload is a live one.
+    # The payload is harmful indeed.
     pickle.loads(pickle.dumps(Payload(made)))
     assert made.exists()
 

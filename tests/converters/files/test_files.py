@@ -1,4 +1,4 @@
-"""Every format by itself: what is written is read again, bit for bit."""
+"""Every format: whatever is written is read back bit for bit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_arrays_in_other_orders(tmp_path: Path) -> None:
 def test_doubles_are_numbers_where_long_doubles_are_no_longer(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows and on ARM, where NumPy takes the two types for one."""
+    """On Windows and on ARM, NumPy treats the two types as one."""
     monkeypatch.setattr(np, "longdouble", np.float64)
     monkeypatch.setattr(np, "clongdouble", np.complex128)
     tensor = from_array("it", np.ones(3, dtype)[::-1])
@@ -242,7 +242,7 @@ def test_graph_round_trip(channels: int, dtype: torch.dtype, tmp_path: Path) -> 
 
 
 def test_misaligned_numbers_are_read(tmp_path: Path) -> None:
-    """Programs need not pad the header, nor sort the tensors by their size."""
+    """Programs need not pad the header or sort the tensors by size."""
     header = {
         "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "b": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
@@ -308,7 +308,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
 def test_a_full_disk_is_called_that(suffix: str, tmp_path: Path) -> None:
-    """Whatever the library says that writes a format; and the file before is kept."""
+    """Any error of the library that writes a format is reported, and the old file is kept."""
     small, large = (
         from_state_dict(checkpoints.mlp((3, width, 2)).state_dict()) for width in (4, 4000)
     )

@@ -1,4 +1,4 @@
-"""Valid files with random damage: what comes out is a graph or a typed error, and soon."""
+"""Valid files with random damage give a graph or a typed error, and quickly."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_damaged_files_raise_typed_errors(kind: str, tmp_path: Path) -> None:
         else:
             assert isinstance(graph, WeightGraph)
             assert summary(graph).rows, f"seed {seed}"
-    # Damage in the numbers themselves goes unnoticed, damage in the structure does not.
+    # Damage in the numbers themselves goes unnoticed; damage in the structure does not.
     assert refused > SEEDS // 10

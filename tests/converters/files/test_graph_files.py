@@ -1,4 +1,4 @@
-"""Files of graphs: doctored ones are refused, and no channel is lost."""
+"""Graph files: manipulated ones are refused, and no channel is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nfn_graph.transforms import FillBiases
 
 
 def documents(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The place of every value in a JSON document."""
+    """Returns the path of every value in a JSON document."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
         yield (*path, key)
@@ -38,7 +38,7 @@ def documents(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def doctored(document: Any, path: tuple[Any, ...], change: Any) -> Any:
-    """The document with another value at a place."""
+    """Returns the document with another value at a path."""
     document = json.loads(json.dumps(document))
     node = document
     for key in path[:-1]:
@@ -67,7 +67,7 @@ def shrink(value: Any) -> Any:
 
 @pytest.mark.parametrize("change", [grow, shrink, None, 0, 10**12, 1.0, "x", [], {}])
 def test_a_doctored_graph_is_refused_or_whole(tmp_path: Path, change: Any) -> None:
-    """Whatever is loaded gives its tensors back, in the shapes it says."""
+    """Checks that every loaded graph returns its tensors in the shapes that it declares."""
     network = nn.Sequential(nn.Conv2d(2, 3, (1, 2)), nn.Flatten(), nn.Linear(6, 2))
     state_dict = {**network.state_dict(), "count": torch.tensor(3)}
     graph = from_state_dict(
@@ -123,7 +123,7 @@ def test_doctored_placements_are_refused(
 
 
 def test_a_part_beyond_its_tensor_is_refused(tmp_path: Path) -> None:
-    """As many indices as there are neurons, but not those of the tensor."""
+    """The number of indices is that of the neurons, but they are not those of the tensor."""
     graph = from_state_dict({"0.weight": torch.randn(4, 3), "1.weight": torch.randn(2, 4)})
     write_graph(tmp_path / "g.safetensors", graph)
     tensors, metadata = safetensors.read_file(tmp_path / "g.safetensors")
@@ -136,7 +136,7 @@ def test_a_part_beyond_its_tensor_is_refused(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_tensor_must_not_overlap(tmp_path: Path) -> None:
-    """Two halves of a concatenation that both say the first."""
+    """Two halves of a concatenation both claim to be the first."""
 
     class Joined(nn.Module):
         def __init__(self) -> None:
@@ -158,7 +158,7 @@ def test_parts_of_a_tensor_must_not_overlap(tmp_path: Path) -> None:
 
 
 def test_the_sizes_before_a_transform_are_bounded(tmp_path: Path) -> None:
-    """Those of the graph are as large as its tensors; these are as large as somebody says."""
+    """The graph's own sizes are those of its tensors; these sizes are made up."""
     network = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 1))
     write_graph(tmp_path / "g.safetensors", FillBiases()(from_state_dict(network.state_dict())))
     assert FillBiases().inverse(load(tmp_path / "g.safetensors")).layout.placements

@@ -1,4 +1,4 @@
-"""HDF5 files are opened by a process of its own, which a damaged file may end."""
+"""HDF5 files are opened in a separate process, which a damaged file may crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nfn_graph.converters.files import hdf5, keras
 from nfn_graph.converters.io import load, save
 
 ROOT = Path(__file__).parent
-# A file that `save` wrote, with one byte changed: reading an attribute of it ends the process.
+# `save` wrote this file, and one byte was changed: reading an attribute crashes the process.
 DEADLY = ROOT / "damaged.h5"
 
 
@@ -79,7 +79,7 @@ def test_one_process_reads_many_files(tmp_path: Path) -> None:
             (tmp_path / "bad.h5").write_bytes((tmp_path / "0.h5").read_bytes()[:900])
             keras.read(tmp_path / "bad.h5")
     assert hdf5.reader().pid == first
-    # A file is closed when it was read.
+    # A file is closed after it was read.
     with h5py.File(tmp_path / "0.h5", "r+") as file:
         assert file["dense_0"]
 
@@ -89,7 +89,7 @@ def test_a_large_array_comes_through(tmp_path: Path) -> None:
     checkpoints.write_keras(tmp_path / "x.h5", {"dense": {"kernel": kernel.numpy()}})
     (tensor,) = keras.read(tmp_path / "x.h5").tensors.values()
     assert torch.equal(tensor, kernel)
-    tensor.add_(1.0)  # The memory is its own.
+    tensor.add_(1.0)  # The array owns its memory.
 
 
 def test_relative_paths_are_those_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_reading_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_interrupted_reading_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reply that was on its way must not be taken for that of the next file."""
+    """A late reply must not be taken for the reply about the next file."""
     write_good(tmp_path / "x.h5")
 
     def interrupt(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Keys of any kind: every format keeps them, or says which one it cannot keep."""
+"""Unusual keys: every format keeps them, or names the one that it cannot keep."""
 
 from __future__ import annotations
 

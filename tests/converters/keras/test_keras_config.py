@@ -1,4 +1,4 @@
-"""What the configuration of a Keras model says: how its layers are joined, and what they do."""
+"""The configuration of a Keras model: how its layers are connected, and what they compute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(path: Path, layers: Layers, config: dict[str, Any]) -> WeightGraph:
 
 
 def test_layers_follow_one_another_as_configured(tmp_path: Path) -> None:
-    """Names and sizes allow any order of the first two."""
+    """Names and sizes leave the order of the first two open."""
     first, second, last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
     layers = {"d2": dense(first), "d1": dense(second), "out": dense(last)}
     config = checkpoints.sequential(*(("Dense", name, {"activation": "tanh"}) for name in layers))
@@ -86,7 +86,7 @@ def test_an_addition_ties(inbound: Any, tmp_path: Path) -> None:
         ["d", "e"],
         (layer("x", "InputLayer", batch_shape=[None, 3]), []),
         (layer("a"), ["x"]),
-        # Not in the order of the computation.
+        # The order of the file is not that of the computation.
         (layer("add", "Add"), ["a", "c"]),
         (layer("b", activation="relu"), ["a"]),
         (layer("c"), ["b"]),
@@ -105,7 +105,7 @@ def load_only(path: Path, layers: Layers, config: dict[str, Any]) -> WeightGraph
 
 @pytest.mark.parametrize("inbound", [keras2, keras3])
 def test_concatenation_joins_and_a_shared_layer_is_one(inbound: Any, tmp_path: Path) -> None:
-    """Both inputs go through one layer; its neurons are the same in both halves."""
+    """Both inputs go through one layer, whose neurons are the same in both halves."""
     shared, last = nn.Linear(3, 4), nn.Linear(8, 2)
     config = functional(
         inbound,
@@ -132,7 +132,7 @@ def test_concatenation_joins_and_a_shared_layer_is_one(inbound: Any, tmp_path: P
 
 @pytest.mark.parametrize(("factors", "is_read"), [(2.0, True), ([1.0, 2.0, 3.0, 4.0], False)])
 def test_numbers_beside_a_value(factors: Any, is_read: bool, tmp_path: Path) -> None:
-    """`2 * x` changes no symmetry; a factor for each neuron does, and is no tensor of the file."""
+    """`2 * x` keeps every symmetry; one factor per neuron does not, and is not in the file."""
     config = functional(
         keras3,
         ["x"],
@@ -341,7 +341,7 @@ def test_a_functional_model_without_an_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_configurations_are_refused_or_read(tmp_path: Path) -> None:
-    """Whatever stands in a configuration, the answer is a graph or a `ConversionError`."""
+    """Any configuration gives a graph or a `ConversionError`."""
     generator = random.Random(0)
     first, last = nn.Conv2d(1, 4, 3), nn.Linear(16, 2)
     layers = {

@@ -1,4 +1,4 @@
-"""Keras files of weights only, networks given as `arch`, and archives."""
+"""Keras files that contain weights only, networks given as `arch`, and archives."""
 
 from __future__ import annotations
 
@@ -173,10 +173,10 @@ class TestLayersInOrder:
 
 
 class TestCountedLayers:
-    """Keras 3 counts the layers of each class, and does not say which class comes when."""
+    """Keras 3 numbers the layers of each class, which leaves the order of the classes open."""
 
     def test_layers_of_a_class_are_in_order(self, tmp_path: Path) -> None:
-        """Also from the eleventh on, which comes third in the file."""
+        """This also holds from the eleventh layer on, which comes third in the file."""
         modules = [nn.Linear(4, 4) for _ in range(12)]
         names = ["dense", *(f"dense_{i}" for i in range(1, 12))]
         write_counted(
@@ -199,7 +199,7 @@ class TestCountedLayers:
         expected = torch.stack([a.bias.detach(), *values.values()], 1)
         assert torch.equal(graph["hidden1"].x[..., 0], expected)
         check_back(graph, tmp_path / "x.h5")
-        # The order of layers goes into a file that has one.
+        # The order of layers is stored in a file that has one.
         save(graph, tmp_path / "y.h5")
         check_same_graph(load(tmp_path / "y.h5"), graph)
         groups["dense_1"] = of(dense(nn.Linear(8, 8)))
@@ -209,7 +209,7 @@ class TestCountedLayers:
             load(tmp_path / "x.h5")
 
     def test_a_functional_model_may_add(self, tmp_path: Path) -> None:
-        """Its file lists its inputs, and no additions that are written with a plus."""
+        """Its file lists its inputs, but no additions that are written with a plus."""
         groups = {
             "dense": of(dense(nn.Linear(3, 4))),
             "dense_1": of(dense(nn.Linear(4, 4))),
@@ -277,7 +277,7 @@ def both_layers(module: Both) -> Layers:
 
 
 class TestArch:
-    """A PyTorch network says what a file of weights is."""
+    """A PyTorch network determines what a file of weights means."""
 
     def test_the_way_into_the_module(self, tmp_path: Path) -> None:
         module = Both().double().eval()
@@ -297,7 +297,7 @@ class TestArch:
             assert (module(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
 
     def test_kernels_of_other_files_are_not_turned(self) -> None:
-        """Names of Keras in a file that stores `[out, in]`: a square matrix would be turned."""
+        """Names of Keras in a file that stores `[out, in]`: a square matrix would be transposed."""
         graph = from_state_dict({"a/kernel:0": torch.randn(3, 3)}, orientation="out_in")
         with pytest.raises(ConversionError, match="a module with the tensors"):
             to_module(graph, nn.Sequential(nn.Linear(3, 3, bias=False)))
@@ -319,7 +319,7 @@ class TestArch:
 
     @pytest.mark.parametrize("is_theano", [False, True])
     def test_names_of_keras_1(self, is_theano: bool, tmp_path: Path) -> None:
-        """`dense_1_W`; the axes of a kernel were in one of two orders."""
+        """Old names such as `dense_1_W`; the axes of a kernel came in one of two orders."""
         arch = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
         kernel = arch[0].weight.detach()
         values = of(norm(nn.BatchNorm1d(4)))

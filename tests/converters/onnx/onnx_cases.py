@@ -1,4 +1,4 @@
-"""ONNX models by name, some with sizes that the model computes."""
+"""ONNX models by name, some of which compute sizes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ SizedCase = tuple[list[onnx.NodeProto], dict[str, torch.Tensor], tuple[int, ...]
 
 
 def sized(*shape: onnx.NodeProto) -> SizedCase:
-    """A convolution whose result is reshaped to a row whose size the model computes."""
+    """A convolution whose result is flattened to a size that the model computes."""
     return (
         [
             node("Conv", "x a", "h"), node("Relu", "h", "r"), node("Shape", "r", "s"), *shape,

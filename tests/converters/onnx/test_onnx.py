@@ -132,7 +132,7 @@ def _sparse() -> onnx.SparseTensorProto:
 def test_constants_in_nodes_keep_neurons_in_order(
     attribute: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Different numbers show which neuron is which; one number for all does not."""
+    """Different numbers distinguish the neurons; one number for all of them does not."""
     constant = onnx.helper.make_node("Constant", [], ["c"], **attribute)
     nodes = [
         constant, node("MatMul", "x w", "h"), node("Mul", "h c", "i"), node("MatMul", "i v", "y")
@@ -143,7 +143,7 @@ def test_constants_in_nodes_keep_neurons_in_order(
 
 
 def test_rows_of_an_open_size_may_be_neurons(tmp_path: Path) -> None:
-    """[-1, 8] makes a row of every channel if there are eight positions, of an image if two."""
+    """[-1, 8] makes one row per channel if there are eight positions, and one per image if two."""
     nodes = [node("Conv", "x w", "h"), node("Reshape", "h s", "i"), node("MatMul", "i v", "y")]
     tensors = {**weights(w=(4, 3, 1), v=(8, 2)), "s": torch.tensor([-1, 8])}
     path = write(tmp_path / "x.onnx", nodes, tensors, ("N", 3, "L"))
@@ -202,7 +202,7 @@ def test_an_export_of_torch_is_the_module(optimize: bool, tmp_path: Path) -> Non
 
 
 def test_bits_of_mixed_types_are_kept(tmp_path: Path) -> None:
-    """A signalling NaN of float16 comes back from a store of float32 as it was."""
+    """A signalling NaN of float16 is restored unchanged from a store of float32."""
     tensors = {"a": torch.rand(3, 4), "b": torch.rand(4).half(), "c": torch.rand(4)}
     tensors["d"] = torch.rand(4, 2)
     tensors["b"].view(torch.int16)[0] = 0x7C01

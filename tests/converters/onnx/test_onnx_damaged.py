@@ -1,4 +1,4 @@
-"""ONNX models whose nodes were changed at random: read, or refused with a reason."""
+"""ONNX models with random changes to their nodes are read, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTRIBUTES = ("axis", "axes", "keepdims", "perm", "k", "starts", "ends", "value"
 
 
 def damage(graph: onnx.GraphProto, names: list[str], chance: random.Random) -> None:
-    """Changes one node: its kind, an input, an output or an attribute; or drops it."""
+    """Changes the kind, an input, an output or an attribute of one node, or removes the node."""
     node = chance.choice(list(graph.node))
     kind = chance.randrange(9)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""ONNX models that compute sizes, find places or return stored tensors; and true reasons."""
+"""ONNX models that compute sizes, find positions or return stored tensors, and correct reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks from packages of others, read without running or importing the packages."""
+"""Networks from other packages, read without running or importing the packages."""
 
 from __future__ import annotations
 

@@ -58,14 +58,14 @@ def with_buffer(module: nn.Module, **buffers: Tensor) -> nn.Module:
 
 
 class Pair(NamedTuple):
-    """Two outputs by name."""
+    """Returns two outputs by name."""
 
     first: Tensor
     second: Tensor
 
 
 def overwritten(h: Tensor) -> Tensor:
-    """An activation whose first neuron is zero."""
+    """An activation that sets the first neuron to zero."""
     h[:, 0] = 0.0
     return h
 
@@ -95,7 +95,7 @@ def decoder(between: nn.Module) -> nn.Module:
 
 
 FOLLOWED: dict[str, Case] = {
-    # The order of the neurons shows: they are fixed.
+    # These depend on the order of the neurons, so the neurons are fixed.
     "a constant along the neurons": Case(
         lambda: mlp(lambda m, h: h * torch.arange(8.0).double()), FLAT, ()
     ),
@@ -163,7 +163,7 @@ FOLLOWED: dict[str, Case] = {
         ),
         FLAT, (8,),
     ),
-    # The order does not show: a symmetric function.
+    # These do not depend on the order, because the function is symmetric.
     "the size of a weight as an output": Case(
         lambda: One(
             lambda m, x: (m.b(m.a(x).relu()), m.b.weight.square().sum()),
@@ -230,7 +230,7 @@ FOLLOWED: dict[str, Case] = {
         ),
         SIGNAL, (8,),
     ),
-    # What ties layers, and what does not.
+    # Operations that tie layers, and operations that do not.
     "cast to the type of another": Case(
         lambda: two(lambda m, h, k: torch.cat([h.type_as(k), k.to(h)], 1), 16), FLAT, (8, 8)
     ),
@@ -387,7 +387,7 @@ FOLLOWED: dict[str, Case] = {
         ),
         FLAT, (8,),
     ),
-    # Reshapes whose channels show where other axes are mixed.
+    # Reshapes that show where channels are when other axes are mixed.
     **{
         f"unflattened, then {name}": Case(lambda m=module: decoder(m), FLAT, (6, 4))
         for name, module in {
@@ -480,7 +480,7 @@ FOLLOWED: dict[str, Case] = {
         ),
         ((3, 4),), (8,),
     ),
-    # Stored tensors beside activations.
+    # Stored tensors next to activations.
     "a class token before the others": Case(
         lambda: mlp(
             lambda m, h: torch.cat([m.token.expand(h.shape[0], -1, -1), h], 1)[:, 0] + h.mean(1),
@@ -504,7 +504,7 @@ FOLLOWED: dict[str, Case] = {
     ),
 }  # fmt: skip
 
-#: Right with an example, refused without: the number of axes decides.
+#: Right with an example and refused without one, because the number of axes decides.
 UNCLEAR: dict[str, Case] = {
     "mean of an embedding": FOLLOWED["embedding"],
     "first of an embedding": Case(

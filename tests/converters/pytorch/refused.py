@@ -1,4 +1,4 @@
-"""Networks that have no graph, and the reason that the error gives: for `test_refusals`."""
+"""Networks that have no graph, with the reason in the error, for `test_refusals`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers: floating-point ones are weights, whole numbers are carried, others are constants."""
+"""Buffers: those with floating-point numbers are weights, integers are carried along."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nfn_graph.converters.pytorch import tracing
 
 
 class FrozenBatchNorm(nn.Module):
-    """That of torchvision: statistics and parameters are buffers."""
+    """As in torchvision, statistics and parameters are buffers."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class FrozenBatchNorm(nn.Module):
 
 
 def masked(run: Callable[..., Any], mask: Tensor, persistent: bool = True) -> nn.Module:
-    """Two layers of which one meets a buffer."""
+    """Two layers, one of which is combined with a buffer."""
     module = One(run, a=nn.Linear(3, 8), b=nn.Linear(8, 2))
     module.register_buffer("mask", mask, persistent=persistent)
     return module
@@ -121,7 +121,7 @@ def test_computed_buffers_are_taps() -> None:
 def test_whole_numbers_beside_weights_are_refused_as_a_mask(
     mask: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in MADE: which weights there are depends on the order of the neurons."""
+    """As in MADE, the order of the neurons determines which weights exist."""
     module = masked(lambda m, x: m.b(F.linear(x, m.a.weight * m.mask.float())), mask)
     for _ in range(2):
         with pytest.raises(ConversionError, match=r"'mask', a mask.*floating-point buffer"):
@@ -192,7 +192,7 @@ CONSTANTS: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CONSTANTS.values(), ids=CONSTANTS.keys())
 def test_other_uses_of_buffers_make_them_constants(case: Case) -> None:
-    """Their values stay; neurons that meet them keep their order."""
+    """Their values stay; neurons that are combined with them keep their order."""
     module, inputs = case.module(), case.tensors()
     graph = from_module(module, inputs, verify=True)
     assert free_sizes(graph) == case.free

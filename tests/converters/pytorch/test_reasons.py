@@ -1,4 +1,4 @@
-"""True reasons: what a network is refused for, with no advice that would not help."""
+"""Refusals give the true reason, and no advice that would not help."""
 
 from __future__ import annotations
 

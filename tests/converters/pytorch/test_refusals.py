@@ -1,4 +1,4 @@
-"""What `from_module` refuses, with the module's name and the reason."""
+"""Networks that `from_module` refuses, with the name of the module and the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_has_no_graph_is_refused(
 
 
 class Moved(nn.Module):
-    """A layer whose weight's rows are moved before they are used."""
+    """A layer that moves the rows of its weight before it uses them."""
 
     def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The symmetry of a converted network is that of the function it computes, and all of it."""
+"""The symmetry of a converted network is that of the function it computes, and is complete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_layer_is_free_that_can_be(architecture: Architecture) -> None:
 
 @ALL
 def test_no_tensor_may_be_left_behind(architecture: Architecture) -> None:
-    """Each tensor alone keeps its order while the rest is permuted: the outputs move."""
+    """Keeping the order of a single tensor while the rest is permuted changes the outputs."""
     module, inputs = architecture.module(), architecture.inputs()
     graph = from_module(module, inputs)
     expected = outputs_of(module, inputs)
@@ -86,7 +86,7 @@ def test_the_shapes_are_only_needed_where_said(architecture: Architecture) -> No
 def test_both_ways_of_following_a_module_agree(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.fx and torch.export see the same network in different words."""
+    """torch.fx and torch.export describe the same network in different ways."""
     module, inputs = architecture.module(), architecture.inputs()
     expected = from_module(module, inputs).layout
     only_export(monkeypatch)

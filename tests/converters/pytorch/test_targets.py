@@ -1,4 +1,4 @@
-"""Functions are known by where they come from, not by their name alone."""
+"""Functions are recognised by their origin, not by their name alone."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from nfn_graph.converters.wiring import Wiring
 
 
 def threshold(x: Tensor) -> Tensor:
-    """Not that of torch: the order of the entries shows."""
+    """This is not torch's function: it reveals the order of the entries."""
     return x * torch.arange(x.shape[-1], dtype=x.dtype)
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Nor is this: it knows the first entry from the others."""
+    """Neither is this one: it treats the first entry differently."""
     return x / x[..., :1]
 
 
 def stochastic_depth(x: Tensor, rate: float, training: bool) -> Tensor:
-    """As torchvision has it, which keeps it whole: the identity in eval mode."""
+    """As in torchvision, which does not look inside: the identity in eval mode."""
     if not training or rate == 0.0:
         return x
     return x * torch.empty_like(x).bernoulli_(1.0 - rate)
 
 
 def num_groups(channels: int) -> int:
-    """A function of sizes alone."""
+    """A function that only uses sizes."""
     return channels // channels
 
 
 def ramp(size: int) -> Tensor:
-    """A constant made by a function that is kept whole."""
+    """A constant made by a function that is not followed."""
     return torch.arange(size).double()
 
 
@@ -99,7 +99,7 @@ def test_a_function_of_sizes_that_returns_a_constant() -> None:
 
 @pytest.fixture
 def own_sigmoid() -> Iterator[Any]:
-    """An operator `graph_tests::sigmoid` that is no sigmoid."""
+    """An operator called `graph_tests::sigmoid` that does not compute a sigmoid."""
     library = torch.library.Library("graph_tests", "FRAGMENT")
     library.define("sigmoid(Tensor x) -> Tensor")
     library.impl("sigmoid", lambda x: x * torch.arange(8), "CompositeExplicitAutograd")
@@ -135,7 +135,7 @@ def test_operators_of_aten_are_known_by_their_own_arguments() -> None:
 
 @torch.library.custom_op("nfn_graph_tests::dense", mutates_args=())
 def dense(x: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """An operator of somebody else."""
+    """An operator of another package."""
     return x @ weight.T * scale
 
 

@@ -1,4 +1,4 @@
-"""Networks inside `torch.compile`, data parallelism or an average are followed as themselves."""
+"""Networks inside `torch.compile`, data parallelism or averaging are followed like themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nfn_graph.converters.pytorch import unwrapped_module
 
 S = nn.Sequential
 
-#: Of backends, only the one that compiles nothing is quick.
+#: Only the backend that compiles nothing is quick.
 compiled = partial(torch.compile, backend="eager")
 
 WRAPPERS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
@@ -82,10 +82,10 @@ def test_a_module_that_compiles_itself_is_the_same() -> None:
 
 
 class Doubled(nn.DataParallel):
-    """Computes something else than the module inside."""
+    """Computes something other than the module inside."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """More than the module's result."""
+        """Returns more than the result of the module."""
         return 2 * super().forward(*inputs, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The store: what is written comes back, damage is noticed, half a shard does not count."""
+"""The store: everything is read back, damage is noticed, and half a shard does not count."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_damage_is_noticed(stored: Store, tmp_path: Path, part: str, kind: str) 
     elif kind == "cut":
         victim.write_bytes(content[:-1])
     if part == "shards" and kind == "missing":
-        assert len(Store(folder)) == len(GRAPHS) - 4  # as if it were not there yet
+        assert len(Store(folder)) == len(GRAPHS) - 4  # The shard is ignored.
         return
     assert [damage.path for damage in find_damage(folder)] == [victim]
     if part in ("shards", "metadata") or (part == "weights" and kind != "flipped"):
@@ -120,7 +120,7 @@ def test_another_layout_under_a_name_is_noticed(stored: Store, tmp_path: Path) -
 def test_all_damage_is_named(
     stored: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One file of every kind, each in a line; what is damaged hides nothing else."""
+    """One file of every kind is damaged, and each is reported on its own line."""
     folder = damaged_copy(stored, tmp_path)
     victims = {
         "shards": "00000.json",
@@ -151,7 +151,7 @@ def test_all_damage_is_named(
 def test_a_shard_may_be_deleted_while_a_store_is_opened(
     stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another process does that has converted all of its networks again."""
+    """Does what another process does that has converted all of its networks again."""
     folder = damaged_copy(stored, tmp_path)
     read_table = shards.read_table
 
@@ -163,7 +163,7 @@ def test_a_shard_may_be_deleted_while_a_store_is_opened(
     opened = Store(folder)
     assert [shard.name for shard in opened.shards] == ["00000", "00008", "00012"]
     monkeypatch.undo()
-    # One that is open says what to do, and does not call the store damaged.
+    # An open store says what to do, and is not called damaged.
     shards.remove_shard(folder, "00008")
     with pytest.raises(ConversionError, match=r"00008.*Open the store again"):
         opened.graph(4)
@@ -232,7 +232,7 @@ for step in range(9):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_killed_writer_leaves_the_last_good_state(tmp_path: Path) -> None:
-    """Killed before each of its renames: description, architecture, and three per shard."""
+    """Kills before each rename: of the description, of the architecture, and three per shard."""
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1])]
     result = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert result.stdout.split() == ["9"] * 8 + ["0"]

@@ -21,7 +21,7 @@ GRAPHS = graphs()
 
 
 def many() -> list[WeightGraph]:
-    """Networks of several widths and depths in turns, as a shuffled batch has them."""
+    """Networks of several widths and depths in turn, as in a shuffled batch."""
     torch.manual_seed(1)
     sizes = [(3, 5, 2), (3, 4, 4, 2), (3, 7, 2), (3, 5, 2), (3, 2)]
     return [
@@ -41,7 +41,7 @@ def dataset(folder: Path) -> WeightDataset:
 
 
 def collated(dataset: WeightDataset, indices: list[int]) -> Batch:
-    """What PyG's collate makes of the single graphs."""
+    """The result of PyG's collate for the single graphs."""
     return Batch.from_data_list([dataset[i] for i in indices])
 
 
@@ -108,7 +108,7 @@ def test_networks_that_cannot_be_batched_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
 def test_loaders_give_the_same_batches(dataset: WeightDataset, context: str | None) -> None:
-    dataset[0]  # mapped before the workers start
+    dataset[0]  # The files are mapped before the workers start.
     workers = {} if context is None else {"num_workers": 2, "multiprocessing_context": context}
     order = [list(range(i, min(i + 5, 23))) for i in range(0, 23, 5)]
     if context == "spawn":

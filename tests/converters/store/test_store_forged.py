@@ -1,4 +1,4 @@
-"""Stores whose checksums were computed again after the damage: named, and never misread."""
+"""Stores with damage and matching checksums: the damage is reported, and nothing is misread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def twice(table: Any) -> Any:
     return table.append_column("number", table.column("number"))
 
 
-# What is done to a store, and the folder or file that is to be named.
+# What is done to a store, and the folder or file that the error must name.
 FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a row before the first": (column("row", lambda v: [-1, *v[1:]]), "metadata"),
     "rows exchanged": (column("row", lambda v: [v[1], v[0], *v[2:]]), "metadata"),
@@ -136,11 +136,11 @@ def test_what_no_checksum_shows_is_named(
         opened = Store(store)
         [opened.graph(i) for i in range(len(opened))]
     assert "\n" not in str(caught.value)
-    # Batches are read in another way.
+    # Batches are read by other code.
     with pytest.raises(ConversionError, match="Expected"):
         list(DataLoader(WeightDataset(store), batch_size=1))
     damage = list(find_damage(store))
-    # An architecture may be that of several shards.
+    # An architecture may belong to several shards.
     assert damage and all(str(d.path).startswith(str(store / place)) for d in damage)
     assert cli.main(["store", str(store), "--verify"]) == 1
     captured = capsys.readouterr()

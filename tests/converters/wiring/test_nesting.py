@@ -1,4 +1,4 @@
-"""Heads and groups: the symmetry of converted networks is complete, and no larger than it is."""
+"""Heads and groups: the symmetry of converted networks is complete, and not too large."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_layers_on_converted_networks_are_complete(
     assert sum(len(n.parents) == 1 for n in graph.spec.neurons) == nested
     folded = graph.spec.fold("hnp")
     layer = NFLinear(folded, 1, 1, bias=False)
-    # Two neurons in each layer, or in each parent, tell all orbits apart.
+    # Two neurons in each layer or parent are enough to tell all orbits apart.
     free = [n.name for n in graph.spec.neurons if not n.fixed and len(n.parents) < 2]
     found = completeness(layer, folded, sizes=dict.fromkeys(free, 2))
     assert sum(p.numel() for p in layer.parameters()) == found.rank == found.orbits
@@ -61,7 +61,7 @@ def test_keys_are_shared_alike_however_it_is_written(copies: str) -> None:
 
 
 def changed(module: nn.Module, inputs: Tensor, *rows: tuple[str, int, list[int]]) -> float:
-    """How far outputs move when entries of tensors are taken in another order along an axis."""
+    """Returns the change of the outputs if tensors are indexed in another order along an axis."""
     before = outputs_of(module, (inputs,))
     state = {key: tensor.clone() for key, tensor in module.state_dict().items()}
     for key, axis, order in rows:
@@ -80,7 +80,7 @@ def test_what_is_tied_in_attention_is_tied() -> None:
     assert changed(module, x, q, ("q.bias", 0, dims), k) < 1e-12
     v, o = ("v.weight", 0, heads), ("o.weight", 1, heads)
     assert changed(module, x, v, ("v.bias", 0, heads)) > 1e-6
-    # Heads of values and outputs move with those of queries and keys.
+    # Heads of values and outputs are permuted together with those of queries and keys.
     assert changed(module, x, v, ("v.bias", 0, heads), o) > 1e-6
     across = [4, 1, 2, 3, 0, 5, 6, 7]
     both = (("q.weight", 0, across), ("q.bias", 0, across), ("k.weight", 0, across))
@@ -138,7 +138,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_nested_layer_with_weights_to_itself_keeps_a_part_of_its_symmetry() -> None:
-    """A residual convolution inside of groups: groups, or channels of all groups, are free."""
+    """A residual convolution within groups: either groups or channels of all groups are free."""
 
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Heads(nn.Module):
         self.stored, self.function = nn.Parameter(torch.randn(shape)), function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Entries of different heads meet in the function."""
+        """The function combines entries of different heads."""
         y = self.function(self.embed(x).unflatten(-1, (3, 4)), self.stored)
         return self.out(y.flatten(2))
 
@@ -198,7 +198,7 @@ def test_dimensions_of_heads_that_meet_are_permuted_together(function, shape) ->
 
 
 def _unchanged(network: nn.Module, x: Tensor) -> WeightGraph:
-    """The graph of a network that five random elements of its group leave unchanged."""
+    """Returns the graph of a network that five random elements of its group leave unchanged."""
     graph = from_module(network, x)
     expected = network(x)
     for seed in range(5):
@@ -209,7 +209,7 @@ def _unchanged(network: nn.Module, x: Tensor) -> WeightGraph:
 
 
 class Square(nn.Module):
-    """As many heads as dimensions, which a function lets meet."""
+    """A function combines heads and dimensions, of which there are equally many."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class Square(nn.Module):
     ids=["product", "sum", "three"],
 )
 def test_heads_that_meet_dimensions_are_tied_to_them(function: Callable[[Tensor], Tensor]) -> None:
-    """A graph has no place for two axes that are permuted alike, so that both keep their order."""
+    """A graph cannot represent two axes that are permuted together, so both keep their order."""
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3, dtype=torch.float64)
     graph = _unchanged(Square(function).double(), x)
@@ -342,7 +342,7 @@ def test_copies_along_time_are_told_apart_by_a_recurrence() -> None:
 
 
 class Rows(nn.Module):
-    """A stored tensor that is used as a whole and by its rows."""
+    """A stored tensor that is used both as a whole and row by row."""
 
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -366,7 +366,7 @@ class Rows(nn.Module):
             [6, 4, 4, 4],
         ),
         (
-            # Parts that are added to each other are permuted alike.
+            # Parts that are added to each other are permuted together.
             lambda m, u: (
                 m.all(F.linear(u, m.weight))
                 + m.some(F.linear(u, m.weight[:4]) + F.linear(u, m.weight[4:8]))

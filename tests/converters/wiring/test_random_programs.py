@@ -1,4 +1,4 @@
-"""Random computations with heads: whatever converts has the symmetry that its graph says."""
+"""Random computations with heads: the symmetry in every graph is real."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from nfn_graph.converters import ConversionError, from_module
 
 SIZES = [(2, 2), (2, 3), (3, 3), (2, 2, 2), (2, 3, 2), (4, 3), (6, 2)]
 FEW = 4000
-# Program 64 lets heads meet dimensions of the same reshape.
+# Program 64 combines heads with dimensions of the same reshape.
 SEEDS = range(40, 80)
 
 
 class Program(nn.Module):
-    """Some linear maps whose results are cut into axes, and random functions of these.
+    """Some linear maps whose results are split into axes, and random functions of these.
 
-    Axes meet in every order: heads with dimensions, copies with heads, parts of one reshape with
-    those of another.
+    Axes are combined in all ways: heads with dimensions, copies with heads, and parts of one
+    reshape with parts of another.
 
     Args:
-        seed: What the program is chosen by.
+        seed: Seed that determines the program.
     """
 
     def __init__(self, seed: int) -> None:
@@ -102,7 +102,7 @@ def reshaped(m: Program, r: random.Random, x: Tensor, values: list[Tensor]) -> T
 
 
 def scaled(m: Program, r: random.Random, x: Tensor, values: list[Tensor]) -> Tensor:
-    """By a stored tensor or by a constant, along one axis or all."""
+    """Multiplies by a stored tensor or by a constant, along one axis or along all."""
     axis = some_axis(r, x)
     shape = [n if i == axis else 1 for i, n in enumerate(x.shape)][1:]
     if r.random() < 0.3:
@@ -111,7 +111,7 @@ def scaled(m: Program, r: random.Random, x: Tensor, values: list[Tensor]) -> Ten
 
 
 def along(m: Program, r: random.Random, x: Tensor, values: list[Tensor]) -> Tensor:
-    """A function along one axis."""
+    """Applies a function along one axis."""
     axis = some_axis(r, x)
     kind = r.choice(["softmax", "sum", "cumsum", "select", "norm"])
     if kind == "softmax":
@@ -149,6 +149,6 @@ def test_random_programs_have_the_symmetry_of_their_graphs() -> None:
             continue
         converted += 1
         free += sum(not neuron.fixed for neuron in graph.spec.neurons)
-    # Most of them convert, with more than the embedding to permute.
+    # Most of them convert, and can permute more than the embedding.
     assert converted > len(SEEDS) // 2
     assert free > 2 * converted

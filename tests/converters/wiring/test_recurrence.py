@@ -1,4 +1,4 @@
-"""Recurrent networks: their symmetry is real and complete, whatever file they come from."""
+"""Recurrent networks: their symmetry is real and complete for every file format."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ CASES: dict[str, Case] = {
         (5, 4),
     ),
 }  # fmt: skip
-# What torch.fx sees without an example: the others look at shapes.
+# torch.fx can follow these without an example; the others look at shapes.
 WITHOUT_EXAMPLE = [name for name in CASES if "cell" not in name and name != "by hand"]
 X = (2, 5, 3)
 
@@ -190,7 +190,7 @@ def test_the_recurrent_weight_must_not_be_permuted_at_one_end(kind: str) -> None
 @pytest.mark.parametrize("kind", RNNS)
 @pytest.mark.parametrize("group", ["np", "hnp"])
 def test_the_layer_is_complete(kind: str, group: Any) -> None:
-    """Of networks that the converter made: self weights need four neurons."""
+    """Checks networks that the converter made; self weights need four neurons."""
     network = RNNS[kind](2, 4, bias=kind == "rnn", batch_first=True)
     module = One(lambda m, x: m.b(m.r(x)[0]), r=network, b=nn.Linear(4, 2, bias=False))
     folded = from_module(module, torch.randn(1, 3, 2)).spec.fold(group)
@@ -255,7 +255,7 @@ def test_graphs_run(name: str) -> None:
 
 # -- ONNX -------------------------------------------------------------------------------------
 
-#: The gates of torch in the order of ONNX, and those of ONNX in the order of torch.
+#: The gates of torch in the order of ONNX, and the gates of ONNX in the order of torch.
 TO_ONNX = {"LSTM": [0, 3, 1, 2], "GRU": [1, 0, 2], "RNN": [0]}
 FROM_ONNX = {"LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2], "RNN": [0]}
 
@@ -330,13 +330,13 @@ def test_onnx(kind: str, bidirectional: bool, tmp_path: Path) -> None:
         outputs.append((module(x)[0] @ values["c"].double()).detach())
     assert (outputs[1] - outputs[0]).abs().max() < 1e-9
     if not bidirectional:
-        # ONNX's own evaluator knows one direction.
+        # ONNX's own evaluator only supports one direction.
         found = run(path, x.float())
         assert (found[0] - outputs[0]).abs().max() < 1e-5
 
 
 def test_onnx_directions_one_by_one(tmp_path: Path) -> None:
-    """Slices of the outputs, from first states of one stored number, as others export them."""
+    """Exporters also write slices of the outputs, from initial states of one stored number."""
     module = nn.LSTM(3, 4, bidirectional=True)
     tensors = {
         **onnx_tensors(module, "LSTM"), **weights(c=(8, 2)), "none": torch.tensor(0.0),
@@ -376,7 +376,7 @@ def keras_tensors(kind: str, inputs: int = 3, hidden: int = 4) -> dict[str, Tens
 
 
 def keras_outputs(kind: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    """What Keras computes, by a network of torch with its tensors."""
+    """Computes the outputs of Keras with a torch network that has its tensors."""
     kernel, recurrent, bias = (tensors[n].double() for n in ("kernel", "recurrent_kernel", "bias"))
     module = RNNS[kind.removeprefix("Simple").lower()](*(kernel.shape[0], recurrent.shape[0]))
     first, second = bias if bias.dim() == 2 else (bias, torch.zeros_like(bias))

@@ -1,4 +1,4 @@
-"""The algebra of axes: layers that are tied, split and given positions."""
+"""The algebra of axes: layers that are tied, split or turned into positions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def axis(*sizes: int) -> Segments:
 
 
 def entries(segments: Segments) -> list[tuple[int, int, int]]:
-    """For every entry of an axis: its layer, its neuron, and which of its positions it is."""
+    """Returns the layer, the neuron and the position of every entry of an axis."""
     found: list[tuple[int, int, int]] = []
     for segment in resolve(segments):
         found += inside(segment.factors)
@@ -200,7 +200,7 @@ def test_a_shape_that_contradicts_what_is_known_is_refused() -> None:
 
 
 def test_the_order_shows_also_in_parts_that_came_later() -> None:
-    """The place of a maximum is used after the layer was split, or before."""
+    """The position of a maximum is used after the layer was split, or before."""
     for is_split_first in (True, False):
         wiring = Wiring({"w": torch.randn(6, 3), "v": torch.randn(2, 6)})
         x = wiring.linear(wiring.input((1, 3)), wiring.parameter("w"))

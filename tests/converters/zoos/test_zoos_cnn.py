@@ -1,4 +1,4 @@
-"""Imitations of published zoos of CNNs: they open, split as published, compute their outputs."""
+"""Imitations of published zoos of CNNs: opening, splits and outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestSmallCnnZoo:
         """The rule as the published code applies it: order, filter, halve, shuffle, cut."""
         small_cnn_zoo(tmp_path / "cifar10", STEPS)
         order = np.random.default_rng(0).permutation(len(STEPS))
-        # The published files have a head line, which the published code reads as a row.
+        # The published files have a header line, which the published code reads as a row.
         order_file = tmp_path / "cifar10" / "cifar10_split.csv"
         order_file.write_text("0\n" + "".join(f"{i}\n" for i in order))
         read = [0, *order.tolist()]
@@ -81,7 +81,7 @@ class TestSmallCnnZoo:
         assert list(zoo.split("validation").indices) == [2]
 
     def test_weights_stay_on_the_disk(self, tmp_path: Path) -> None:
-        """Neither opening nor sending a zoo to another process reads the matrix."""
+        """Neither opening a zoo nor sending it to another process reads the matrix."""
         small_cnn_zoo(tmp_path / "zoo", [86] * 40)
         zoo = open_zoo(tmp_path / "zoo")
         assert isinstance(zoo.source.weights, np.memmap)
@@ -138,7 +138,7 @@ class TestWildPark:
 
     @pytest.mark.parametrize("i", range(len(PARK)))
     def test_ties_are_real(self, i: int, tmp_path: Path) -> None:
-        """Permuted neurons compute the same, and no layer is tied that need not be."""
+        """Permuted neurons compute the same, and only layers that must be tied are tied."""
         imitation = wild_park(tmp_path / "cifar10_zooV2")
         zoo = open_zoo(tmp_path / "cifar10_zooV2").where(config=PARK[i])
         graph = _double(zoo[0])
@@ -147,7 +147,7 @@ class TestWildPark:
         assert sorted(free_sizes(graph)) == tied_sizes(PARK[i])
 
     def test_all_go_into_one_batch(self, tmp_path: Path) -> None:
-        """Of any depth, width, kernel and most wirings, as equivalent networks."""
+        """Networks of any depth, width, kernel and most wirings become equivalent networks."""
         wild_park(tmp_path / "cifar10_zooV2")
         zoo = open_zoo(tmp_path / "cifar10_zooV2")
         with pytest.raises(ValueError, match="self weight"):

@@ -1,4 +1,4 @@
-"""Damaged files of zoos are reported with the file and the record."""
+"""Errors about damaged files of zoos name the file and the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imitations_inr import dws_fashion, dws_mnist, inr2vec, nfn_inrs
 from nfn_graph.converters import ConversionError, open_zoo
 
 ERRORS = (ConversionError, FileNotFoundError)
-# A file with checksums inside of every layout that has one.
+# One file with checksums from every layout that has one.
 CHECKSUMMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "small_cnn": (lambda p: small_cnn_zoo(p, [86, 0]), "metrics.csv.gz"),
     "dws_mnist": (dws_mnist, "mnist_png_testing_7_0/checkpoints/model_final.pth"),
@@ -41,7 +41,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 def everything(path: Path) -> list[Any]:
-    """All that a zoo gives: rows and tensors."""
+    """Everything that a zoo returns: rows and tensors."""
     zoo = open_zoo(path)
     return [(zoo.row(i), zoo.state_dict(i), zoo[i].row) for i in range(len(zoo))]
 
@@ -58,7 +58,7 @@ def is_equal(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("layout", CHECKSUMMED)
 def test_a_flipped_bit_never_passes_unseen(layout: str, tmp_path: Path) -> None:
-    """Wherever it is: the file is named, or all that was read is what was written."""
+    """Wherever the damage is, the file is named, or everything read is what was written."""
     build, name = CHECKSUMMED[layout]
     build(tmp_path / "zoo")
     file = tmp_path / "zoo" / name
@@ -91,7 +91,7 @@ def test_a_truncated_file_is_named(layout: str, kept: float, tmp_path: Path) -> 
 
 
 def test_a_damaged_tensor_is_named(tmp_path: Path) -> None:
-    """The middle of the largest tensor: torch itself would read the wrong number."""
+    """Damages the middle of the largest tensor, where torch itself would read a wrong number."""
     dws_mnist(tmp_path / "zoo")
     file = tmp_path / "zoo" / "mnist_png_training_4_2" / "checkpoints" / "model_final.pth"
     weight = torch.load(file)["seq.1.weight"]
@@ -106,7 +106,7 @@ def test_a_damaged_tensor_is_named(tmp_path: Path) -> None:
 
 
 class TestMatrix:
-    """weights.npy has no checksums: its head is checked, and that its numbers are numbers."""
+    """weights.npy has no checksums, so its header is checked, and that its numbers are finite."""
 
     def test_head(self, tmp_path: Path) -> None:
         small_cnn_zoo(tmp_path / "zoo", [86, 0])
@@ -120,7 +120,7 @@ class TestMatrix:
             except ConversionError as error:
                 assert "weights.npy" in str(error), position
             file.write_bytes(intact)
-        # From little-endian to big-endian in one bit, and from 2 rows to 0.
+        # One bit turns little-endian into big-endian, and 2 rows into 0.
         for sign, bit in ((b"<", 1), (b"(2", 1)):
             flip(file, intact.index(sign) + len(sign) - 1, bit)
             with pytest.raises(ConversionError, match=r"weights\.npy"):
@@ -142,7 +142,7 @@ class TestMatrix:
         weights = np.load(file)
         weights[1, 4000] = 1.5
         np.save(file, weights)
-        # All bits of the exponent but one are set in 1.5: one more, and it is no number.
+        # In 1.5, all bits of the exponent but one are set; one more makes it NaN.
         position = len(file.read_bytes()) - weights.nbytes + (4970 + 4000) * 4
         flip(file, position + 3, 6)
         zoo = open_zoo(tmp_path / "zoo")
@@ -223,7 +223,7 @@ def test_a_damaged_order(text: str, match: str, tmp_path: Path) -> None:
 
 class TestHdf5:
     def test_structure(self, tmp_path: Path) -> None:
-        """Without checksums, a changed number is a number; all else is reported."""
+        """Without checksums, a changed number goes unnoticed; all other damage is reported."""
         inr2vec(tmp_path / "zoo")
         file = tmp_path / "zoo" / "val" / "1.h5"
         zoo = open_zoo(tmp_path / "zoo").split("validation")

@@ -1,4 +1,4 @@
-"""Imitations of published zoos of INRs: they open, split as published, compute their outputs."""
+"""Imitations of published zoos of INRs: opening, splits and outputs."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_part_of_a_zoo_splits_too(tmp_path: Path) -> None:
     assert part.split("train").column("image") == [0, 44999]
     assert len(part.split("test")) == 0
     zoo = open_zoo(tmp_path / "siren_mnist_wts")
-    last = zoo.select([len(zoo) - 1] * len(zoo))  # as many as all, but one network only
+    last = zoo.select([len(zoo) - 1] * len(zoo))  # as many rows, but of one network only
     assert set(last.split("train").indices) <= {len(zoo) - 1}
     assert len(last.split("test")) == 0 or set(last.split("test").indices) == {len(zoo) - 1}
     assert [row["fit"] for row in (part[-1].row, part[-2:][0].row)] == [13, 1]

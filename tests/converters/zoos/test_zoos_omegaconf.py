@@ -74,7 +74,7 @@ def test_it_may_lie_beside_plain_ones(tmp_path: Path) -> None:
 
 
 class Dangerous:
-    """What a file of an attacker holds."""
+    """The contents of a file by an attacker."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return eval, ("__import__('pathlib').Path('ran').touch()",)
@@ -96,6 +96,6 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConversionError, match=r"Expected 'config' .*checkpoint\.pt'.*to_container"):
         open_zoo(tmp_path / "zoo")[0]
     assert not (tmp_path / "ran").exists()
-    # The file is as dangerous as it looks.
+    # The file would be dangerous if it were unpickled.
     torch.load(path, weights_only=False)
     assert (tmp_path / "ran").exists()

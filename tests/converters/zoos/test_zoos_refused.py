@@ -1,4 +1,4 @@
-"""What cannot be opened as a zoo: missing and repeated files, other networks, wrong splits."""
+"""Folders that are not zoos: missing or repeated files, other networks, wrong splits."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class TestFolders:
 
 
 class TestOtherNetworks:
-    """Files that are whole, but hold something else than the layout says."""
+    """Undamaged files with contents that do not fit the layout."""
 
     @pytest.mark.parametrize(
         ("change", "match"),

@@ -32,7 +32,7 @@ def chain(*sizes: int, seed: int = 0) -> WeightGraph:
     biases = [torch.randn(o, generator=generator, dtype=torch.float64) for _, o in pairs]
     layers = enumerate(zip(weights, biases, strict=True))
     tensors = {f"{i}.{k}": x for i, (w, b) in layers for k, x in (("weight", w), ("bias", b))}
-    # Models that run the networks must know what these compute.
+    # Models that run networks need to know what the networks compute.
     return from_state_dict(tensors, activation="tanh")
 
 
@@ -63,7 +63,7 @@ def test_invariance(name: str) -> None:
     moved = sample(graph, "hnp", torch.Generator().manual_seed(3)).apply(graph)
     assert not torch.equal(graph["hidden1"].x, moved["hidden1"].x)
     difference = (model(graph) - model(moved)).abs().max()
-    # The MLP is the one that must learn it.
+    # The MLP is the model that must learn the symmetry.
     assert (difference > 1e-3) if name.startswith("mlp") else (difference < 1e-10)
 
 
@@ -106,7 +106,7 @@ def test_mlp_sees_every_weight_at_its_place() -> None:
     first = model.flatten(GRAPHS[0].features())
     assert first.count_nonzero() == sum(x.numel() for _, x in GRAPHS[0].features().tensors())
     tensors = GRAPHS[0].to_tensors()
-    # [hidden1, input] among places for 6 x 2, then [hidden2, hidden1] among places for 4 x 6.
+    # [hidden1, input] is stored in 6 x 2 entries, then [hidden2, hidden1] in 4 x 6 entries.
     places = first[0, :12].view(6, 2)
     assert torch.equal(places[:5], tensors["0.weight"]) and not places[5].any()
     places = first[0, 12:36].view(4, 6)

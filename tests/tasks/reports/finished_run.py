@@ -1,4 +1,4 @@
-"""The folder of a finished run, written by hand."""
+"""Writes the folder of a finished run without training."""
 
 from __future__ import annotations
 

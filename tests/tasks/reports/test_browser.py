@@ -1,4 +1,4 @@
-"""Reports in headless Chromium, driven through its debugging pipe: no package is needed for it."""
+"""Reports in headless Chromium, controlled through its debugging pipe, which needs no package."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); "
     "os.execv(sys.argv[3], sys.argv[3:])"
 )
-# Of every figure: its natural size, its box, whether it is seen, and its caption.
+# The natural size, the box, the visibility and the caption of every figure.
 LOOK = """
 Promise.all([...document.images].map(image => image.decode().catch(() => null))).then(() =>
   [...document.images].map(image => {
@@ -114,7 +114,7 @@ class Browser:
         return dict(json.loads(message))
 
     def open(self, path: Path, scheme: str = "light", width: int = 1100) -> None:
-        """Loads a page and waits for all of it; `events` are those since then."""
+        """Loads a page and waits until it is complete; `events` are those since then."""
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=media)
         size = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -132,8 +132,8 @@ class Browser:
         return found["result"]["value"]
 
     def complaints(self) -> list[object]:
-        """Everything on the console, and every request but for the page and data URIs."""
-        # An answer comes after all events that happened before the question.
+        """Returns all console messages, and all requests except for the page and data URIs."""
+        # An answer comes after all events that happened before its question.
         self.evaluate("new Promise(done => setTimeout(() => done(0), 100))")
         kinds = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         found: list[object] = [e["params"] for e in self.events if e["method"] in kinds]
@@ -148,7 +148,7 @@ class Browser:
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     pipes = [os.pipe(), os.pipe()]
-    # Clear of 3 and 4, which they are copied to.
+    # These must not be 3 and 4, to which they are copied.
     (theirs_in, ours_out), (ours_in, theirs_out) = [
         [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in pipe] for pipe in pipes
     ]
@@ -211,8 +211,8 @@ def test_a_report_in_chromium(browser: Browser, report: Path, scheme: str, width
     browser.open(report, scheme, width)
     assert_figures_are_seen(browser, count=6)
     assert browser.complaints() == []
-    # The page itself never scrolls sideways, and the text stands out from its ground.
-    # `innerWidth` would not do: on a phone it grows with what sticks out.
+    # The page itself never scrolls sideways, and text has enough contrast to its background.
+    # `innerWidth` does not work: on a phone it grows with content that is too wide.
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     ink = browser.evaluate("getComputedStyle(document.body).color")

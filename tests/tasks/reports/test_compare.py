@@ -1,4 +1,4 @@
-"""Means and standard errors over seeds, against numbers worked out by hand."""
+"""Means and standard errors over seeds, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nfn_graph import UserError, cli
 from nfn_graph.tasks.reports import bars, compare, failed_runs, find_runs, print_table, progress
 
 compare_module = sys.modules[compare.__module__]
-# Of 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
+# For 0.7, 0.8, 0.9: the variance is (0.01 + 0 + 0.01) / 2, and the error sqrt(0.01 / 3).
 TAUS = (0.7, 0.8, 0.9)
 ERROR = 0.1 / math.sqrt(3)
 
@@ -207,7 +207,7 @@ def test_bars_stand_at_the_means_with_every_seed(tmp_path: Path) -> None:
     dots = sorted(tuple(p.get_offsets()[:, 1].tolist()) for p in points)
     assert dots == [(0.25,), (0.35, 0.4, 0.45), (0.5,), TAUS]
     whiskers = [c.get_segments() for c in axes.collections if hasattr(c, "get_segments")]
-    # Two groups have an error, a single seed has none.
+    # Two groups have a standard error; the one with a single seed has none.
     ends = sorted(segment[:, 1].tolist() for (segment,) in whiskers)
     assert ends[1] == pytest.approx([0.8 - ERROR, 0.8 + ERROR])
     assert len(ends) == 2
@@ -245,7 +245,7 @@ def test_progress_is_drawn_against_seconds(tmp_path: Path) -> None:
     (run / "logs").mkdir()
     log = "epoch,validation/r2,validation/tau\n0,0.1,0.2\n1,0.3,0.5\n3,0.6,0.7\n"
     (run / "logs" / "metrics.csv").write_text(log, "utf-8")
-    make_run(tmp_path / "runs" / "statnn", 0.5, model="statnn")  # has no log
+    make_run(tmp_path / "runs" / "statnn", 0.5, model="statnn")  # This run has no log.
     out = tmp_path / "out"
     compare([tmp_path / "runs"], out)
     assert (out / "progress.png").is_file()
@@ -258,3 +258,65 @@ def test_progress_is_drawn_against_seconds(tmp_path: Path) -> None:
     assert line.get_xydata().tolist() == [[2.5, 0.2], [5.0, 0.5], [10.0, 0.7]]
     with pytest.raises(UserError, match="at least one model"):
         progress(tmp_path / "p.png", {}, "tau")
+
+
+def give_course(run: Path, values: list[float], seconds: float) -> Path:
+    """Adds the log of an accuracy on validation networks to a run."""
+    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+    metrics |= {"epochs": len(values), "seconds": seconds}
+    (run / "metrics.json").write_text(json.dumps(metrics), "utf-8")
+    (run / "logs").mkdir()
+    rows = [f"{epoch},{value}\n" for epoch, value in enumerate(values)]
+    log = "".join(["epoch,validation/accuracy\n", *rows])
+    (run / "logs" / "metrics.csv").write_text(log, "utf-8")
+    return run
+
+
+def test_progress_tells_models_and_seeds_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that evaluate the network are dashed, and the mean over seeds is the bold line."""
+    root = tmp_path / "runs"
+    give_course(make_run(root / "np-0", 0.5, task="classify-inr"), [0.1, 0.3, 0.6], 30.0)
+    give_course(make_run(root / "np-1", 0.5, task="classify-inr", seed=1), [0.3, 0.5], 40.0)
+    probe = make_run(root / "probe", 0.5, task="classify-inr", model="probe")
+    give_course(probe, [0.9, 0.95], 4.0)
+    drawn = []
+    monkeypatch.setattr(
+        compare_module, "progress", lambda *args, **more: drawn.append(progress(*args, **more))
+    )
+    compare([root], tmp_path / "out")
+    assert "Dashed: models that evaluate" in (tmp_path / "out" / "compare.html").read_text("utf-8")
+    (figure,) = drawn
+    (axes,) = figure.axes
+    lines = {"thin": [], "bold": []}
+    for line in axes.get_lines():
+        lines["bold" if line.get_linewidth() > 1 else "thin"].append(line)
+    first, second = lines["thin"]
+    assert first.get_xydata().tolist() == [[10, 0.1], [20, 0.3], [30, 0.6]]
+    assert second.get_xydata().tolist() == [[20, 0.3], [40, 0.5]]
+    mean, probe_line = lines["bold"]
+    assert mean.get_xydata().tolist() == [[15, 0.2], [30, 0.4]]
+    assert probe_line.get_xydata().tolist() == [[2, 0.9], [4, 0.95]]
+    assert {x.get_color() for x in (first, second)} == {mean.get_color()} != probe_line.get_color()
+    assert [x.get_linestyle() for x in (first, second, mean, probe_line)] == ["-", "-", "-", "--"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "nfn-np",
+        "probe",
+        "reads weights",
+        "evaluates the network",
+    ]
+    figure.canvas.draw()
+    ticks = [text.get_text() for text in axes.get_xticklabels()]
+    assert {"2", "5", "10", "20"} <= set(ticks)
+
+
+def test_long_labels_in_progress_stay_apart(tmp_path: Path) -> None:
+    """Labels of 100 characters that differ at their end."""
+    labels = [f"nfn-np, {', '.join(['an_option 1.0'] * 6)}, noise {x}" for x in (0.1, 0.2)]
+    figure = progress(tmp_path / "p.png", {x: [([1.0], [0.5])] for x in labels}, "tau")
+    (legend,) = figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert [text.replace("\n", " ") for text in shown] == labels
+    assert max(len(line) for text in shown for line in text.split("\n")) <= 80

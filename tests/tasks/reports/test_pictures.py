@@ -1,4 +1,4 @@
-"""The pictures of the tasks that return weights, by what they show."""
+"""The pictures of the tasks that return weights are checked by their content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nfn_graph.tasks.reports.network_figures import (
 
 
 def test_scores_are_drawn_where_they_are(tmp_path: Path) -> None:
-    """Every weight is a point at its value and score, among those pruned or those kept."""
+    """Every weight is a point at its value and score, in the colour of pruned or kept weights."""
     torch.manual_seed(0)
     layers = {
         name: (torch.randn(50), torch.randn(50), torch.rand(50) < 0.3)
@@ -40,7 +40,7 @@ def test_scores_are_drawn_where_they_are(tmp_path: Path) -> None:
 
 
 def test_probes_are_drawn_where_they_lie(tmp_path: Path) -> None:
-    """The first coordinate goes down, as the rows of an image; the background as well."""
+    """The first coordinate points down, like the rows of an image, and so does the background."""
     torch.manual_seed(0)
     points, background = torch.rand(7, 2) * 3 - 1.5, torch.rand(5, 5)
     figure = probe_points(tmp_path / "points.png", points, background)
@@ -75,7 +75,7 @@ def test_only_probes_that_can_be_seen_are_drawn(inputs: int, tmp_path: Path) -> 
 
 
 def test_the_sheet_has_a_row_each(tmp_path: Path) -> None:
-    """Original, edited and target, from top to bottom, a column for every network."""
+    """Original, edited network and target from top to bottom, and one column per network."""
     torch.manual_seed(0)
     rows = {name: torch.rand(3, 1, 6, 5) for name in ("original", "edited", "target")}
     figure = edit_sheet(tmp_path / "sheet.png", *rows.values())

@@ -1,4 +1,4 @@
-"""Reports by content: figures by what is on their axes, pages by what a reader of HTML finds."""
+"""Reports are checked by content: figures by their axes, pages by what an HTML parser finds."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_the_report_of_a_run_has_its_numbers_figures_and_command(tmp_path: Path)
     page = Page(run_report(run))
     assert page.text == (run / "report.html").read_text("utf-8")
     assert_self_contained(page)
-    head = ["networks of", "Kendall tau", "tau ceiling", "R²", "MAE", "networks"]
+    head = ["evaluated on", "Kendall tau", "tau ceiling", "R²", "MAE", "networks"]
     assert page.rows[:4] == [
         head,
         ["test", "0.812", "0.990", "0.750", "0.00123", "1,200"],
@@ -279,9 +279,13 @@ def test_the_report_of_a_run_has_its_numbers_figures_and_command(tmp_path: Path)
     )
     for fact in ("nfn-np is a stack of NF-Layers", "never runs the networks", "(NP)"):
         assert fact in texts
-    for fact in ("900 train, 100 validation", "23,344 parameters", "best epoch 31"):
+    for fact in (
+        "Numbers of networks: 900 for training and 100 for validation.",
+        "The model has 23,344 parameters. It was trained for 50 epochs.",
+        "The best one was epoch 31, counted from 0.",
+        "The loss is the binary cross-entropy.",
+    ):
         assert fact in texts
-    assert "loss: binary cross-entropy" in texts
     assert captions[3] == "Learning curves by epoch. The loss is the binary cross-entropy."
     (code,) = [text for tag, text in page.texts if tag == "code"]
     assert shlex.split(code.replace("\\\n", "")) == [
@@ -304,7 +308,7 @@ def test_the_report_of_a_classifier(tmp_path: Path) -> None:
     )
     assert_self_contained(page)
     assert page.rows[:2] == [
-        ["networks of", "accuracy", "loss", "networks"],
+        ["evaluated on", "accuracy", "loss", "networks"],
         ["test", "0.500", "1.250", "4"],
     ]
 

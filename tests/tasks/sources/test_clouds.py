@@ -1,4 +1,4 @@
-"""Point clouds and meshes from files written here, and distances to them."""
+"""Point clouds and meshes from files that the tests write, and distances to them."""
 
 from __future__ import annotations
 

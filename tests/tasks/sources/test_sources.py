@@ -1,4 +1,4 @@
-"""Image sources: every format from files written here, and what is refused."""
+"""Image sources: every format, from files that the tests write, and refusals."""
 
 from __future__ import annotations
 
@@ -207,14 +207,14 @@ def test_fingerprint_tells_data_apart(tmp_path: Path) -> None:
 
 
 def test_a_damaged_picture_is_refused(tmp_path: Path) -> None:
-    """Pillow calls a broken part of a PNG a SyntaxError."""
+    """For a broken part of a PNG, Pillow raises a SyntaxError."""
     (tmp_path / "cats").mkdir()
     path = tmp_path / "cats" / "a.png"
     Image.new("L", (5, 5)).save(path)
     data = path.read_bytes()
     size = data.index(b"IDAT") - 4
     (length,) = struct.unpack(">I", data[size : size + 4])
-    # The pixels end too soon, and what follows them has no name.
+    # The pixels end too soon, and the following bytes have no name.
     short = struct.pack(">I", 3) + data[size + 4 : size + 11] + bytes(4)
     path.write_bytes(data[:size] + short + data[size + 12 + length :].replace(b"IEND", b"\xffEND"))
     with pytest.raises(SourceError, match=r"a picture in .*a\.png"):

@@ -1,6 +1,6 @@
-"""A run of the command line that writes down parameters and gradients of every step.
+"""A run of the command line that records the parameters and gradients of every step.
 
-A script of its own, because Lightning starts it once more for every further process.
+It is a separate script because Lightning starts it again for every further process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nfn_graph.tasks.training import run
 
 
 class Recorder(pl.Callback):
-    """Keeps what the optimiser is given."""
+    """Records what the optimiser receives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class Recorder(pl.Callback):
 
 
 def record(arguments: list[str]) -> int:
-    """Runs a command with the recorder beside the run's own callbacks."""
+    """Runs a command with the recorder in addition to the run's own callbacks."""
     out = Path(arguments[arguments.index("--out") + 1])
     trainer_of = run._trainer
 
@@ -56,6 +56,6 @@ def record(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Several commands, divided by a comma, share the two processes.
+    # Several commands, separated by a comma, share the two processes.
     words = " ".join(sys.argv[1:]).split(" , ")
     sys.exit(max(record(command.split()) for command in words))

@@ -1,4 +1,4 @@
-"""Two processes train as one does."""
+"""Two processes train like one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nfn_graph.tasks.training.run_batches import EpochSampler, RunBatches
 from nfn_graph.tasks.zoo import CnnZooOptions, build_zoo
 from nfn_graph.tasks.zoo.seeds import seed_of
 
-# The last of three steps has one network: nothing for the second process.
+# The last of three steps has one network, and so nothing for the second process.
 BY_NUMBER = {"batch_size": 7}
 BY_EDGES = {"max_edges": 700}
 EPOCHS = 2
@@ -59,7 +59,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_commands(*commands: list[str]) -> None:
-    """Runs commands one after another, all in the same two processes, which start slowly."""
+    """Runs commands one after another in the same two processes, which start slowly."""
     words = " , ".join(" ".join(command) for command in commands).split()
     script = Path(__file__).with_name("recorded_run.py")
     done = subprocess.run(
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_the_union(kind: str, zoo: Path, runs: Path) -> N
 def test_metrics_are_those_of_one_process(zoo: Path, runs: Path, tmp_path: Path) -> None:
     alone = train(task_of(zoo, tmp_path / "alone", epochs=EPOCHS, **BY_NUMBER))
     together = json.loads((runs / "number" / "metrics.json").read_text())
-    # Networks that do not divide evenly, where padding would show.
+    # The networks do not divide evenly, so padding would show.
     assert alone["validation"]["networks"] % 2 == 1
     for split in ("validation", "test"):
         assert together[split] == pytest.approx(alone[split], rel=1e-9)
@@ -139,13 +139,13 @@ def test_metrics_are_those_of_one_process(zoo: Path, runs: Path, tmp_path: Path)
 
 
 def test_epoch_by_edges_is_complete(zoo: Path, runs: Path) -> None:
-    """The epoch's loss is the mean over all networks, each as it was in its step."""
+    """The loss of the epoch is the mean over all networks, each as it was in its step."""
     task = task_of(zoo, runs / "edges")
     sampler = EdgeBatchSampler(load_data(task).graphs["train"], world_size=2, **BY_EDGES)
     assert sorted(i for step in sampler.steps() for b in step for i in b) == list(range(NETWORKS))
     together = json.loads((runs / "edges" / "metrics.json").read_text())
     assert together["validation"]["networks"] % 2 == 1
-    # The metrics of the best model, once by two processes and once by one.
+    # The metrics of the best model, once with two processes and once with one.
     best = history(runs / "edges")[together["best_epoch"]]
     for name in ("tau", "r2", "mae"):
         assert best[f"validation/{name}"] == pytest.approx(together["validation"][name], rel=1e-6)
@@ -157,7 +157,7 @@ def test_by_edges_in_one_process(zoo: Path, tmp_path: Path) -> None:
     loader = RunBatches(task.options, load_data(task).graphs).train_dataloader()
     counts = [batch.num_graphs for batch in loader]
     assert sum(counts) == NETWORKS and len(set(counts)) > 1
-    # The number of devices decides the networks of a step.
+    # The number of devices determines the networks of a step.
     with pytest.raises(ValueError, match=r"devices = 1 .got 2."):
         train(task_of(zoo, tmp_path / "run", epochs=1, devices=2, **BY_EDGES))
 
@@ -168,7 +168,7 @@ def test_fewer_networks_than_devices(zoo: Path, tmp_path: Path) -> None:
 
 
 def test_two_killed_processes_go_on(zoo: Path, tmp_path: Path) -> None:
-    """`kill -9` of both, which read batches from the store; then the same command again."""
+    """Both processes, which read from the store, are killed; then the command runs again."""
 
     def arguments(name: str) -> list[str]:
         words = f"train predict-generalization --zoo {zoo} --out {tmp_path / name} --preset tiny"

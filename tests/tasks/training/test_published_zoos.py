@@ -1,4 +1,4 @@
-"""Published zoos are trained on: through an import, with their own splits and labels."""
+"""Training on published zoos: through an import, with their own splits and labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nfn_graph.converters.zoos import importing
 from nfn_graph.tasks.training import evaluate
 
 Build = Callable[[Path], Any]
-# How each is built, which task learns from it, and with which options.
+# How each zoo is built, which task uses it, and with which options.
 ZOOS: dict[str, tuple[Build, str, list[str]]] = {
     "small cnn": (lambda p: small_cnn_zoo(p, [86] * 20), "predict-generalization", []),
     "model zoo": (lambda p: model_zoo(p, trials=8), "predict-generalization", []),
@@ -45,7 +45,7 @@ def trained(task: str, zoo: Path, out: Path, *options: str) -> dict[str, Any]:
 
 
 def converted(path: Path, folder: Path) -> Path:
-    """A store of the same networks: each is saved as a checkpoint, and that is converted."""
+    """A store of the same networks: each is saved as a checkpoint, which is then converted."""
     zoo = open_zoo(path)
     networks = []
     for split in SPLITS:
@@ -65,7 +65,7 @@ def converted(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ZOOS)
 def test_one_epoch(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same metrics as the same networks converted one by one, to the last bit."""
+    """The metrics equal those of the same networks converted one by one, to the last bit."""
     build, task, options = ZOOS[kind]
     build(tmp_path / "published")
     found = trained(task, tmp_path / "published", tmp_path / "run", *options)
@@ -79,7 +79,7 @@ def test_one_epoch(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert again == found["test"]
     if kind != "small cnn":
         return
-    # And so does a run from a store that was imported before.
+    # The same holds for a run from a store that was imported before.
     out = str(tmp_path / "imported")
     assert main(["zoo", "import", str(tmp_path / "published"), "--out", out]) == 0
     assert trained(task, Path(out), tmp_path / "third", *options) == wanted
@@ -110,7 +110,7 @@ def test_left_out_and_augmented(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_killed_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was published stays; the store is that of an import without interruption."""
+    """Published shards stay; the store is that of an import without interruption."""
     small_cnn_zoo(tmp_path / "zoo", [86] * 24)
     command = (
         "import sys; from nfn_graph.converters.zoos import importing; "

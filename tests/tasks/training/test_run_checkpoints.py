@@ -1,4 +1,4 @@
-"""Checkpoints of runs: whole ones, also when a run is killed, diverges or fills its disk."""
+"""Checkpoints of runs are complete, even if a run is killed, diverges or fills its disk."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_run_on_a_full_disk_says_so(
     assert main(command(world / "inr", whole, "--epochs", "1")) == 0
     size = (whole / "checkpoints" / "last.ckpt").stat().st_size
     capsys.readouterr()
-    # Two checkpoints of an epoch and the logs fit; not a third, with which one is replaced.
+    # Two checkpoints of an epoch and the logs fit, but not a third that replaces one of them.
     with small_disk(tmp_path / "small", 2 * size + 24 * 1024) as folder:
         assert main(command(world / "inr", folder / "run", "--epochs", "3")) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -98,7 +98,7 @@ sys.exit(main(sys.argv[2:]))
 
 @pytest.mark.parametrize("call", [3, 4], ids=["best", "last"])
 def test_a_run_killed_while_it_writes_goes_on(call: int, world: Path, tmp_path: Path) -> None:
-    """In the second epoch; the run that goes on gives the numbers of a whole one."""
+    """It is killed in the second epoch; the resumed run gives the numbers of a whole one."""
     further = ("--epochs", "5", "--learning-rate", "1e-3")
     assert main(command(world / "inr", tmp_path / "whole", *further)) == 0
     out = tmp_path / "killed"

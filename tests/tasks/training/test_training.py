@@ -1,4 +1,4 @@
-"""Training end to end: runs, reports, resuming, evaluation, the command line."""
+"""Training from end to end: runs, reports, resuming, evaluation, and the command line."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_images_have_no_grid(cnn_zoo: Path, tmp_path: Path) -> None:
-    """The control with fixed probes is for networks of coordinates."""
+    """The control with fixed probes is for networks that read coordinates."""
     with pytest.raises(ValueError, match=r"at most 4 coordinates .*Use learned probes"):
         train(generalization(cnn_zoo, tmp_path / "run", model="probe-grid"))
 
@@ -134,7 +134,7 @@ def test_order_depends_on_seed_and_epoch() -> None:
 
 @pytest.mark.parametrize("model", ["nfn-hnp", "mlp-aug"])
 def test_killed_run_ends_as_an_uninterrupted_one(model: str, cnn_zoo: Path, tmp_path: Path) -> None:
-    """`kill -9` after some epochs; the same command again."""
+    """A run is killed with `kill -9` after some epochs, and the same command runs again."""
     arguments = ["--zoo", str(cnn_zoo), "--model", model, "--preset", "tiny", "--epochs", "12"]
     arguments += ["--head-dropout", "0.2", "--noise", "0.05", "--schedule", "cosine"]
 
@@ -175,7 +175,7 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
     train(generalization(cnn_zoo, tmp_path / "run"))
     with pytest.raises(ValueError, match=r"seed = 0 .got 1."):
         train(generalization(cnn_zoo, tmp_path / "run", seed=1))
-    # As many networks, of the same images.
+    # The number of networks is the same, and so are the images.
     other = replace(small_zoo(tmp_path / "other"), learning_rate=(1e-3, 2e-2))
     zoo = build_zoo(other, source=IMAGES)
     with pytest.raises(ValueError, match=r"begun with: zoo = ") as caught:
@@ -192,7 +192,7 @@ def test_other_options_in_the_same_folder(cnn_zoo: Path, tmp_path: Path) -> None
 
 
 def test_early_stopping(cnn_zoo: Path, tmp_path: Path) -> None:
-    # At this learning rate nothing changes, so the first epoch stays the best one.
+    # At this learning rate nothing changes, so the first epoch remains the best one.
     options = {"epochs": 50, "patience": 2, "learning_rate": 1e-30}
     metrics = train(generalization(cnn_zoo, tmp_path / "run", **options))
     assert (metrics["epochs"], metrics["best_epoch"]) == (3, 0)
@@ -203,7 +203,7 @@ def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_p
     whole = train(generalization(cnn_zoo, tmp_path / "run", **options))
     table = (tmp_path / "run" / "logs" / "metrics.csv").read_text()
     (tmp_path / "run" / "metrics.json").unlink()
-    # As if it had taken an hour until then.
+    # As if it had taken an hour so far.
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(last, weights_only=True)
     assert 0 < checkpoint["callbacks"]["Timer"]["time_elapsed"]["train"] <= whole["seconds"] + 0.1
@@ -216,7 +216,7 @@ def test_a_run_stopped_after_its_training_trains_no_further(cnn_zoo: Path, tmp_p
 
 
 class Undefined(PredictGeneralization):
-    """In the first epoch, and then only in the third and later ones, tau is no number."""
+    """Tau is NaN in the first epoch, and then only in the third and later ones."""
 
     calls = 0
 
@@ -226,7 +226,7 @@ class Undefined(PredictGeneralization):
 
 
 def test_a_metric_that_is_no_number(cnn_zoo: Path, tmp_path: Path) -> None:
-    """It is not the best one, does not end training, and is null for every reader of JSON."""
+    """It is not the best value, does not end training, and is null in JSON."""
     run = tmp_path / "run"
     options = generalization(cnn_zoo, run, epochs=9, patience=3, model="statnn").options
     with pytest.MonkeyPatch.context() as patch:
@@ -297,7 +297,7 @@ def test_widths_never_seen(model: str, cnn_zoo: Path, wide_zoo: Path, tmp_path: 
     assert found["networks"] == sum(r["is_finite"] for r in open_zoo_folder(wide_zoo).rows)
     assert (run / "figures" / "scatter-wide.png").exists()
     assert "wide" in (run / "report.html").read_text()
-    # The networks of the test split give what training gave.
+    # The networks of the test split give the metrics of the training.
     again = evaluate(run, cnn_zoo, name="again", split="test", where=["depth=2"])
     assert again == metrics["test"]
 
@@ -313,7 +313,7 @@ def test_evaluations_do_not_take_the_place_of_others(cnn_zoo: Path, tmp_path: Pa
 
 
 def test_other_classes(inr_zoo: Path, tmp_path: Path) -> None:
-    """A label means something else in a zoo of other classes."""
+    """In a zoo with other classes, a label has another meaning."""
     train(ClassifyInr(ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny")))
     options = InrZooOptions(tmp_path / "other", widths=(3,), steps=2)
     other = build_zoo(options, source=tiny_images(classes=4))
@@ -336,7 +336,7 @@ def test_where(cnn_zoo: Path) -> None:
     chosen = zoo.where("width=3", "depth=2")
     assert 0 < len(chosen) < len(zoo.where("width=3"))
     assert chosen.rows == zoo.where(width=3, depth=[2]).rows
-    # Values have the type of their column, however they are written.
+    # Values have the type of their column, whatever their spelling is.
     fractions = zoo.column("train_fraction").to_pylist()
     for text in ("train_fraction=1.0", "train_fraction=1", "train_fraction=1e0"):
         assert len(zoo.where(text)) == fractions.count(1.0) > 0
@@ -366,7 +366,7 @@ def test_classify(canonical: bool, inr_zoo: Path, tmp_path: Path) -> None:
 def test_overfitting_says_whether_a_model_can_learn(
     inr_zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that learns passes; one that cannot move does not."""
+    """A model that learns passes; one that cannot change does not."""
     command = ["train", "classify-inr", "--zoo", str(inr_zoo), "--preset", "tiny"]
     command += ["--overfit", "6", "--model", "nfn-hnp", "--channels", "8", "8"]
     fast = [*command, "--out", str(tmp_path / "fast"), "--learning-rate", "1e-2", "--epochs", "6"]
@@ -410,7 +410,7 @@ def test_canonical_forms_make_twins_equal(cnn_zoo: Path, tmp_path: Path) -> None
 
 
 def test_mixed_networks_train(inr_zoo: Path, tmp_path: Path) -> None:
-    """The loss of mixed networks is that of both labels."""
+    """The loss of mixed networks combines the losses of both labels."""
     options = ClassifyInrOptions(inr_zoo, tmp_path / "run", preset="tiny", mixup=0.5)
     task = ClassifyInr(options)
     assert 0 <= train(task)["test"]["accuracy"] <= 1

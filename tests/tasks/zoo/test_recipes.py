@@ -1,4 +1,4 @@
-"""Recipes of published zoos: real options, explicit ones count instead, and what they ask for."""
+"""Recipes of published zoos: valid options, which explicit options override."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_value_is_an_option_with_a_source(command: str, name: str, tmp_pat
     "words", [["--recipe", "dws", "--steps", "3"], ["--steps", "3", "--recipe=dws"]]
 )
 def test_given_options_count_instead(words: list[str], images: Path, tmp_path: Path) -> None:
-    """Also where the value that is given is the default."""
+    """This also holds if the given value is the default."""
     command = ["zoo", "inr", "--out", str(tmp_path / "zoo"), "--data", str(images)]
     assert main([*command, *words, "--init", "sitzmann"]) == 0
     found = json.loads((tmp_path / "zoo" / "store.json").read_text())["options"]
@@ -92,7 +92,7 @@ WILD = RECIPES["cnn"]["wild-park"].options
 
 
 def test_hyperparameters_of_the_wild_park(tmp_path: Path) -> None:
-    """All values that were published occur, and no others."""
+    """Exactly the published values occur."""
     options = CnnZooOptions(tmp_path, recipe="wild-park", **WILD)
     images = tiny_images(size=8, channels=3)
     runs = [draw_run(options, images, network) for network in range(400)]
@@ -116,7 +116,7 @@ def test_hyperparameters_of_the_wild_park(tmp_path: Path) -> None:
     epochs = [run.epochs for run in runs]
     assert 200 <= min(epochs) < 300 and 900 < max(epochs) <= 1000
     for run in runs:
-        # One step per epoch, since a batch takes all images.
+        # There is one step per epoch, because a batch contains all images.
         assert run.num_images == len(images.train_index) < options.batch_size == 512
         stored = {math.ceil(e * run.num_images / 512) for e in range(10, run.epochs + 1, 10)}
         assert set(run.checkpoints) == {*stored, run.num_steps}
@@ -144,7 +144,7 @@ def park(tmp_path_factory: pytest.TempPathFactory) -> WeightDataset:
 
 
 def park_outputs(row: Mapping[str, Any], tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """The logits of a network as the Wild Park is published."""
+    """Computes the logits of a network in the published form of the Wild Park."""
     functions = {
         "relu": F.relu,
         "gelu": F.gelu,
@@ -184,9 +184,9 @@ def test_networks_of_the_wild_park_run(park: WeightDataset) -> None:
 
 
 def test_networks_of_the_wild_park_train_together(park: WeightDataset) -> None:
-    """One batch of many depths, kernels and skips, in which every network has a gradient."""
+    """One batch of many depths, kernels and skips in which every network has a gradient."""
     kept = without_refused(park)
-    # Some have consecutive layers that are tied to each other.
+    # In some networks, consecutive layers are tied to each other.
     assert len(kept) > len(park) / 2
     unify = unifying(largest_parts(kept.examples(), "roles"))
     graphs = [unify(graph) for graph in kept]
@@ -226,7 +226,7 @@ def test_many_networks_with_skips_at_once() -> None:
         torch.testing.assert_close(module(own[:, i]), park_outputs(row, doubles, own[:, i]))
         torch.testing.assert_close(found[i].t(), module(own[:, i]))
         torch.testing.assert_close(shared[i].t(), module(own[:, 0]))
-    # One name for one architecture.
+    # There is one name for one architecture.
     others = [
         replace(shape, kernels=(3, 5, 3, 7)),
         replace(shape, skips=(-1, -1, -1, 1)),
@@ -237,7 +237,7 @@ def test_many_networks_with_skips_at_once() -> None:
 
 
 def test_kernels_and_skips_without_other_differences(tmp_path: Path) -> None:
-    """The table has columns for what was sampled, and no others."""
+    """The table has a column for every sampled value, and no others."""
     options = CnnZooOptions(
         tmp_path,
         networks=6,
@@ -262,7 +262,7 @@ def test_kernels_and_skips_without_other_differences(tmp_path: Path) -> None:
 
 
 def test_weights_of_pytorch() -> None:
-    """Uniform within the root of the fan-in, biases as well, as those of a fresh module."""
+    """Uniform within the root of the fan-in, also for biases, as in a new module."""
     shape = Architecture((3, 8, 8), (64,), (), 40, "same", stride=1, kernels=(5,))
     found = initialise(shape, "pytorch", 1.0, torch.Generator().manual_seed(0))
     fresh = build_module(shape, "relu").state_dict()
@@ -312,7 +312,7 @@ def test_weights_of_dwsnets() -> None:
 
 
 def test_finished_networks_stay_as_they_are() -> None:
-    """A network stops at the ratio that was asked for, and the others go on."""
+    """A network stops at the requested ratio, and the others continue."""
     grid = pixel_grid(6, 6)
     noise = torch.randint(0, 2, (1, 36), generator=torch.Generator().manual_seed(0)).float()
     values = torch.stack([torch.full((1, 36), 0.5), noise])
@@ -330,7 +330,7 @@ def test_finished_networks_stay_as_they_are() -> None:
 
 
 def test_one_start_for_all_networks(tmp_path: Path) -> None:
-    """Networks of one shape that are not trained at all differ only without --same-init."""
+    """Untrained networks of one shape only differ without --same-init."""
     for same in (True, False):
         options = InrZooOptions(
             tmp_path / str(same), widths=(4,), steps=1, learning_rate=1e-12, same_init=same

@@ -18,7 +18,7 @@ OFFSET = (0.5, 0.5, 0.0, 0.5, 0.5, 0.5)
 
 
 def alone(graph: WeightGraph, w0: float, offset: float) -> Tensor:
-    """The reference: one network's tensors through the formula of the zoo."""
+    """The reference computes one network from its tensors with the formula of the zoo."""
     parameters = {key: x.unsqueeze(0) for key, x in graph.to_tensors().items()}
     grid = pixel_grid(6, 7, torch.float64)
     return siren_forward(parameters, grid, w0, offset).unflatten(-1, (6, 7))
@@ -43,7 +43,7 @@ def test_one_shape_and_one_network() -> None:
 
 
 def test_gradients_reach_every_weight() -> None:
-    """As of each network alone."""
+    """The result is that of each network alone."""
     batch = Batch.from_data_list(sirens(*SHAPES, w0=W0, offset=OFFSET))
     raw = batch.features()
     leaves = raw.map(lambda x: x.clone().requires_grad_())
@@ -71,7 +71,7 @@ def test_what_is_no_siren_of_an_image() -> None:
 
 
 def picture(channels: int = 1) -> Tensor:
-    """A bright square with an edge of grey, off the centre."""
+    """A bright square with a grey edge, away from the centre."""
     image = torch.zeros(1, channels, 9, 9)
     image[:, :, 2:6, 3:6] = 0.4
     image[:, :, 3:5, 4] = 1.0

@@ -1,4 +1,4 @@
-"""Zoos end to end: files, tables, graphs, shards, resuming, the command line."""
+"""Zoos from end to end: files, tables, graphs, shards, resuming, and the command line."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ BUILDERS: dict[str, Callable[[Path], ZooBuilder[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_graphs_are_those_of_the_converter(kind: str, tmp_path: Path) -> None:
-    """The tensors of many networks are put into place together, as they are one by one."""
+    """The tensors of many networks are arranged together, with the same result as one by one."""
     builder = BUILDERS[kind](tmp_path / "zoo")
     zoo = open_zoo_folder(builder.build())
     trained = builder._trained(builder.list_networks(), lambda steps: None)
@@ -195,7 +195,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         published = {p.stem for p in folder.glob("shards/0*.json")}
         done = len(published)
         assert shards <= done < 12
-        # What a killed process has published can be read.
+        # Shards that a killed process has published can be read.
         assert len(open_zoo_folder(folder)) == 2 * done
     before = {p: p.stat().st_mtime_ns for p in folder.glob("*/0*") if p.stem in published}
     assert len(before) == 3 * done
@@ -221,7 +221,7 @@ def test_half_a_shard_does_not_count(tmp_path: Path) -> None:
 def test_two_builders_of_a_shard_do_not_mix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one comes when the first has written the weights, but not yet the table."""
+    """The second process starts when the first has written the weights, but not yet the table."""
     pytest.importorskip("fcntl")
 
     def build(number: int) -> None:
@@ -290,10 +290,10 @@ def test_a_part_without_shards(tmp_path: Path) -> None:
 def test_a_folder_with_brackets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are no style of the progress bar, nor the end of one."""
-    # The bar is for terminals only.
+    """They are neither a style of the progress bar nor its end."""
+    # The bar is only shown in terminals.
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "300")  # Room for a long path.
+    monkeypatch.setenv("COLUMNS", "300")  # There must be room for a long path.
     out = tmp_path / "a[" / "red]"
     build_zoo(small(out, networks=2), source=IMAGES, progress=True)
     assert len(open_zoo_folder(out)) == 2

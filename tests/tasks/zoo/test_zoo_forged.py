@@ -1,4 +1,4 @@
-"""Zoos that say other things than a builder writes, with checksums that fit."""
+"""Zoos with contents that no builder writes, and matching checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resealing import edit_json, edit_table, with_column
 
 
 def says(**values: Any) -> Callable[[Path], None]:
-    """Changes facts of the description; None deletes one."""
+    """Changes values of the description; None deletes one."""
 
     def change(about: dict[str, Any]) -> None:
         about.update(values)
@@ -27,7 +27,7 @@ def says(**values: Any) -> Callable[[Path], None]:
 
 
 def column(name: str, value: Any) -> Callable[[Path], None]:
-    """Another value in all rows."""
+    """Replaces a value in all rows."""
     return lambda zoo: edit_table(zoo, lambda t: with_column(t, name, [value] * t.num_rows))
 
 

@@ -1,4 +1,4 @@
-"""Networks of zoos run from their graphs, as the code that trains them computes them."""
+"""Networks of zoos that run from their graphs give the outputs of the code that trains them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_classifiers_run_as_they_were_trained(
 def test_probes_read_what_sirens_of_all_sizes_show(
     model: Literal["probe", "probe-grid"], tmp_path: Path
 ) -> None:
-    """The class is the brightness of an image, which weights do not show."""
+    """The class is the brightness of an image, which the weights do not show."""
     sizes = {"widths": (4, 6), "depths": (1, 2)}
     zoo = InrZooOptions(tmp_path / "zoo", steps=100, learning_rate=1e-2, **sizes)
     build_zoo(zoo, source=tiny_images(120))

@@ -63,7 +63,7 @@ def test_bad_masks() -> None:
 
 
 def test_pairs_are_one_step_of_pruning(zoo: Path) -> None:
-    """Against each network trained alone, and pruned by sorting its weights."""
+    """Compares with each network trained alone and pruned by sorting its weights."""
     found = open_zoo_folder(zoo)
     options = options_of(found)
     data = TrainingData.of(IMAGES, torch.device("cpu"), torch.float32)
@@ -89,7 +89,7 @@ def test_pairs_are_one_step_of_pruning(zoo: Path) -> None:
 
 
 def test_l2_shrinks_what_is_pruned_by(tmp_path: Path) -> None:
-    """The penalty reaches training: other tickets for the same initial weights."""
+    """The penalty affects training: the same initial weights get other tickets."""
     zoos = [
         open_zoo_folder(build_zoo(small(tmp_path / f"{l2}", networks=2, l2=l2), source=IMAGES))
         for l2 in (0.0, 1e-2)

@@ -1,4 +1,4 @@
-"""Training many networks at once is training each of them alone."""
+"""Training many networks at once is equivalent to training each of them alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw_runs(arch: str, count: int = 9, **options: object) -> list[ClassifierRu
 
 
 def train_plainly(run: ClassifierRun) -> dict[int, nn.Module]:
-    """One network with an ordinary module and torch's own optimiser: the reference."""
+    """The reference trains one network with an ordinary module and torch's own optimiser."""
     network = build_module(run.architecture, run.activation).double()
     fresh = initialise(
         run.architecture, run.init, run.init_scale, generator_of(run.seed, "initial")

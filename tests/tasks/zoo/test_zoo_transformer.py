@@ -1,4 +1,4 @@
-"""Zoos of transformers: every network is trained as if it were alone, and its graph is its own."""
+"""Zoos of transformers: every network is trained as if it were alone, and keeps its own graph."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def alone(run: TransformerRun, data: TrainingData) -> nn.Module:
 
 
 def tensors_of(graph: WeightGraph, network: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a network, without the zeros that bring all depths together."""
+    """Returns the tensors of a network without the zeros that pad all networks to one depth."""
     found = to_state_dict(graph)
     return {key: found[key] for key in network.state_dict()}
 
