@@ -117,6 +117,9 @@ class ChunkedFeatures:
 
     def summary(self, pool: Pool) -> Tensor:
         """The result of a pool: `[graphs, entries * channels]`."""
+        if pool.full and self.spec.symmetry == "hnp":
+            # Its further entries are aggregates over fixed axes, so they need the features.
+            return pool(self.features()).flatten(1)
         like = next(iter(self.small.tensors()))[1]
         act: list[nn.Module] = [] if pool.act is None else [pool.act]
         totals: dict[Key, Tensor] = {}
