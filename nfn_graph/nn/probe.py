@@ -20,6 +20,7 @@ network, whereas other models only read its weights.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -341,8 +342,8 @@ class ProbeEncoding(nn.Module):
 
 
 def _of_role(spec: NetworkSpec, role: Literal["input", "output"]) -> list[NeuronType]:
-    """The neuron types whose names begin with a role."""
-    return [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
+    """The neuron types with a role: `input` and, if there are several, `input2` and so on."""
+    return [n for n in spec.neurons if re.fullmatch(rf"{role}\d*", n.name)]
 
 
 def _size_of(spec: NetworkSpec, role: Literal["input", "output"], option: str) -> int:
