@@ -163,12 +163,12 @@ class IOEncoding(nn.Module):
         def encoded(key: Key, x: Tensor) -> Tensor:
             code = depth.get(key, zeros)
             if isinstance(key, str):
-                return _cat_channels(x, code + fixed[key] if key in fixed else code)
+                return cat_channels(x, code + fixed[key] if key in fixed else code)
             rows = features.rows(key)
             for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                 if name in fixed:
                     code = code + fixed[name].index_select(0, grouping.index)
-            return _cat_channels(x, code)
+            return cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
@@ -241,8 +241,8 @@ def position_name(key: WeightKey, end: End) -> str:
     return f"{module_name(key)}__{end}"
 
 
-def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
-    """Appends a code `[count or 1, d]` to the channels of every tap."""
+def cat_channels(x: Tensor, code: Tensor) -> Tensor:
+    """Appends a code `[count or 1, d]` to the channels of every tap, in the dtype of `x`."""
     return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
+from nfn_graph.nn.encoding import cat_channels
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Key, NetworkSpec, NeuronType
 from nfn_graph.spec._checks import check_count
@@ -328,7 +329,7 @@ class ProbeEncoding(nn.Module):
                 for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                     if name in codes:
                         code = code + codes[name].index_select(0, grouping.index)
-            return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+            return cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 

@@ -103,6 +103,13 @@ def test_channels_are_maps_of_standardized_activations() -> None:
         assert torch.allclose(features[key][:, 0, 1:], expected)
 
 
+def test_appended_channels_have_the_dtype_of_the_features() -> None:
+    network = graph(2, 4, 3)
+    encoding = ProbeEncoding(Probe(network.spec, 5), 4).double()
+    features = encoding(network, network.features().to(torch.bfloat16))
+    assert {x.dtype for _, x in features.tensors()} == {torch.bfloat16}
+
+
 def test_an_activation_that_does_not_vary_is_only_centred() -> None:
     network = graph(2, 4, 3)
     network["output"].x.zero_()
