@@ -11,6 +11,7 @@ from nfn_graph.spec._types import (
     WeightKey,
     WeightType,
     module_name,
+    type_label,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "WeightKey",
     "WeightType",
     "module_name",
+    "type_label",
 ]

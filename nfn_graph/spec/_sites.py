@@ -38,7 +38,15 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from nfn_graph.messages import UserError
-from nfn_graph.spec._types import PRIME, Key, NetworkSpec, Symmetry, WeightType, module_name
+from nfn_graph.spec._types import (
+    PRIME,
+    Key,
+    NetworkSpec,
+    Symmetry,
+    WeightType,
+    module_name,
+    type_label,
+)
 
 NETWORK = "network"
 
@@ -151,9 +159,8 @@ class Site:
         for part in self.parts:
             if not part.taps:
                 continue
-            entry = part.entry if isinstance(part.entry, str) else "->".join(part.entry[::2])
             mean = f" at {'*'.join(part.kept) or 'network'}" if part.below else ""
-            parts.append(f"{entry}{mean}:{part.taps}")
+            parts.append(f"{type_label(part.entry)}{mean}:{part.taps}")
         return f"{{{', '.join(self.indices)}}} [{', '.join(parts)}]"
 
 

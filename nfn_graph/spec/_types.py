@@ -37,6 +37,19 @@ def module_name(key: Key) -> str:
     return key if isinstance(key, str) else "__".join(key)
 
 
+def type_label(key: Key) -> str:
+    """How a type is printed; the name of a tensor distinguishes parallel ones.
+
+    Example:
+        >>> type_label(("input", "weight", "hidden1")), type_label(("a", "skip", "b"))
+        ('input->hidden1', 'a->b(skip)')
+    """
+    if isinstance(key, str):
+        return key
+    source, name, target = key
+    return f"{source}->{target}" + ("" if name == "weight" else f"({name})")
+
+
 @dataclass(frozen=True)
 class NeuronType:
     """A layer of neurons; its biases and norm parameters are `taps` values per neuron.
@@ -112,8 +125,7 @@ class WeightType:
         return (self.source, self.name, self.target)
 
     def __str__(self) -> str:
-        name = "" if self.name == "weight" else f"({self.name})"
-        return f"{self.source}->{self.target}{name}:{self.taps}"
+        return f"{type_label(self.key)}:{self.taps}"
 
 
 @dataclass(frozen=True)
