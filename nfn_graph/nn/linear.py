@@ -110,10 +110,16 @@ class NFLinear(nn.Module):
             if site.name in self.maps:
                 matrix = self.maps[site.name]
                 parts = site.parts[-1:] if self.pointwise else site.parts
-                self._fill(matrix, parts, matrix.shape[1])
+                self._fill(matrix, parts, [matrix.shape[1]] * len(parts))
         if self.bias is not None:
             network = self.spec.sites[-1]
-            self._fill(self.bias, network.parts, max(1, network.read_taps * self.in_channels))
+            # Without messages, every constant is added to the result of its own entry's map.
+            taps = [
+                self.spec.site[part.entry].taps if self.pointwise else network.read_taps
+                for part in network.parts
+            ]
+            inputs = [max(1, count * self.in_channels) for count in taps]
+            self._fill(self.bias, network.parts, inputs)
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
@@ -187,11 +193,11 @@ class NFLinear(nn.Module):
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
-    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
-        """Samples the rows of every part."""
+    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: Sequence[int]) -> None:
+        """Samples the rows of every part, which have these numbers of inputs."""
         rows_of_parts = parameter.split([part.taps * self.out_channels for part in parts])
-        for part, rows in zip(parts, rows_of_parts, strict=True):
-            variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
+        for part, rows, count in zip(parts, rows_of_parts, inputs, strict=True):
+            variance = 1 / count if part.below is None else 1 / (3 * count)
             bound = math.sqrt(3 * variance)
             rows.uniform_(-bound, bound)
 
