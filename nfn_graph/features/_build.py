@@ -59,7 +59,7 @@ class RowBuilder:
         few = int(max(listed)) + 1
         # If all blocks are small, all rows are listed.
         self.steps = np.arange(most if few == most else few, dtype=self.dtype)
-        self.multiples = {2: 2 * self.steps}
+        self.multiples: dict[int, Ints] = {}
         self.degrees: dict[tuple[Key, Labels, bool], Ints] = {}
         self.positions: dict[str, Any] = {}
         self.layer_sizes: dict[str, Any] = {}
@@ -207,7 +207,7 @@ class RowBuilder:
     def _rows(
         self,
         groupings: Sequence[Grouping],
-        counts: Sequence[Any],
+        counts: list[Any],
         count: int | None = None,
     ) -> Rows:
         """Puts the rows of a site together from their groupings, one for every cover.
@@ -220,10 +220,10 @@ class RowBuilder:
         count = groupings[0].rows if count is None else count
         none: Any = self.steps[:0]
         if not groupings:
-            return Rows(count, (), list(counts), none, none, [])
+            return Rows(count, (), counts, none, none, [])
         if len(groupings) == 1:
             (only,) = groupings
-            return Rows(count, (only,), list(counts), only.groups, none, only.bags)
+            return Rows(count, (only,), counts, only.groups, none, only.bags)
         # The orders of the groupings are slices of the joint order, so both share one memory.
         order: Any = np.concatenate([grouping.order for grouping in groupings])
         listed = len(groupings[0].order)
@@ -237,14 +237,17 @@ class RowBuilder:
             vars(grouping).update(order=shared, bags=[shared, *grouping.bags[1:]])
             if i:
                 pointers.append(grouping.pointers[1:] + i * listed)
-        pairs = self.multiples.setdefault(len(groupings), len(groupings) * self.steps)
+        covers = len(groupings)
+        if covers not in self.multiples:
+            self.multiples[covers] = covers * self.steps
+        pairs = self.multiples[covers]
         if len(pairs) <= listed:
-            pairs = np.arange(listed + 1, dtype=self.dtype) * len(groupings)
+            pairs = np.arange(listed + 1, dtype=self.dtype) * covers
         joint: Any = np.concatenate(pointers, dtype=self.dtype)
         return Rows(
             count=count,
             groupings=tuple(groupings),
-            counts=list(counts),
+            counts=counts,
             ends=ends.ravel(),
             pairs=pairs[: listed + 1],  # type: ignore[arg-type]
             bags=self._bags(order, joint),
