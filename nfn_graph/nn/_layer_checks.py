@@ -35,8 +35,8 @@ def check_folded(spec: FoldedSpec) -> FoldedSpec:
 
 def check_features(
     features: WeightFeatures, spec: NetworkSpec | FoldedSpec, channels: int | None = None
-) -> WeightFeatures:
-    """Raises an error unless the features fit; zeroes the taps that a network does not have."""
+) -> None:
+    """Raises an error unless the features fit."""
     if not isinstance(features, WeightFeatures):
         hint = ""
         if isinstance(features, WeightGraph):
@@ -49,7 +49,6 @@ def check_features(
         raise UserError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
     if channels is not None and features.channels != channels:
         raise UserError(f"Expected features of {channels} channels (got {features.channels})")
-    return features.owned()
 
 
 def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> None:

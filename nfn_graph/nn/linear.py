@@ -123,8 +123,9 @@ class NFLinear(nn.Module):
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
-        features = check_features(features, self.spec, self.in_channels)
+        check_features(features, self.spec, self.in_channels)
         check_parameters(features, self.maps.values())
+        features = features.owned()
         values = self.values(features)
         maps = self.site_maps()
         with without_autocast(features.device):
