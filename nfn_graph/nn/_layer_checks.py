@@ -33,6 +33,16 @@ def check_folded(spec: FoldedSpec) -> FoldedSpec:
     return spec
 
 
+def check_input(value: object) -> None:
+    """Raises an error unless a value is a graph, a batch or features."""
+    if not isinstance(value, (WeightGraph, WeightFeatures)):
+        raise TypeError(
+            f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(value).__name__}). Use "
+            f"nfn_graph.Batch.from_data_list to batch several graphs, or "
+            f"nfn_graph.interop.nfn.batch_from_nfn for the published WeightSpaceFeatures."
+        )
+
+
 def check_features(
     features: WeightFeatures, spec: NetworkSpec | FoldedSpec, channels: int | None = None
 ) -> None:
