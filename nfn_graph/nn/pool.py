@@ -30,9 +30,10 @@ class Pool(nn.Module):
     Args:
         spec: The folded spec of the features.
         aggr: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
-        full: Whether to keep the redundant entries of :math:`\tilde P`, which are
-            :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
-            are fixed, so all of its entries take the place of rows and columns.
+        full: Whether to keep the redundant entries of :math:`\tilde P` on an HNP fold; an NP fold
+            has none. For a chain, :math:`\tilde P` has :math:`2L + n_0 + 2 n_L` entries in total.
+            With a single layer both axes of its weight are fixed, so all of its entries take the
+            place of rows and columns.
         act: An activation of the input. The mean or sum of a ReLU keeps only the input for the
             gradient, whereas an activation before the pool also keeps its own result.
 
