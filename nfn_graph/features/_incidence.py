@@ -301,21 +301,5 @@ class _Cache:
                 total -= self._sizes.pop(oldest)
         return value
 
-    def clear(self) -> None:
-        """Empties the cache."""
-        with self._lock:
-            self._values.clear()
-            self._sizes.clear()
-            self._oversize = None
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of all incidences."""
-        with self._lock:
-            return sum(value.num_bytes for value in self._values.values())
-
-    def __len__(self) -> int:
-        return len(self._values)
-
 
 _CACHE = _Cache(max_entries=32, max_bytes=2**28)
