@@ -344,7 +344,11 @@ def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
 
 
 def on_device(values: Iterable[object], device: torch.device) -> list[Tensor]:
-    """Replaces all arrays in rows and dicts by tensors; returns those that own the memory."""
+    """Replaces all arrays in rows and dicts by tensors; returns those that own the memory.
+
+    It changes the values in place, also those of frozen dataclasses, whose fields it fills in
+    through `vars` before anything reads them.
+    """
     places: list[tuple[_Container, Any, Ints]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()

@@ -159,7 +159,10 @@ class WeightFeatures:
         return self._map(lambda k, x: function(x))
 
     def map_types(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
-        """Applies `function(type, tensor)` to every tensor that has taps."""
+        """Applies `function(type, tensor)` to every tensor that has taps.
+
+        Tensors without taps stay as they are, so the function must keep the number of channels.
+        """
         return self._map(lambda k, x: function(k, x) if x.shape[1] else x)
 
     def combine(

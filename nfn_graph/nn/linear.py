@@ -40,8 +40,9 @@ class NFLinear(nn.Module):
 
     Every map's output is split into the site's own new features and one message for each finer
     site. The layer has one parameter per orbit of the group on pairs of entries, so it can express
-    all equivariant linear maps, :math:`f(\sigma U) = \sigma f(U)`, and no others. The spec
-    determines whether the group is NP or HNP. In PyG, the most similar layer is `MetaLayer`, which
+    all equivariant linear maps, :math:`f(\sigma U) = \sigma f(U)`, and no others; layers of a role
+    type share their parameters, so it expresses fewer for them. The spec determines whether the
+    group is NP or HNP. In PyG, the most similar layer is `MetaLayer`, which
     also updates edges, nodes and the graph.
 
     Args:

@@ -15,7 +15,7 @@ site                its rows                    the paper's aggregate
 ==================  ==========================  ==========================================
 
 A site's *summary* puts side by side the mean of every kind of entry that has the site. The
-complete equivariant layer is one square map of every site's summary, so the sum of all squares
+complete equivariant layer is one map of every site's summary to itself, so the sum of all squares
 of summary sizes is the number of orbits of the group on pairs of entries. (The weights of a layer
 with itself also read the weight in the other direction, which doubles their share.)
 
@@ -229,7 +229,11 @@ class FoldedSpec:
 
     @cached_property
     def num_orbits(self) -> int:
-        """The number of parameters per `c_out * c_in` of the complete equivariant linear layer."""
+        """The number of orbits of the group on pairs of entries, if the spec is complete.
+
+        It is the number of parameters per `c_out * c_in` of the layer, also for a spec with role
+        types, whose layers share parameters.
+        """
         return sum(site.summary_taps * site.read_taps for site in self.sites)
 
     @cached_property

@@ -172,7 +172,15 @@ hidden1->hidden2:1, hidden2->output:1)
         input_size: int | None = None,
         output_size: int | None = None,
     ) -> NetworkSpec:
-        """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN."""
+        """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN.
+
+        Args:
+            num_layers: The number of weight tensors.
+            taps: The number of values per connection, for all weights or for each.
+            biases: Whether there are biases, for all layers or for each.
+            input_size: The number of inputs; None leaves it open.
+            output_size: The number of outputs; None leaves it open.
+        """
         check_count(num_layers, 1, "num_layers")
         tap_list = [taps] * num_layers if isinstance(taps, int) else list(taps)
         bias_list = [biases] * num_layers if isinstance(biases, bool) else list(biases)
