@@ -105,10 +105,9 @@ def up(
         summary = values[number]
         if not site.is_leaf:
             parts = [
-                below[finer][position][place]
+                below[part.below.site][part.below.position][part.below.part]
                 for part in site.parts
                 if part.below is not None
-                for finer, position, place in [part.below]
             ]
             summary = torch.cat([*parts, cast(summary, wide)], 1)
         summaries.append(summary)

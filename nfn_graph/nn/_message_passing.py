@@ -57,9 +57,10 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                finer, position, place = part.below
-                below = columns(sums[finer], sites[finer].parts[place], in_channels).to(wide)
-                parts.append(segment_sum(below, rows[finer].groupings[position]))
+                below = part.below
+                finer = sites[below.site].parts[below.part]
+                x = columns(sums[below.site], finer, in_channels).to(wide)
+                parts.append(segment_sum(x, rows[below.site].groupings[below.position]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One map of every summary. Down: coarser sites send messages to its parts.
     messages: dict[int, Tensor] = {}

@@ -1,6 +1,6 @@
 """Descriptions of a family of networks without tensors: types, sites and symmetry."""
 
-from nfn_graph.spec._sites import NETWORK, FoldedSpec, Part, Piece, Site
+from nfn_graph.spec._sites import NETWORK, Below, FoldedSpec, Part, Piece, Site
 from nfn_graph.spec._types import (
     PRIME,
     Key,
@@ -17,6 +17,7 @@ from nfn_graph.spec._types import (
 __all__ = [
     "NETWORK",
     "PRIME",
+    "Below",
     "FoldedSpec",
     "Key",
     "NetworkSpec",

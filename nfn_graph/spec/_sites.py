@@ -70,6 +70,25 @@ class Piece(NamedTuple):
     diagonal: bool = False
 
 
+class Below(NamedTuple):
+    """Where a mean comes up from, and its message goes down to.
+
+    Attributes:
+        site: The number of a finer site.
+        position: The position, among its covers, of the site that the mean goes up to.
+        part: The part of the finer site that is averaged further.
+
+    Example:
+        >>> folded = NetworkSpec.chain(2).fold("np")
+        >>> folded.site["output"].parts[0].below  # the last weight, by its target neurons
+        Below(site=1, position=0, part=0)
+    """
+
+    site: int
+    position: int
+    part: int
+
+
 class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
@@ -78,9 +97,8 @@ class Part(NamedTuple):
             entries.
         start: The first tap of the slice.
         taps: The number of taps.
-        below: Where the mean comes up from, and its message goes down to: the number of a finer
-            site, the position of this site among its covers, and the part that is averaged
-            further. None for the site's own entries.
+        below: Where the mean comes up from, and its message goes down to. None for the site's own
+            entries.
         kept: The indices of the entry that the site has. For a self or role weight, they
             distinguish the mean over the edges of a target neuron from that over the edges of a
             source neuron.
@@ -94,7 +112,7 @@ class Part(NamedTuple):
     entry: Key
     start: int
     taps: int
-    below: tuple[int, int, int] | None
+    below: Below | None
     kept: tuple[str, ...]
 
 
@@ -248,9 +266,9 @@ class FoldedSpec:
         """
         steps = []
         while part.below is not None:
-            site, position, place = part.below
-            steps.append((site, position))
-            part = self.sites[site].parts[place]
+            below = part.below
+            steps.append((below.site, below.position))
+            part = self.sites[below.site].parts[below.part]
         return steps
 
     def free(self, indices: Iterable[str]) -> tuple[str, ...]:
@@ -283,7 +301,7 @@ class FoldedSpec:
 
 
 # A way to obtain a mean: its rank in preference, `Part.below`, and the part that is averaged.
-_Way = tuple[tuple[bool, int], tuple[int, int, int], Part]
+_Way = tuple[tuple[bool, int], Below, Part]
 
 
 class _Draft:
@@ -327,8 +345,7 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                site, position, finer = part.below
-                senders[site][position][finer] = place
+                senders[part.below.site][part.below.position][part.below.part] = place
     used = [
         [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
         for found in senders
@@ -337,8 +354,8 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     def renumbered(part: Part) -> Part:
         if part.below is None:
             return part
-        site, position, finer = part.below
-        return part._replace(below=(site, used[site].index(position), finer))
+        position = used[part.below.site].index(part.below.position)
+        return part._replace(below=part.below._replace(position=position))
 
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
     return tuple(
@@ -440,7 +457,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
             kept = tuple(label for label in part.kept if label != gone)
             # Prefer neurons to pairs of neurons, and the target of a weight to its source.
             preference = (not isinstance(finer.key, str), entry.indices.index(gone))
-            below = (finer.number, position, place)
+            below = Below(finer.number, position, place)
             found.setdefault((entry.number, kept), []).append((preference, below, part))
     for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
         _, below, part = min(ways, key=lambda way: way[:2])
