@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nfn_graph.spec import Key, NetworkSpec
+from nfn_graph.messages import UserError
+from nfn_graph.spec import Key, NetworkSpec, Shape
 
+# A layout calls these checks when it is constructed.
 if TYPE_CHECKING:
     from nfn_graph.data._layout import Placement
-from nfn_graph.messages import UserError
-from nfn_graph.spec import Shape
 
 
 def check_shape(spec: NetworkSpec, shape: Shape) -> None:

@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from nfn_graph.spec import NetworkSpec
 
+# Graphs offer these functions as methods.
 if TYPE_CHECKING:
     from nfn_graph.data._graph import WeightGraph
 
@@ -26,7 +27,7 @@ def to_hetero_data(graph: WeightGraph) -> HeteroData:
                 out[name][key] = value
     for weight, x in features.weights.items():
         edges = features.incidence.weights[weight]
-        out[weight].edge_index = torch.stack([edges.source, edges.target]).long()
+        out[weight].edge_index = torch.stack([edges.source, edges.target])
         out[weight].edge_attr = x.flatten(1)
         for key, value in graph[weight].items():
             if key != "edge_attr":
@@ -48,7 +49,7 @@ def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     for name, x in features.neurons.items():
         start[name], total = total, total + x.shape[0]
     ends = [
-        torch.stack([edges.source + start[key[0]], edges.target + start[key[2]]]).long()
+        torch.stack([edges.source + start[key[0]], edges.target + start[key[2]]])
         for key, edges in incidence.weights.items()
     ]
     data = Data()

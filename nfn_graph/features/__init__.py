@@ -2,7 +2,7 @@
 
 from nfn_graph.features._features import WeightFeatures
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.features._rows import Block, Grouping, Rows, group_of_rows, is_lasting
+from nfn_graph.features._rows import Block, Grouping, Rows, group_of_rows
 
 __all__ = [
     "Block",
@@ -11,5 +11,4 @@ __all__ = [
     "Rows",
     "WeightFeatures",
     "group_of_rows",
-    "is_lasting",
 ]

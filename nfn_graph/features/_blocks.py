@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Generic, TypeVar
@@ -107,78 +107,102 @@ def kept_labels(fold: FoldedSpec, site: Site, position: int) -> Labels:
     return coarser
 
 
-def block_tables(
-    spec: NetworkSpec, shapes: Sequence[Shape], folds: Sequence[FoldedSpec]
-) -> dict[Key, Blocks[NDArray[np.int64]]]:
-    """The tables of all families that a batch needs."""
-    kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
-    kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
-    sizes = [_sizes(spec, shape) for shape in kinds]
-    # For each block of a family, the number of neurons of its type in earlier layers. Weights have
-    # two such numbers, one for the target and one for the source.
-    before: dict[Key, NDArray[np.int64]] = {}
-    tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
+# The first rows that a family needs at a coarser site: the kept indices, the coarser family, and
+# the end (target or source) that they are, if any.
+_Start = tuple[Key, Labels, Key, int | None]
 
-    def add(key: Key, indices: Labels, blocks: list[list[_Row]]) -> None:
-        tables[key], before[key] = _table(indices, blocks, kind)
 
-    add(NETWORK, (), [[()]] * len(kinds))
-    for neuron in spec.neurons:
-        blocks = [size.layers[neuron.name] for size in sizes]
-        add(neuron.name, spec.indices(neuron.name), blocks)
-    for weight in spec.weights:
-        add(weight.key, spec.indices(weight.key), [size.tensors[weight.key] for size in sizes])
-    for fold in folds:
-        for site in fold.sites:
-            family = family_of(spec, site)
-            if family not in tables:
-                add(family, site.indices, [size.pairs(site) for size in sizes])
-    first = {key: _first_rows(table, len(shapes)) for key, table in tables.items()}
+@lru_cache(maxsize=64)
+def _families(
+    spec: NetworkSpec, folds: tuple[FoldedSpec, ...]
+) -> tuple[dict[Key, Labels], list[_Start], int]:
+    """The indices of all families of a spec, their starts, and the most covers of a site."""
+    sites = [(fold, site) for fold in folds for site in fold.sites]
+    indices: dict[Key, Labels] = {NETWORK: ()}
+    indices |= {key: spec.indices(key) for key in spec.types}
+    for _, site in sites:
+        indices.setdefault(family_of(spec, site), site.indices)
     # If several families have the same indices, the others follow the order of the first one.
     by_order: dict[Labels, Key] = {}
     by_set: dict[frozenset[str], Key] = {}
-    for key, table in tables.items():
-        by_order.setdefault(table.indices, key)
-        by_set.setdefault(frozenset(table.indices), key)
-
-    def add_start(family: Key, kept: Labels) -> None:
-        table = tables[family]
-        if kept in table.starts:
-            return
+    for key, labels in indices.items():
+        by_order.setdefault(labels, key)
+        by_set.setdefault(frozenset(labels), key)
+    needed: dict[tuple[Key, Labels], None] = {}
+    for neuron in spec.neurons:
+        for kept in [(), *(spec.indices(parent) for parent in neuron.parents)]:
+            needed[neuron.name, kept] = None
+    for weight in spec.weights:
+        for kept in ends_of(spec, weight.key):
+            needed[weight.key, kept] = None
+    for fold, site in sites:
+        for position in range(len(site.covers)):
+            needed[family_of(spec, site), kept_labels(fold, site, position)] = None
+        for part in site.parts:
+            if part.below is not None:
+                needed[family_of(spec, fold.site[part.entry]), part.kept] = None
+        for piece in site.pieces if isinstance(site.key, str) else ():
+            needed[piece.store, site.indices] = None
+    starts: list[_Start] = []
+    for family, kept in needed:
         plain = tuple(index.rstrip(PRIME) for index in kept)
         coarser = by_order[plain] if plain in by_order else by_set[frozenset(plain)]
+        ends = ends_of(spec, family) if family in spec.weight else ()
+        end = ends.index(kept) if kept and kept in ends else None
+        starts.append((family, kept, coarser, end))
+    return indices, starts, max(2, *(len(site.covers) for _, site in sites))
+
+
+def block_tables(
+    spec: NetworkSpec, shapes: Sequence[Shape], folds: tuple[FoldedSpec, ...]
+) -> dict[Key, Blocks[NDArray[np.int64]]]:
+    """The tables of all families that a batch needs."""
+    families, starts, width = _families(spec, folds)
+    kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
+    kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
+    sizes = [_sizes(spec, folds, shape) for shape in kinds]
+    rows = np.bincount(kind, minlength=len(kinds)) @ np.array([size.rows for size in sizes])
+    # The rows of all covers of a site are numbered consecutively.
+    dtype: type = np.int32 if width * (int(rows.max()) + 1) < 2**31 else np.int64
+    graph: NDArray[np.int64] = np.arange(len(kind), dtype=dtype)
+    # In the usual case, every network has one block of every family, and all rows of a family
+    # follow each other at every coarser site.
+    is_usual = bool(sizes) and all(size.is_single for size in sizes)
+    tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
+    before: dict[Key, NDArray[np.int64]] = {}
+    columns: NDArray[np.int64] = graph
+    if is_usual:
+        columns = np.array([size.flat for size in sizes], dtype=dtype)[kind].T.copy()
+    place = 0
+    for key, indices in families.items():
+        if is_usual:
+            graphs, values = graph, columns[place:]
+            place += len(sizes[0].blocks[key][0])
+        else:
+            blocks = [size.blocks[key] for size in sizes]
+            graphs, values = _for_networks(blocks, len(indices) + 2, kind, dtype)
+        size = {index: values[i] for i, index in enumerate(indices)}
+        before[key] = values[len(indices) :]
+        count = size_product(list(size.values()), graphs)
+        start = count.cumsum(dtype=dtype) - count
+        tables[key] = Blocks(indices, int(count.sum()), count, graphs, start, size)
+    if is_usual:
+        for family, kept, coarser, _ in starts:
+            table, above = tables[family], tables[coarser]
+            table.starts[kept], table.coarser[kept] = above.start, coarser
+            table.filled[kept] = above.total
+        return tables
+    first = {key: _first_rows(table, len(shapes)) for key, table in tables.items()}
+    for family, kept, coarser, end in starts:
+        table = tables[family]
         start = first[coarser][table.graph] if kept else table.graph
-        ends = (
-            ends_of(spec, family) if not isinstance(family, str) and family in spec.weight else ()
-        )
-        if kept and kept in ends:
-            start = start + before[family][:, ends.index(kept)]
+        if end is not None:
+            start = start + before[family][end]
         elif coarser == family:
             start = table.start
         table.starts[kept], table.coarser[kept] = start, coarser
         table.filled[kept] = int(size_product([table.size[i] for i in kept], table.graph).sum())
-
-    for neuron in spec.neurons:
-        for kept in [(), *(spec.indices(parent) for parent in neuron.parents)]:
-            add_start(neuron.name, kept)
-    for weight in spec.weights:
-        for kept in ends_of(spec, weight.key):
-            add_start(weight.key, kept)
-    for fold in folds:
-        for site in fold.sites:
-            for position in range(len(site.covers)):
-                add_start(family_of(spec, site), kept_labels(fold, site, position))
-            for part in site.parts:
-                if part.below is not None:
-                    add_start(family_of(spec, fold.site[part.entry]), part.kept)
-            for piece in site.pieces if isinstance(site.key, str) else ():
-                add_start(piece.store, site.indices)
-    # The rows of all covers of a site are numbered consecutively.
-    width = max(2, *(len(site.covers) for fold in folds for site in fold.sites))
-    most = max(table.total for table in tables.values()) + 1
-    if width * most >= 2**31:
-        return tables
-    return {key: _narrowed(table) for key, table in tables.items()}
+    return tables
 
 
 def size_product(sizes: Sequence[Array], like: Array) -> Array:
@@ -190,33 +214,44 @@ def size_product(sizes: Sequence[Array], like: Array) -> Array:
 
 def _first_rows(table: Blocks[NDArray[np.int64]], graphs: int) -> NDArray[np.int64]:
     """The first row of every network."""
-    rows = np.bincount(table.graph, table.count, graphs).astype(np.int64)
-    return rows.cumsum() - rows
-
-
-def _narrowed(table: Blocks[NDArray[np.int64]]) -> Blocks[NDArray[np.int64]]:
-    """Converts a table to 32-bit integers."""
-    return replace(
-        table,
-        count=table.count.astype(np.int32),
-        graph=table.graph.astype(np.int32),
-        start=table.start.astype(np.int32),
-        size={key: x.astype(np.int32) for key, x in table.size.items()},
-        starts={key: x.astype(np.int32) for key, x in table.starts.items()},
-    )
+    rows = np.bincount(table.graph, table.count, graphs).astype(table.count.dtype)
+    return rows.cumsum(dtype=rows.dtype) - rows
 
 
 class _Sizes:
-    """The sizes of one kind of network, by type and index, and the blocks of all types."""
+    """The sizes of one kind of network.
 
-    def __init__(self, spec: NetworkSpec, shape: Shape) -> None:
+    Attributes:
+        blocks: For every family, its blocks: the sizes of its indices, and for neurons and weights
+            the number of neurons in earlier layers of the type, of the target and of the source.
+        rows: The number of rows of every family.
+        is_single: Whether every family has exactly one block.
+        flat: The blocks of all families one after another, if there is one of each.
+    """
+
+    def __init__(self, spec: NetworkSpec, folds: tuple[FoldedSpec, ...], shape: Shape) -> None:
         self.spec = spec
         self.of_type = dict(zip(spec.neuron, shape.sizes, strict=True))
-        self.layers = {name: self._layers(name) for name in spec.neuron}
-        pairs = zip(spec.weights, shape.blocks, strict=True)
-        self.tensors = {weight.key: self._tensors(weight, blocks) for weight, blocks in pairs}
+        families, _, _ = _families(spec, folds)
+        joined = dict(zip(spec.weight, shape.blocks, strict=True))
+        self.blocks: dict[Key, list[_Row]] = {}
+        for key, indices in families.items():
+            if key in joined:
+                self.blocks[key] = self._tensors(spec.weight[key], joined[key])
+            elif key in self.of_type:
+                self.blocks[key] = self._layers(key)
+            elif all(self.of_type[index] for index in indices):
+                self.blocks[key] = [tuple(self._index(index, 0) for index in indices)]
+            else:
+                self.blocks[key] = []
+        self.rows = [
+            sum(math.prod(row[: len(indices)]) for row in self.blocks[key])
+            for key, indices in families.items()
+        ]
+        self.is_single = all(len(rows) == 1 for rows in self.blocks.values())
+        self.flat = [size for rows in self.blocks.values() for row in rows for size in row]
 
-    def index(self, index: str, layer: int) -> int:
+    def _index(self, index: str, layer: int) -> int:
         """The size of an index: all neurons of a layer, or those inside one parent."""
         name = index.rstrip(PRIME)
         count = self.of_type[name][layer]
@@ -225,57 +260,40 @@ class _Sizes:
         return count
 
     def _layers(self, name: str) -> list[_Row]:
-        """The blocks of a neuron type: sizes, and the number of neurons in earlier layers."""
-        sizes = self.of_type[name]
-        indices = self.spec.indices(name)
-        if len(indices) == 1:
-            return list(zip(sizes, accumulate(sizes, initial=0), strict=False))
+        """The blocks of a neuron type."""
+        sizes, indices = self.of_type[name], self.spec.indices(name)
         return [
-            (*(self.index(i, layer) for i in indices), sum(sizes[:layer]))
-            for layer in range(len(sizes))
+            (*(self._index(i, layer) for i in indices), before)
+            for layer, before in zip(range(len(sizes)), accumulate(sizes, initial=0), strict=False)
         ]
 
     def _tensors(self, weight: WeightType, joined: Sequence[tuple[int, int]]) -> list[_Row]:
-        """The blocks of a weight type: sizes, and the numbers of neurons before both ends."""
+        """The blocks of a weight type."""
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
-        is_flat = len(at_target) == len(self.spec.indices(weight.source)) == 1
-        blocks: list[_Row] = []
-        for t, s in joined:
-            if is_flat:
-                sizes = [targets[t], sources[s]]
-            else:
-                sizes = [self.index(i, t if i in at_target else s) for i in indices]
-            blocks.append((*sizes, sum(targets[:t]), sum(sources[:s])))
-        return blocks
-
-    def pairs(self, site: Site) -> list[_Row]:
-        """The block of a site of pairs, which exists if the network has all of its types."""
-        if not all(self.of_type[index] for index in site.indices):
-            return []
-        return [tuple(self.index(i, 0) for i in site.indices)]
+        return [
+            (
+                *(self._index(i, t if i in at_target else s) for i in indices),
+                sum(targets[:t]),
+                sum(sources[:s]),
+            )
+            for t, s in joined
+        ]
 
 
 # A mixture of networks is often new, but its networks rarely are.
 _sizes = lru_cache(maxsize=4096)(_Sizes)
 
 
-def _table(
-    indices: Labels, blocks: list[list[_Row]], kind: NDArray[np.int64]
-) -> tuple[Blocks[NDArray[np.int64]], NDArray[np.int64]]:
-    """Repeats the blocks of each kind for all networks; also returns what follows the sizes."""
-    values = np.array([row for rows in blocks for row in rows], dtype=np.int64)
-    if all(len(rows) == 1 for rows in blocks):
-        graph, values = np.arange(len(kind)), values[kind]  # The usual case.
-    else:
-        counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
-        values = values.reshape(counts.sum(), -1 if len(values) else len(indices) + 2)
-        first, each = counts.cumsum() - counts, counts[kind]
-        graph = np.repeat(np.arange(len(kind)), each)
-        place = np.arange(len(graph)) - np.repeat(each.cumsum() - each, each)
-        values = values[first[kind[graph]] + place]
-    size = {index: values[:, i].copy() for i, index in enumerate(indices)}
-    count = size_product(list(size.values()), graph)
-    start = count.cumsum() - count
-    table = Blocks(indices, int(count.sum()), count, graph, start, size)
-    return table, values[:, len(indices) :]
+def _for_networks(
+    blocks: list[list[_Row]], most: int, kind: NDArray[np.int64], dtype: type
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Repeats the blocks of each kind for all networks: their networks, and `[sizes, blocks]`."""
+    counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
+    width = max((len(row) for rows in blocks for row in rows), default=most)
+    values: NDArray[np.int64] = np.array([row for rows in blocks for row in rows], dtype=dtype)
+    first, each = counts.cumsum() - counts, counts[kind]
+    graph = np.repeat(np.arange(len(kind)), each)
+    place = np.arange(len(graph)) - np.repeat(each.cumsum() - each, each)
+    values = values.reshape(counts.sum(), width)[first[kind[graph]] + place]
+    return graph.astype(dtype), values.T.copy()

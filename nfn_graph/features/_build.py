@@ -9,7 +9,6 @@ weights by source neuron exchanges two digits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +59,8 @@ class RowBuilder:
         few = int(max(listed)) + 1
         # If all blocks are small, all rows are listed.
         self.steps = np.arange(most if few == most else few, dtype=self.dtype)
-        self.multiples = {2: 2 * self.steps}
-        self.counts: dict[tuple[Key, Labels], Ints] = {}
+        self.multiples: dict[int, Ints] = {}
+        self.degrees: dict[tuple[Key, Labels, bool], Ints] = {}
         self.positions: dict[str, Any] = {}
         self.layer_sizes: dict[str, Any] = {}
         self.diagonals: dict[WeightKey, Any] = {}
@@ -80,12 +79,13 @@ class RowBuilder:
         if site.is_self and not isinstance(family, str):
             return self.self_edges[family]
         if family in self.weights and kept == list(ends_of(self.spec, family)):
-            return replace(self.weights[family], counts=list(counts))
+            same = self.weights[family]
+            return Rows(same.count, same.groupings, counts, same.ends, same.pairs, same.bags)
         if family in self.neurons and kept == [()]:
             return self._rows(self.neurons[family].groupings, counts)
         table = self.blocks[family]
         listed = self._listed(table)
-        groupings = [self._grouping(table, labels, listed) for labels in kept]
+        groupings = [self._grouping(family, labels, listed) for labels in kept]
         return self._rows(groupings, counts, table.total)
 
     def _neuron_rows(self, name: str) -> Rows:
@@ -95,12 +95,12 @@ class RowBuilder:
         last = table.indices[-1]
         self.positions[name] = digits[last]
         self.layer_sizes[name] = table.size[last][block]
-        return self._rows([self._grouping(table, (), listed)], [None])
+        return self._rows([self._grouping(name, (), listed)], [None])
 
     def _weight_rows(self, key: WeightKey) -> Rows:
         table = self.blocks[key]
         listed = self._listed(table)
-        ends = [self._grouping(table, labels, listed) for labels in ends_of(self.spec, key)]
+        ends = [self._grouping(key, labels, listed) for labels in ends_of(self.spec, key)]
         return self._rows(ends, [None])
 
     def _self_edges(self, key: WeightKey) -> Rows:
@@ -162,8 +162,9 @@ class RowBuilder:
         digits = table.digits(block, local, table.indices) if table.indices else {}
         return block, local, row, digits, views
 
-    def _grouping(self, table: Blocks[Ints], kept: Labels, listed: _Listed) -> Grouping:
+    def _grouping(self, family: Key, kept: Labels, listed: _Listed) -> Grouping:
         """Groups the rows by those of the coarser site that keeps some of their indices."""
+        table = self.blocks[family]
         block, local, order, digits, large = listed
         dropped = tuple(i for i in table.indices if i not in kept)
         total = self.blocks[table.coarser[kept]].total
@@ -171,17 +172,13 @@ class RowBuilder:
         groups = start[block]
         if kept:
             groups = groups + table.number(block, digits, kept)
-        rows = size_product([table.size[i] for i in kept], table.graph)
-        each = size_product([table.size[i] for i in dropped], table.graph)
-        degrees = counts = _degree(start, rows, each, total)
+        degrees = counts = self._degrees(family, kept, dropped)
         contiguous = kept + dropped == table.indices
         if not contiguous:
             swapped = table.digits(block, local, kept + dropped)
             order = table.start[block] + table.number(block, swapped, table.indices)
         if large:
-            each = each.copy()
-            each[large] = 0
-            degrees = _degree(start, rows, each, total)
+            degrees = self._degrees(family, kept, dropped, large)
         axes = tuple(table.indices.index(i) for i in kept)
         blocks = tuple(
             Block(
@@ -210,7 +207,7 @@ class RowBuilder:
     def _rows(
         self,
         groupings: Sequence[Grouping],
-        counts: Sequence[Any],
+        counts: list[Any],
         count: int | None = None,
     ) -> Rows:
         """Puts the rows of a site together from their groupings, one for every cover.
@@ -223,10 +220,10 @@ class RowBuilder:
         count = groupings[0].rows if count is None else count
         none: Any = self.steps[:0]
         if not groupings:
-            return Rows(count, (), list(counts), none, none, [])
+            return Rows(count, (), counts, none, none, [])
         if len(groupings) == 1:
             (only,) = groupings
-            return Rows(count, (only,), list(counts), only.groups, none, only.bags)
+            return Rows(count, (only,), counts, only.groups, none, only.bags)
         # The orders of the groupings are slices of the joint order, so both share one memory.
         order: Any = np.concatenate([grouping.order for grouping in groupings])
         listed = len(groupings[0].order)
@@ -236,26 +233,25 @@ class RowBuilder:
         for i, grouping in enumerate(groupings):
             np.add(grouping.groups, offset, out=ends[:, i])
             offset += grouping.count
+            shared = order[i * listed : (i + 1) * listed]
+            vars(grouping).update(order=shared, bags=[shared, *grouping.bags[1:]])
             if i:
                 pointers.append(grouping.pointers[1:] + i * listed)
-        pairs = self.multiples.setdefault(len(groupings), len(groupings) * self.steps)
+        covers = len(groupings)
+        if covers not in self.multiples:
+            self.multiples[covers] = covers * self.steps
+        pairs = self.multiples[covers]
         if len(pairs) <= listed:
-            pairs = np.arange(listed + 1, dtype=self.dtype) * len(groupings)
+            pairs = np.arange(listed + 1, dtype=self.dtype) * covers
         joint: Any = np.concatenate(pointers, dtype=self.dtype)
         return Rows(
             count=count,
-            groupings=tuple(
-                self._sharing(grouping, order[i * listed : (i + 1) * listed])
-                for i, grouping in enumerate(groupings)
-            ),
-            counts=list(counts),
+            groupings=tuple(groupings),
+            counts=counts,
             ends=ends.ravel(),
             pairs=pairs[: listed + 1],  # type: ignore[arg-type]
             bags=self._bags(order, joint),
         )
-
-    def _sharing(self, grouping: Grouping, order: Any) -> Grouping:
-        return replace(grouping, order=order, bags=[order, *grouping.bags[1:]])
 
     def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
         """Splits sums into successive steps, in which no sum has more rows than allowed."""
@@ -277,18 +273,46 @@ class RowBuilder:
     def _count(self, fold: FoldedSpec, part: Part) -> Ints:
         """The number of entries that each row of a site averages."""
         entry = fold.site[part.entry]
-        family = family_of(self.spec, entry)
-        if (family, part.kept) not in self.counts:
-            table = self.blocks[family]
-            rows = size_product([table.size[i] for i in part.kept], table.graph)
-            dropped = [table.size[i] for i in entry.indices if i not in part.kept]
-            if entry.is_self:
-                # The entry between a neuron and itself is a tap of the neuron, not an edge.
-                dropped[-1] = dropped[-1] - 1
-            each = size_product(dropped, table.graph)
-            total = self.blocks[table.coarser[part.kept]].total
-            self.counts[family, part.kept] = _degree(table.starts[part.kept], rows, each, total)
-        return self.counts[family, part.kept]
+        dropped = tuple(i for i in entry.indices if i not in part.kept)
+        return self._degrees(family_of(self.spec, entry), part.kept, dropped, is_self=entry.is_self)
+
+    def _degrees(
+        self,
+        family: Key,
+        kept: Labels,
+        dropped: Labels,
+        without: Sequence[int] = (),
+        is_self: bool = False,
+    ) -> Ints:
+        """The number of rows of a family that each row of a coarser site stands for.
+
+        Args:
+            family: The family.
+            kept: Its indices that the coarser site keeps.
+            dropped: Its other indices.
+            without: Blocks that do not count.
+            is_self: Whether the entry between a neuron and itself does not count: it is a tap of
+                the neuron, not an edge.
+        """
+        key = (family, kept, is_self)
+        if key in self.degrees and not without:
+            return self.degrees[key]
+        table, coarser = self.blocks[family], self.blocks[self.blocks[family].coarser[kept]]
+        sizes = [table.size[i] for i in dropped]
+        if is_self:
+            sizes[-1] = sizes[-1] - 1
+        each = size_product(sizes, table.graph)
+        if without:
+            each = each.copy()
+            each[without] = 0
+        start, rows = table.starts[kept], size_product([table.size[i] for i in kept], table.graph)
+        if start is coarser.start:
+            found = np.repeat(each, rows) if kept else each
+        else:
+            found = _degree(start, rows, each, coarser.total)
+        if not without:
+            self.degrees[key] = found
+        return found
 
     def _steps(self, count: int) -> Ints:
         if count < len(self.steps):
@@ -319,25 +343,32 @@ def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
     return change[:-1].cumsum(dtype=each.dtype)
 
 
-def on_device(values: Iterable[object], device: torch.device) -> Tensor:
-    """Replaces all arrays in rows and dicts by tensors, which are slices of the one returned."""
-    places: list[tuple[_Container, Any]] = []
+def on_device(values: Iterable[object], device: torch.device) -> list[Tensor]:
+    """Replaces all arrays in rows and dicts by tensors; returns those that own the memory.
+
+    It changes the values in place, also those of frozen dataclasses, whose fields it fills in
+    through `vars` before anything reads them.
+    """
+    places: list[tuple[_Container, Any, Ints]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
     for value in values:
         _find(value if isinstance(value, dict) else vars(value), places, roots, seen)
-    packed = np.concatenate([array.ravel() for array in roots.values()])
+    tensors: dict[int, Tensor] = {}
+    if device.type == "cpu" and type(torch.empty(0)) is Tensor:
+        for container, key, array in places:
+            if id(array) not in tensors:
+                tensors[id(array)] = torch.from_numpy(array)
+            container[key] = tensors[id(array)]
+        return [torch.from_numpy(root) for root in roots.values()]
+    packed = np.concatenate([root.ravel() for root in roots.values()])
     sent = _sent(torch.from_numpy(packed), device)
-    tensors = dict(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
-    for place, key in places:
-        array = place[key]
+    tensors.update(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
+    for container, key, array in places:
         root = array if array.base is None else array.base
-        tensor = tensors[id(root)]
-        if array.size != root.size:
-            offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
-            tensor = tensor.narrow(0, offset, array.size)
-        place[key] = tensor
-    return sent
+        offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
+        container[key] = tensors[id(root)].narrow(0, offset, array.size)
+    return [sent]
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:
@@ -357,7 +388,7 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
 
 def _find(
     values: _Container,
-    places: list[tuple[_Container, Any]],
+    places: list[tuple[_Container, Any, Ints]],
     roots: dict[int, Ints],
     seen: set[int],
 ) -> None:
@@ -368,7 +399,7 @@ def _find(
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         kind = type(value)
         if kind is np.ndarray:
-            places.append((values, key))
+            places.append((values, key, value))
             root = value if value.base is None else value.base
             roots[id(root)] = root
         elif kind is dict or kind is list:

@@ -14,7 +14,7 @@ from nfn_graph.features._fold import fold, owned_taps, unfold
 from nfn_graph.features._incidence import Incidence
 from nfn_graph.features._rows import Rows
 from nfn_graph.messages import UserError
-from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Symmetry, WeightKey
+from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Symmetry, WeightKey, type_label
 
 # Graphs create features, which only keep a reference to their graph.
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ class WeightFeatures:
         return self._map(lambda k, x: function(x))
 
     def map_types(self, function: Callable[[Key, Tensor], Tensor]) -> WeightFeatures:
-        """Applies `function(type, tensor)` to every tensor that has taps."""
+        """Applies `function(type, tensor)` to every tensor that has taps.
+
+        Tensors without taps stay as they are, so the function must keep the number of channels.
+        """
         return self._map(lambda k, x: function(k, x) if x.shape[1] else x)
 
     def combine(
@@ -223,10 +226,7 @@ class WeightFeatures:
         return self.map(torch.neg)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(
-            f"{k if isinstance(k, str) else '->'.join(k[::2])} {list(x.shape)}"
-            for k, x in self.tensors()
-        )
+        shapes = ", ".join(f"{type_label(k)} {list(x.shape)}" for k, x in self.tensors())
         return f"WeightFeatures({self.num_graphs} networks; {shapes})"
 
     def _with(self, tensors: Mapping[Key, Tensor]) -> WeightFeatures:

@@ -61,7 +61,7 @@ class Incidence:
         self.masks: dict[Symmetry, dict[Key, Tensor]] = {}
         self._scales: dict[tuple[Symmetry, torch.dtype], tuple[Tensor | None, ...]] = {}
         folds = _folds(spec)
-        tables = block_tables(spec, shapes, list(folds.values()))
+        tables = block_tables(spec, shapes, tuple(folds.values()))
         builder = RowBuilder(spec, tables, longest_bag(device))
         self.neurons: dict[str, Rows] = builder.neurons
         self.weights: dict[WeightKey, Rows] = builder.weights
@@ -76,7 +76,7 @@ class Incidence:
         self._blocks: dict[Key, Blocks[Tensor]] = tables  # type: ignore[assignment]
         # Index tensors that are made in inference mode cannot be used in training later.
         with torch.inference_mode(False):
-            self._packed = on_device(
+            self._owned = on_device(
                 (
                     *(rows for found in self.sites.values() for rows in found),
                     *self.neurons.values(),
@@ -106,12 +106,12 @@ class Incidence:
         """The number of bytes of the index tensors."""
         masks = (mask for masks in self.masks.values() for mask in masks.values())
         scales = (x for scales in self._scales.values() for x in scales if x is not None)
-        return sum(x.nbytes for x in (self._packed, *masks, *scales))
+        return sum(x.nbytes for x in (*self._owned, *masks, *scales))
 
     @property
     def is_lasting(self) -> bool:
         """Whether the tensors are ordinary ones, not those of a torch mode or transform."""
-        return is_lasting(self._packed)
+        return is_lasting(self._owned[0])
 
     def rows(self, key: Key) -> Rows:
         """The rows of a stored type: neurons by network, weights by target and source."""
@@ -300,22 +300,6 @@ class _Cache:
                 oldest, _ = self._values.popitem(last=False)
                 total -= self._sizes.pop(oldest)
         return value
-
-    def clear(self) -> None:
-        """Empties the cache."""
-        with self._lock:
-            self._values.clear()
-            self._sizes.clear()
-            self._oversize = None
-
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of all incidences."""
-        with self._lock:
-            return sum(value.num_bytes for value in self._values.values())
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 _CACHE = _Cache(max_entries=32, max_bytes=2**28)

@@ -38,14 +38,14 @@ _REFUSED = {
 }
 
 
-class Step(NamedTuple):
-    """A layer and the view of the features that it works on; `"any"` if it works on all views."""
+class Replacement(NamedTuple):
+    """A layer, and the view of the features that it works on; `"any"` if it works on all views."""
 
     view: View
     module: nn.Module
 
 
-def convert(module: Any, in_channels: int | None) -> list[Step]:
+def convert(module: Any, in_channels: int | None) -> list[Replacement]:
     """The layers that replace one published layer."""
     name = published_name(module)
     if name not in _CONVERTERS:
@@ -61,7 +61,7 @@ def convert(module: Any, in_channels: int | None) -> list[Step]:
     return steps
 
 
-def assemble(steps: Sequence[Step], view: View = "unknown") -> list[nn.Module]:
+def assemble(steps: Sequence[Replacement], view: View = "unknown") -> list[nn.Module]:
     """Puts layers in a sequence, with a :class:`Fold` wherever the view changes.
 
     Args:
@@ -105,9 +105,9 @@ def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
                 parameter.add_(values[name])
 
 
-def _np_linear(module: Any, _: int | None) -> list[Step]:
+def _np_linear(module: Any, _: int | None) -> list[Replacement]:
     spec = spec_from_nfn(module.network_spec)
-    linear = Step("np", carry_np(module, spec))
+    linear = Replacement("np", carry_np(module, spec))
     if not module.io_embed:
         return [linear]
     first, last = spec.weights[0], spec.weights[-1]
@@ -124,10 +124,10 @@ def _np_linear(module: Any, _: int | None) -> list[Step]:
         last.target: positions(module.out_bias_embed, 1),
     }
     _fill(encoding, {f"positions.{name}": x for name, x in values.items()})
-    return [Step(None, encoding), linear]
+    return [Replacement(None, encoding), linear]
 
 
-def _pool(module: Any, symmetry: Symmetry) -> list[Step]:
+def _pool(module: Any, symmetry: Symmetry) -> list[Replacement]:
     spec = spec_from_nfn(module.network_spec)
     if symmetry == "hnp" and len(spec.weights) == 1:
         raise UserError(
@@ -138,10 +138,10 @@ def _pool(module: Any, symmetry: Symmetry) -> list[Step]:
     pieces = find_pieces(folded)[NETWORK]
     stores = [store for weight in spec.weights for store in (weight.key, weight.target)]
     index = [i for store in stores for i in range(pieces[store].start, pieces[store].stop)]
-    return [Step(symmetry, ReorderedPool(Pool(folded), index))]
+    return [Replacement(symmetry, ReorderedPool(Pool(folded), index))]
 
 
-def _sinusoidal(module: Any, in_channels: int | None) -> list[Step]:
+def _sinusoidal(module: Any, in_channels: int | None) -> list[Replacement]:
     if in_channels is None:
         raise UserError(
             "Expected in_channels, the channels of the input of IOSinusoidalEncoding "
@@ -155,10 +155,10 @@ def _sinusoidal(module: Any, in_channels: int | None) -> list[Step]:
         num_bands=module.num_bands,
         encode_layers=module.enc_layers,
     )
-    return [Step(None, encoding)]
+    return [Replacement(None, encoding)]
 
 
-def _learned_positions(module: Any, _: int | None) -> list[Step]:
+def _learned_positions(module: Any, _: int | None) -> list[Replacement]:
     spec = spec_from_nfn(module.network_spec)
     inputs, outputs = module.inp_emb.weight, module.out_emb.weight
     encoding = IOEncoding(spec, module.channels, "learned", encode_layers=True).to(inputs)
@@ -171,22 +171,22 @@ def _learned_positions(module: Any, _: int | None) -> list[Step]:
     values[f"positions.{position_name(last.key, 'target')}"] = outputs.unsqueeze(1)
     values[f"positions.{last.target}"] = outputs.unsqueeze(1)
     _fill(encoding, values)
-    return [Step(None, encoding)]
+    return [Replacement(None, encoding)]
 
 
-def _fourier(module: Any, _: int | None) -> list[Step]:
+def _fourier(module: Any, _: int | None) -> list[Replacement]:
     frequencies: Tensor = module._B.detach().clone()
     layer = FourierFeatures(frequencies.shape[0], frequencies.shape[1], module.scale)
     layer.frequencies = frequencies
-    return [Step("any", layer)]
+    return [Replacement("any", layer)]
 
 
-def _tuple_op(module: Any, _: int | None) -> list[Step]:
+def _tuple_op(module: Any, _: int | None) -> list[Replacement]:
     op = module.op
     if type(op) is nn.Dropout:
-        return [Step("any", Dropout(op.p))]
+        return [Replacement("any", Dropout(op.p))]
     if published_name(op) == "ChannelLinear":
-        return [Step("any", Activation(copy.deepcopy(op.linear)))]
+        return [Replacement("any", Activation(copy.deepcopy(op.linear)))]
     kind = type(op) if isinstance(op, nn.Module) else op
     if kind not in _ELEMENTWISE and not (kind is nn.PReLU and op.num_parameters == 1):
         raise TypeError(
@@ -196,20 +196,20 @@ def _tuple_op(module: Any, _: int | None) -> list[Step]:
     op = copy.deepcopy(op)
     if getattr(op, "inplace", False):
         op.inplace = False
-    return [Step("any", Activation(op))]
+    return [Replacement("any", Activation(op))]
 
 
-def _res_block(module: Any, in_channels: int | None) -> list[Step]:
+def _res_block(module: Any, in_channels: int | None) -> list[Replacement]:
     parts = [module.norm, module.base_layer, module.activation, module.dropout]
     inner = flatten(*(part for part in parts if part is not None))
     steps = [step for part in inner for step in convert(part, in_channels)]
     # Input and output are added, so the block must begin and end in the same view.
     views: list[View] = [step.view for step in steps if step.view != "any"]
     view = views[-1] if views else "any"
-    return [Step(view, Residual(nn.Sequential(*assemble(steps, view))))]
+    return [Replacement(view, Residual(nn.Sequential(*assemble(steps, view))))]
 
 
-def _simple_norm(module: Any, _: int | None) -> list[Step]:
+def _simple_norm(module: Any, _: int | None) -> list[Replacement]:
     spec = spec_from_nfn(module.network_spec)
 
     def carried(parameter: str) -> dict[str, Tensor]:
@@ -222,13 +222,13 @@ def _simple_norm(module: Any, _: int | None) -> list[Step]:
             for key, norm in _by_type(spec, module.w_norms, module.v_norms)
         }
 
-    return [Step("np", JointNorm(carried("gamma"), carried("beta"), module.w_norms[0].eps))]
+    return [Replacement("np", JointNorm(carried("gamma"), carried("beta"), module.w_norms[0].eps))]
 
 
-def _scale(module: Any, _: int | None) -> list[Step]:
+def _scale(module: Any, _: int | None) -> list[Replacement]:
     spec = NetworkSpec.chain(len(module.weight_scales))
     scales = _by_type(spec, module.weight_scales, module.bias_scales)
-    return [Step("np", TypeScale({module_name(k): x.detach().clone() for k, x in scales}))]
+    return [Replacement("np", TypeScale({module_name(k): x.detach().clone() for k, x in scales}))]
 
 
 def _by_type(
@@ -239,10 +239,12 @@ def _by_type(
         yield weight.target, second
 
 
-_CONVERTERS: dict[str, Callable[[Any, int | None], list[Step]]] = {
+_CONVERTERS: dict[str, Callable[[Any, int | None], list[Replacement]]] = {
     "NPLinear": _np_linear,
-    "HNPLinear": lambda m, _: [Step("hnp", carry_hnp(m, spec_from_nfn(m.network_spec)))],
-    "Pointwise": lambda m, _: [Step("np", carry_pointwise(m, spec_from_nfn(m.network_spec)))],
+    "HNPLinear": lambda m, _: [Replacement("hnp", carry_hnp(m, spec_from_nfn(m.network_spec)))],
+    "Pointwise": lambda m, _: [
+        Replacement("np", carry_pointwise(m, spec_from_nfn(m.network_spec)))
+    ],
     "NPPool": lambda m, _: _pool(m, "np"),
     "HNPPool": lambda m, _: _pool(m, "hnp"),
     "IOSinusoidalEncoding": _sinusoidal,
@@ -251,7 +253,7 @@ _CONVERTERS: dict[str, Callable[[Any, int | None], list[Step]]] = {
     "TupleOp": _tuple_op,
     "ResBlock": _res_block,
     "SimpleLayerNorm": _simple_norm,
-    "ChannelDropout": lambda m, _: [Step("np", MatrixDropout(m.dropout))],
+    "ChannelDropout": lambda m, _: [Replacement("np", MatrixDropout(m.dropout))],
     "LearnedScale": _scale,
-    "Identity": lambda m, _: [Step("any", nn.Identity())],
+    "Identity": lambda m, _: [Replacement("any", nn.Identity())],
 }

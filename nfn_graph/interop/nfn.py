@@ -52,7 +52,7 @@ from typing import Any
 from torch import nn
 
 from nfn_graph.interop._nfn_data import batch_from_nfn, spec_from_nfn, to_nfn
-from nfn_graph.interop._nfn_layers import Step, assemble, convert, flatten, published_name
+from nfn_graph.interop._nfn_layers import Replacement, assemble, convert, flatten, published_name
 from nfn_graph.nn import Fold
 
 __all__ = ["batch_from_nfn", "from_nfn", "spec_from_nfn", "to_nfn"]
@@ -88,7 +88,7 @@ def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
     pooled = next(
         (i for i, part in enumerate(modules, 1) if published_name(part) in _POOLS), len(modules)
     )
-    steps: list[Step] = []
+    steps: list[Replacement] = []
     for i, part in enumerate(modules[:pooled]):
         known = _in_channels(modules[i:pooled])
         steps += convert(part, in_channels if known is None else known)

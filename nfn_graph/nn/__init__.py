@@ -1,8 +1,10 @@
 """Layers and models on weight-space features.
 
-Each is an `nn.Module` that takes :class:`~nfn_graph.WeightFeatures` and commutes with the group.
-Every layer has its own file: the NF-Layer is in `linear`, its equations are in `_message_passing`,
-and `models` contains whole models. All names are also available in :mod:`nfn_graph` itself.
+Layers take :class:`~nfn_graph.WeightFeatures` and commute with the group; :class:`Pool` and
+:class:`InvariantNFN` are invariant. Probes take graphs, which they run. The NF-Layer is in
+`linear`, its equations are in `_message_passing`, and `models` contains whole models, which
+:func:`NFN` makes with the options of :class:`NFNOptions`. All names are also available in
+:mod:`nfn_graph` itself.
 """
 
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual

@@ -8,7 +8,7 @@ layer is computed again for each of the layers after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from torch.nn.functional import linear
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._fused import average, down_maps, up
-from nfn_graph.nn._message_passing import own_columns
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.pool import Pool, network_summary
@@ -118,6 +117,9 @@ class ChunkedFeatures:
 
     def summary(self, pool: Pool) -> Tensor:
         """The result of a pool: `[graphs, entries * channels]`."""
+        if pool.full and self.spec.symmetry == "hnp":
+            # Its further entries are aggregates over fixed axes, so they need the features.
+            return pool(self.features()).flatten(1)
         like = next(iter(self.small.tensors()))[1]
         act: list[nn.Module] = [] if pool.act is None else [pool.act]
         totals: dict[Key, Tensor] = {}
@@ -156,16 +158,9 @@ class ChunkedFeatures:
             if layer.aggr == "mean":
                 average(self.spec, incidence, summaries)
             maps, skipped = layer.site_maps(), list(self.leaves.values())
-            messages = down_maps(self.spec, incidence, summaries, maps, layer.bias, dtype, skipped)
-        stage.messages.update({key: messages[number] for key, number in self.leaves.items()})
-        new = {
-            site.key: own_columns(site, x, layer.out_channels)
-            .to(dtype)
-            .view(x.shape[0], site.taps, layer.out_channels)
-            for site, x in zip(self.spec.sites, messages, strict=True)
-            if site.key in self.spec.taps and site.key not in self.leaves
-        }
-        return self.small._with(new)
+            found = down_maps(self.spec, incidence, summaries, maps, layer.bias, dtype, skipped)
+        stage.messages.update({key: found[number] for key, number in self.leaves.items()})
+        return self._held(layer.entries(found))
 
     def _pointwise(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
         layer, constants = stage.layer, stage.layer.constants()
@@ -173,6 +168,10 @@ class ChunkedFeatures:
         values = layer.values(read)
         with without_autocast(read.device):
             new = layer.entries(layer._pointwise(values, layer.site_maps()))
+        return self._held(new)
+
+    def _held(self, new: Mapping[Key, Tensor]) -> WeightFeatures:
+        """Features of the entries that are kept in memory."""
         return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.features import Incidence
+from nfn_graph.features import Incidence, Rows
 from nfn_graph.nn._message_passing import (
     channels_in,
     channels_out,
     message_passing,
-    own_columns,
 )
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._kernels import bag_down, bag_up
@@ -55,12 +54,7 @@ class _Fused(torch.autograd.Function):
         summaries = up(spec, incidence, values)
         if mean:
             average(spec, incidence, summaries)
-        messages = down_maps(spec, incidence, summaries, maps, bias, dtype)
-        channels = channels_out(spec.sites, maps)
-        new = [
-            x if site.is_leaf else cast(own_columns(site, x, channels), dtype)
-            for site, x in zip(spec.sites, messages, strict=True)
-        ]
+        new = down_maps(spec, incidence, summaries, maps, bias, dtype)
         kept = [x for x, site in zip(summaries, spec.sites, strict=True) if not site.is_leaf]
         ctx.layer, ctx.shapes = (spec, incidence, mean), [x.shape for x in new]
         ctx.set_materialize_grads(False)
@@ -110,8 +104,11 @@ def up(
     ):
         summary = values[number]
         if not site.is_leaf:
-            found = [part.below for part in site.parts if part.below is not None]
-            parts = [below[finer][position][place] for finer, position, place in found]
+            parts = [
+                below[part.below.site][part.below.position][part.below.part]
+                for part in site.parts
+                if part.below is not None
+            ]
             summary = torch.cat([*parts, cast(summary, wide)], 1)
         summaries.append(summary)
         table = None if sums is None else sums.get(number)
@@ -136,36 +133,31 @@ def down(
     dtype: torch.dtype,
     new_message: Callable[[int, Tensor | None], Tensor],
 ) -> list[Tensor]:
-    """Computes the message of every site: the map of its summary plus the messages of coarser
-    sites.
+    """Computes the new entries of every site: the own part of its message, which is the map of
+    its summary plus the messages of coarser sites.
 
     Args:
         spec: The layer's spec.
         channels: The number of channels of the messages.
-        dtype: The dtype of the leaves.
+        dtype: The dtype of the entries.
         new_message: A function that returns the message of a site, given its number and the table
             of the messages of its covers, one cover after another; None if it has no covers.
     """
-    count = len(spec.sites)
-    messages: list[Tensor] = [torch.empty(0)] * count
-    parts_of: list[Sequence[Tensor]] = [()] * count
-    zeros: dict[int, Tensor] = {}
+    parts_of: list[Sequence[Tensor]] = [()] * len(spec.sites)
 
     def sent(site: Site, cover: int, senders: Sequence[int | None]) -> Tensor:
         """The message of a coarser site to every part of a finer one; zeros where it sends none."""
         parts = parts_of[cover]
         if len(senders) == 1 and senders[0] is not None:
             return parts[senders[0]]
-        if None in senders and cover not in zeros:
-            widest = max(part.taps for s in spec.sites for part in s.parts)
-            zeros[cover] = parts[0].new_zeros(parts[0].shape[0], widest * channels)
+        rows = parts[0].shape[0]
         found = [
-            zeros[cover].narrow(1, 0, part.taps * channels) if number is None else parts[number]
+            parts[0].new_zeros(rows, part.taps * channels) if number is None else parts[number]
             for part, number in zip(site.parts, senders, strict=True)
         ]
         return torch.cat(found, 1)
 
-    for number in reversed(range(count)):
+    for number in reversed(range(len(spec.sites))):
         site = spec.sites[number]
         table: Tensor | None = None
         if site.covers:
@@ -173,10 +165,12 @@ def down(
             tables = [sent(site, cover, senders) for cover, senders in pairs]
             table = tables[0] if len(tables) == 1 else torch.cat(tables)
             table = cast(table, dtype) if site.is_leaf else table
-        messages[number] = new_message(number, table)
-        if not site.is_leaf:
-            parts_of[number] = _split_parts(site, messages[number], channels)
-    return messages
+        parts_of[number] = _split_parts(site, new_message(number, table), channels)
+    # The results are not views, since users may change them in place.
+    return [
+        parts[-1] if site.is_leaf else parts[-1].to(dtype, copy=True)
+        for site, parts in zip(spec.sites, parts_of, strict=True)
+    ]
 
 
 def down_maps(
@@ -189,14 +183,15 @@ def down_maps(
     skipped: Sequence[int] = (),
 ) -> list[Tensor]:
     """Computes :func:`down` with the maps of a layer; skipped sites return their table, if any."""
+    rows = incidence.sites[spec.symmetry]
 
     def new_message(number: int, table: Tensor | None) -> Tensor:
         if number in skipped:
             return torch.empty(0) if table is None else table
-        matrix = maps[number]
-        constant = None if spec.sites[number].indices else bias
+        site, matrix = spec.sites[number], maps[number]
+        constant = None if site.indices else bias
         matrix = None if matrix is None else matrix.t()
-        return _message(spec, incidence, number, table, summaries[number], matrix, constant)
+        return _message(site, rows[number], table, summaries[number], matrix, constant)
 
     return down(spec, channels_out(spec.sites, maps), dtype, new_message)
 
@@ -227,10 +222,11 @@ def _gradient(
         found[-1] = cast(sums[-1].sum(0), bias.dtype)
     # The gradients of the maps are large, so they come last, when the messages of the gradient are
     # freed, and each sum is freed after its use.
+    rows = incidence.sites[spec.symmetry]
     for number in reversed(range(len(maps))):
         g, matrix = sums.pop(), maps[number]
         if matrix is not None:
-            read = _with_transposed(spec, incidence, number, reads[number])
+            read = _with_transposed(spec.sites[number], rows[number], reads[number])
             found[number] = cast(sum_of_products(g, read), matrix.dtype)
     return [*own, *found]
 
@@ -244,26 +240,22 @@ def _gradient_of_values(
     maps: Sequence[Tensor | None],
 ) -> list[Tensor]:
     scales = incidence.scales(spec, sums[-1].dtype) if mean else [None] * len(values)
+    rows = incidence.sites[spec.symmetry]
 
     def new_message(number: int, table: Tensor | None) -> Tensor:
-        matrix, scale, read = maps[number], scales[number], sums[number]
+        site, matrix, scale, read = spec.sites[number], maps[number], scales[number], sums[number]
         if matrix is not None:
-            matrix = _adjoint(matrix, spec.sites[number].is_self)
+            matrix = _adjoint(matrix, site.is_self)
         if scale is None or matrix is None:
-            return _message(spec, incidence, number, table, read, matrix, None)
+            return _message(site, rows[number], table, read, matrix, None)
         new = _tapped(product(read, cast(matrix, read.dtype)), scale)
         if table is None:
             return new.mul_(scale).flatten(1)
-        out = bag_down(table, incidence.sites[spec.symmetry][number])
+        out = bag_down(table, rows[number])
         _tapped(out, scale).addcmul_(new, scale)
         return out
 
-    channels, dtype = channels_in(spec.sites, values), values[0].dtype
-    messages = down(spec, channels, dtype, new_message)
-    return [
-        cast(x if site.is_leaf else own_columns(site, x, channels), dtype)
-        for site, x in zip(spec.sites, messages, strict=True)
-    ]
+    return down(spec, channels_in(spec.sites, values), values[0].dtype, new_message)
 
 
 def _plain_gradient(
@@ -288,19 +280,17 @@ def _plain_gradient(
 
 
 def _message(
-    spec: FoldedSpec,
-    incidence: Incidence,
-    number: int,
+    site: Site,
+    rows: Rows,
     table: Tensor | None,
     read: Tensor,
     matrix: Tensor | None,
     constant: Tensor | None,
 ) -> Tensor:
     """The messages of a site's covers plus the map `[inputs, outputs]` of its summary."""
-    rows = incidence.sites[spec.symmetry][number]
     if matrix is None:
         return read.new_empty(read.shape[0], 0) if table is None else bag_down(table, rows)
-    read = _with_transposed(spec, incidence, number, read)
+    read = _with_transposed(site, rows, read)
     matrix = cast(matrix, read.dtype)
     if table is not None:
         return bag_down(table, rows, read, matrix)
@@ -309,12 +299,9 @@ def _message(
     return torch.addmm(cast(constant, read.dtype), read, matrix)
 
 
-def _with_transposed(spec: FoldedSpec, incidence: Incidence, number: int, x: Tensor) -> Tensor:
+def _with_transposed(site: Site, rows: Rows, x: Tensor) -> Tensor:
     """The input of a site's map: its summary and, for a self weight, that of the transpose."""
-    if not spec.sites[number].is_self:
-        return x
-    transposed = incidence.sites[spec.symmetry][number].transposed
-    return torch.cat([x, x.index_select(0, transposed)], 1)
+    return torch.cat([x, x.index_select(0, rows.transposed)], 1) if site.is_self else x
 
 
 def _adjoint(matrix: Tensor, is_self: bool) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
+from nfn_graph.ops import Reduce
 from nfn_graph.ops._precision import autocast_dtype
 from nfn_graph.spec import FoldedSpec, NetworkSpec
 
@@ -32,10 +33,20 @@ def check_folded(spec: FoldedSpec) -> FoldedSpec:
     return spec
 
 
+def check_input(value: object) -> None:
+    """Raises an error unless a value is a graph, a batch or features."""
+    if not isinstance(value, (WeightGraph, WeightFeatures)):
+        raise TypeError(
+            f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(value).__name__}). Use "
+            f"nfn_graph.Batch.from_data_list to batch several graphs, or "
+            f"nfn_graph.interop.nfn.batch_from_nfn for the published WeightSpaceFeatures."
+        )
+
+
 def check_features(
     features: WeightFeatures, spec: NetworkSpec | FoldedSpec, channels: int | None = None
-) -> WeightFeatures:
-    """Raises an error unless the features fit; zeroes the taps that a network does not have."""
+) -> None:
+    """Raises an error unless the features fit."""
     if not isinstance(features, WeightFeatures):
         hint = ""
         if isinstance(features, WeightGraph):
@@ -48,7 +59,6 @@ def check_features(
         raise UserError(f"Expected features of {spec} (got {_difference(spec, features.spec)})")
     if channels is not None and features.channels != channels:
         raise UserError(f"Expected features of {channels} channels (got {features.channels})")
-    return features.owned()
 
 
 def check_parameters(features: WeightFeatures, parameters: Iterable[Tensor]) -> None:
@@ -73,6 +83,11 @@ def check_choice(value: Choice, choices: Sequence[str]) -> Choice:
     if value not in choices:
         raise UserError(f"Expected one of {list(choices)} (got {value!r})")
     return value
+
+
+def check_aggregate(value: Reduce, choices: Sequence[str]) -> Reduce:
+    """Raises an error unless the value is one of the aggregates. PyG also calls a sum `"add"`."""
+    return check_choice("sum" if value == "add" else value, choices)
 
 
 def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:

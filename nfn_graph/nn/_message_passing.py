@@ -1,6 +1,6 @@
 r"""The equations of the NF-Layer, for every site of a spec.
 
-Means go up the sites, one square map acts at every site, messages come down:
+Means go up the sites, one map acts at every site, messages come down:
 
 .. math::
     \text{up}\quad & s_u = [\text{means of all finer entries that meet at } u,\;
@@ -42,7 +42,7 @@ def message_passing(
         spec: The spec of the layer, which lists its sites.
         incidence: The rows of each site in the batch.
         values: The own entries of each site, `[rows, taps * channels]`.
-        maps: The square map of each site; None for a site with an empty summary.
+        maps: The map of each site; None for a site with an empty summary.
         bias: A constant for every entry of the network's summary.
         mean: Whether aggregates are means instead of sums.
     """
@@ -57,11 +57,12 @@ def message_passing(
             if part.below is None:
                 parts.append(own if site.is_leaf else own.to(wide))
             else:
-                finer, position, place = part.below
-                below = columns(sums[finer], sites[finer].parts[place], in_channels).to(wide)
-                parts.append(segment_sum(below, rows[finer].groupings[position]))
+                below = part.below
+                finer = sites[below.site].parts[below.part]
+                x = columns(sums[below.site], finer, in_channels).to(wide)
+                parts.append(segment_sum(x, rows[below.site].groupings[below.position]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-    # One square map of every summary. Down: coarser sites send messages to its parts.
+    # One map of every summary. Down: coarser sites send messages to its parts.
     messages: dict[int, Tensor] = {}
     for number in reversed(range(len(sites))):
         site, summary, matrix = sites[number], sums[number], maps[number]

@@ -127,8 +127,7 @@ class IOEncoding(nn.Module):
     def _learned(self, features: WeightFeatures) -> WeightFeatures:
         def encoded(key: Key, x: Tensor) -> Tensor:
             for name, positions in self._positions(features, key):
-                if name in self.positions:
-                    x = x + self.positions[name].index_select(0, positions)
+                x = x + self.positions[name].index_select(0, positions)
             if module_name(key) in self.layers:
                 x = x + self.layers[module_name(key)]
             return x
@@ -136,17 +135,19 @@ class IOEncoding(nn.Module):
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
     def _positions(self, features: WeightFeatures, key: Key) -> list[tuple[str, Tensor]]:
-        """The positions of the neurons of each row of a type, by the names of embeddings."""
+        """The positions of the neurons of each row of a type, for those that have embeddings."""
         positions = features.incidence.positions
         if isinstance(key, str):
-            return [(key, positions[key])]
-        rows = features.rows(key)
-        at_sources = positions[key[0]].index_select(0, rows.sources.index)
-        at_targets = positions[key[2]].index_select(0, rows.targets.index)
-        return [
-            (position_name(key, "source"), at_sources),
-            (position_name(key, "target"), at_targets),
-        ]
+            return [(key, positions[key])] if key in self.positions else []
+        ends: dict[End, str] = {"source": key[0], "target": key[2]}
+        found = []
+        for end, neuron in ends.items():
+            name = position_name(key, end)
+            if name in self.positions:
+                rows = features.rows(key)
+                grouping = rows.sources if end == "source" else rows.targets
+                found.append((name, positions[neuron].index_select(0, grouping.index)))
+        return found
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         # A dtype with few digits cannot distinguish hundreds of positions.
@@ -163,12 +164,12 @@ class IOEncoding(nn.Module):
         def encoded(key: Key, x: Tensor) -> Tensor:
             code = depth.get(key, zeros)
             if isinstance(key, str):
-                return _cat_channels(x, code + fixed[key] if key in fixed else code)
+                return cat_channels(x, code + fixed[key] if key in fixed else code)
             rows = features.rows(key)
             for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                 if name in fixed:
                     code = code + fixed[name].index_select(0, grouping.index)
-            return _cat_channels(x, code)
+            return cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
@@ -241,8 +242,8 @@ def position_name(key: WeightKey, end: End) -> str:
     return f"{module_name(key)}__{end}"
 
 
-def _cat_channels(x: Tensor, code: Tensor) -> Tensor:
-    """Appends a code `[count or 1, d]` to the channels of every tap."""
+def cat_channels(x: Tensor, code: Tensor) -> Tensor:
+    """Appends a code `[count or 1, d]` to the channels of every tap, in the dtype of `x`."""
     return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
 
 

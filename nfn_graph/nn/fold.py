@@ -6,7 +6,7 @@ from torch import nn
 
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
-from nfn_graph.nn._layer_checks import check_choice
+from nfn_graph.nn._layer_checks import check_choice, check_input
 from nfn_graph.spec import Symmetry
 
 
@@ -37,14 +37,9 @@ class Fold(nn.Module):
 
     def forward(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
         """Folds or unfolds the input; features in the right view are returned unchanged."""
+        check_input(graph)
         if isinstance(graph, WeightGraph):
             return graph.features(self.symmetry)
-        if not isinstance(graph, WeightFeatures):
-            raise TypeError(
-                f"Expected a WeightGraph, a Batch or WeightFeatures (got "
-                f"{type(graph).__name__}). Use nfn_graph.interop.nfn.batch_from_nfn for the "
-                f"published WeightSpaceFeatures."
-            )
         return graph.unfold() if self.symmetry is None else graph.fold(self.symmetry)
 
     def extra_repr(self) -> str:

@@ -12,10 +12,15 @@ from torch.nn.functional import linear
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._fused import fused_message_passing
-from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded, check_parameters
+from nfn_graph.nn._layer_checks import (
+    check_aggregate,
+    check_features,
+    check_folded,
+    check_parameters,
+)
 from nfn_graph.nn._message_passing import message_passing
 from nfn_graph.ops import Reduce, current_backend
-from nfn_graph.ops._precision import autocast_dtype, without_autocast
+from nfn_graph.ops._precision import autocast_dtype, cast, without_autocast
 from nfn_graph.spec import FoldedSpec, Key, Part, Site
 from nfn_graph.spec._checks import check_count
 
@@ -35,8 +40,9 @@ class NFLinear(nn.Module):
 
     Every map's output is split into the site's own new features and one message for each finer
     site. The layer has one parameter per orbit of the group on pairs of entries, so it can express
-    all equivariant linear maps, :math:`f(\sigma U) = \sigma f(U)`, and no others. The spec
-    determines whether the group is NP or HNP. In PyG, the most similar layer is `MetaLayer`, which
+    all equivariant linear maps, :math:`f(\sigma U) = \sigma f(U)`, and no others; layers of a role
+    type share their parameters, so it expresses fewer for them. The spec determines whether the
+    group is NP or HNP. In PyG, the most similar layer is `MetaLayer`, which
     also updates edges, nodes and the graph.
 
     Args:
@@ -45,7 +51,7 @@ class NFLinear(nn.Module):
         out_channels: The number of output channels.
         bias: Whether to add a constant per output tap and channel.
         pointwise: Whether to drop all aggregates and messages (the paper's NFN_PT).
-        aggr: `"mean"` or `"sum"`, the paper's :math:`\star`.
+        aggr: `"mean"` or `"sum"` (or PyG's name for it, `"add"`), the paper's :math:`\star`.
         max_parameters: The number of parameters above which the layer raises an error.
 
     Shapes:
@@ -78,7 +84,7 @@ class NFLinear(nn.Module):
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.out_channels = check_count(out_channels, 1, "out_channels")
         self.pointwise = pointwise
-        self.aggr: Reduce = check_choice(aggr, ("mean", "sum"))
+        self.aggr: Reduce = check_aggregate(aggr, ("mean", "sum"))
         self._check_size(max_parameters)
         self.maps = nn.ParameterDict(
             {
@@ -105,15 +111,22 @@ class NFLinear(nn.Module):
             if site.name in self.maps:
                 matrix = self.maps[site.name]
                 parts = site.parts[-1:] if self.pointwise else site.parts
-                self._fill(matrix, parts, matrix.shape[1])
+                self._fill(matrix, parts, [matrix.shape[1]] * len(parts))
         if self.bias is not None:
             network = self.spec.sites[-1]
-            self._fill(self.bias, network.parts, max(1, network.read_taps * self.in_channels))
+            # Without messages, every constant is added to the result of its own entry's map.
+            taps = [
+                self.spec.site[part.entry].taps if self.pointwise else network.read_taps
+                for part in network.parts
+            ]
+            inputs = [max(1, count * self.in_channels) for count in taps]
+            self._fill(self.bias, network.parts, inputs)
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
-        features = check_features(features, self.spec, self.in_channels)
+        check_features(features, self.spec, self.in_channels)
         check_parameters(features, self.maps.values())
+        features = features.owned()
         values = self.values(features)
         maps = self.site_maps()
         with without_autocast(features.device):
@@ -141,7 +154,7 @@ class NFLinear(nn.Module):
         rows = features.incidence.sites[self.spec.symmetry]
         empty = next(iter(known.values())).new_empty(0, dtype=dtype)
         return [
-            known[site.key].flatten(1).to(dtype)
+            cast(known[site.key].flatten(1), dtype)
             if site.key in known
             else empty.reshape(0 if site.taps else rows[i].count, site.taps * self.in_channels)
             for i, site in enumerate(self.spec.sites)
@@ -182,11 +195,11 @@ class NFLinear(nn.Module):
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
-    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: int) -> None:
-        """Samples the rows of every part."""
+    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: Sequence[int]) -> None:
+        """Samples the rows of every part, which have these numbers of inputs."""
         rows_of_parts = parameter.split([part.taps * self.out_channels for part in parts])
-        for part, rows in zip(parts, rows_of_parts, strict=True):
-            variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
+        for part, rows, count in zip(parts, rows_of_parts, inputs, strict=True):
+            variance = 1 / count if part.below is None else 1 / (3 * count)
             bound = math.sqrt(3 * variance)
             rows.uniform_(-bound, bound)
 

@@ -15,7 +15,7 @@ from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._chunked import ChunkedFeatures
-from nfn_graph.nn._layer_checks import check_features
+from nfn_graph.nn._layer_checks import check_features, check_input
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
@@ -152,13 +152,9 @@ class _Layers(nn.Module):
 
     def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
         """Converts the input to features of the model's own spec, before the fold."""
+        check_input(graph)
         if isinstance(graph, WeightGraph):
             return graph.features(spec=self.spec)
-        if not isinstance(graph, WeightFeatures):
-            raise TypeError(
-                f"Expected a WeightGraph, a Batch or WeightFeatures (got {type(graph).__name__}). "
-                f"Use nfn_graph.Batch.from_data_list to batch several graphs."
-            )
         check_features(graph, self.spec)
         return graph
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.features import Grouping, WeightFeatures
-from nfn_graph.nn._layer_checks import check_choice, check_features, check_folded
+from nfn_graph.nn._layer_checks import check_aggregate, check_features, check_folded
 from nfn_graph.nn.elementwise import Activation
 from nfn_graph.ops import Reduce, divide_by_count, segment_max, segment_sum
 from nfn_graph.ops._precision import sum_dtype
@@ -30,9 +30,10 @@ class Pool(nn.Module):
     Args:
         spec: The folded spec of the features.
         aggr: `"mean"`, `"sum"` or `"max"`. The aggregate over nothing is 0.
-        full: Whether to keep the redundant entries of :math:`\tilde P`, which are
-            :math:`2L + n_0 + 2 n_L` for a chain. With a single layer both axes of its weight
-            are fixed, so all of its entries take the place of rows and columns.
+        full: Whether to keep the redundant entries of :math:`\tilde P` on an HNP fold; an NP fold
+            has none. For a chain, :math:`\tilde P` has :math:`2L + n_0 + 2 n_L` entries in total.
+            With a single layer both axes of its weight are fixed, so all of its entries take the
+            place of rows and columns.
         act: An activation of the input. The mean or sum of a ReLU keeps only the input for the
             gradient, whereas an activation before the pool also keeps its own result.
 
@@ -58,7 +59,7 @@ class Pool(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = check_folded(spec)
-        self.aggr: Reduce = check_choice(aggr, ("mean", "sum", "max"))
+        self.aggr: Reduce = check_aggregate(aggr, ("mean", "sum", "max"))
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None

@@ -20,6 +20,7 @@ network, whereas other models only read its weights.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
+from nfn_graph.nn.encoding import cat_channels
 from nfn_graph.nn.models import mlp
 from nfn_graph.spec import Key, NetworkSpec, NeuronType
 from nfn_graph.spec._checks import check_count
@@ -327,7 +329,7 @@ class ProbeEncoding(nn.Module):
                 for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
                     if name in codes:
                         code = code + codes[name].index_select(0, grouping.index)
-            return torch.cat([x, code.unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+            return cat_channels(x, code)
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
 
@@ -341,8 +343,8 @@ class ProbeEncoding(nn.Module):
 
 
 def _of_role(spec: NetworkSpec, role: Literal["input", "output"]) -> list[NeuronType]:
-    """The neuron types whose names begin with a role."""
-    return [neuron for neuron in spec.neurons if neuron.name.startswith(role)]
+    """The neuron types with a role: `input` and, if there are several, `input2` and so on."""
+    return [n for n in spec.neurons if re.fullmatch(rf"{role}\d*", n.name)]
 
 
 def _size_of(spec: NetworkSpec, role: Literal["input", "output"], option: str) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 # Products of fewer multiplications are faster in MKL, unless they have few columns and many rows.
-_MULTIPLICATIONS = 2**21
+_MULTIPLICATIONS = 2**22
 _FEW_COLUMNS, _MANY_COLUMNS, _MANY_ROWS = 8, 32, 2**12
 # For few rows, the copy of the matrix in oneDNN's own order costs memory and saves little time.
 _FEWEST_ROWS = 2**9

@@ -17,7 +17,7 @@ from nfn_graph.ops._backends import current_backend
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
 from nfn_graph.ops._precision import sum_dtype
 
-Reduce = Literal["mean", "sum", "max"]
+Reduce = Literal["mean", "sum", "add", "max"]
 
 
 def segment_sum(x: Tensor, grouping: Grouping, relu: bool = False) -> Tensor:

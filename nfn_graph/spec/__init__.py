@@ -1,6 +1,6 @@
 """Descriptions of a family of networks without tensors: types, sites and symmetry."""
 
-from nfn_graph.spec._sites import NETWORK, FoldedSpec, Part, Piece, Site
+from nfn_graph.spec._sites import NETWORK, Below, FoldedSpec, Part, Piece, Site
 from nfn_graph.spec._types import (
     PRIME,
     Key,
@@ -11,11 +11,13 @@ from nfn_graph.spec._types import (
     WeightKey,
     WeightType,
     module_name,
+    type_label,
 )
 
 __all__ = [
     "NETWORK",
     "PRIME",
+    "Below",
     "FoldedSpec",
     "Key",
     "NetworkSpec",
@@ -28,4 +30,5 @@ __all__ = [
     "WeightKey",
     "WeightType",
     "module_name",
+    "type_label",
 ]

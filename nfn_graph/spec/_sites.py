@@ -15,7 +15,7 @@ site                its rows                    the paper's aggregate
 ==================  ==========================  ==========================================
 
 A site's *summary* puts side by side the mean of every kind of entry that has the site. The
-complete equivariant layer is one square map of every site's summary, so the sum of all squares
+complete equivariant layer is one map of every site's summary to itself, so the sum of all squares
 of summary sizes is the number of orbits of the group on pairs of entries. (The weights of a layer
 with itself also read the weight in the other direction, which doubles their share.)
 
@@ -38,7 +38,15 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from nfn_graph.messages import UserError
-from nfn_graph.spec._types import PRIME, Key, NetworkSpec, Symmetry, WeightType, module_name
+from nfn_graph.spec._types import (
+    PRIME,
+    Key,
+    NetworkSpec,
+    Symmetry,
+    WeightType,
+    module_name,
+    type_label,
+)
 
 NETWORK = "network"
 
@@ -62,6 +70,25 @@ class Piece(NamedTuple):
     diagonal: bool = False
 
 
+class Below(NamedTuple):
+    """Where a mean comes up from, and its message goes down to.
+
+    Attributes:
+        site: The number of a finer site.
+        position: The position, among its covers, of the site that the mean goes up to.
+        part: The part of the finer site that is averaged further.
+
+    Example:
+        >>> folded = NetworkSpec.chain(2).fold("np")
+        >>> folded.site["output"].parts[0].below  # the last weight, by its target neurons
+        Below(site=1, position=0, part=0)
+    """
+
+    site: int
+    position: int
+    part: int
+
+
 class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
@@ -70,9 +97,8 @@ class Part(NamedTuple):
             entries.
         start: The first tap of the slice.
         taps: The number of taps.
-        below: Where the mean comes up from, and its message goes down to: the number of a finer
-            site, the position of this site among its covers, and the part that is averaged
-            further. None for the site's own entries.
+        below: Where the mean comes up from, and its message goes down to. None for the site's own
+            entries.
         kept: The indices of the entry that the site has. For a self or role weight, they
             distinguish the mean over the edges of a target neuron from that over the edges of a
             source neuron.
@@ -86,7 +112,7 @@ class Part(NamedTuple):
     entry: Key
     start: int
     taps: int
-    below: tuple[int, int, int] | None
+    below: Below | None
     kept: tuple[str, ...]
 
 
@@ -151,9 +177,8 @@ class Site:
         for part in self.parts:
             if not part.taps:
                 continue
-            entry = part.entry if isinstance(part.entry, str) else "->".join(part.entry[::2])
             mean = f" at {'*'.join(part.kept) or 'network'}" if part.below else ""
-            parts.append(f"{entry}{mean}:{part.taps}")
+            parts.append(f"{type_label(part.entry)}{mean}:{part.taps}")
         return f"{{{', '.join(self.indices)}}} [{', '.join(parts)}]"
 
 
@@ -222,7 +247,11 @@ class FoldedSpec:
 
     @cached_property
     def num_orbits(self) -> int:
-        """The number of parameters per `c_out * c_in` of the complete equivariant linear layer."""
+        """The number of orbits of the group on pairs of entries, if the spec is complete.
+
+        It is the number of parameters per `c_out * c_in` of the layer, also for a spec with role
+        types, whose layers share parameters.
+        """
         return sum(site.summary_taps * site.read_taps for site in self.sites)
 
     @cached_property
@@ -237,9 +266,9 @@ class FoldedSpec:
         """
         steps = []
         while part.below is not None:
-            site, position, place = part.below
-            steps.append((site, position))
-            part = self.sites[site].parts[place]
+            below = part.below
+            steps.append((below.site, below.position))
+            part = self.sites[below.site].parts[below.part]
         return steps
 
     def free(self, indices: Iterable[str]) -> tuple[str, ...]:
@@ -272,7 +301,7 @@ class FoldedSpec:
 
 
 # A way to obtain a mean: its rank in preference, `Part.below`, and the part that is averaged.
-_Way = tuple[tuple[bool, int], tuple[int, int, int], Part]
+_Way = tuple[tuple[bool, int], Below, Part]
 
 
 class _Draft:
@@ -316,8 +345,7 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                site, position, finer = part.below
-                senders[site][position][finer] = place
+                senders[part.below.site][part.below.position][part.below.part] = place
     used = [
         [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
         for found in senders
@@ -326,8 +354,8 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     def renumbered(part: Part) -> Part:
         if part.below is None:
             return part
-        site, position, finer = part.below
-        return part._replace(below=(site, used[site].index(position), finer))
+        position = used[part.below.site].index(part.below.position)
+        return part._replace(below=part.below._replace(position=position))
 
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
     return tuple(
@@ -429,7 +457,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
             kept = tuple(label for label in part.kept if label != gone)
             # Prefer neurons to pairs of neurons, and the target of a weight to its source.
             preference = (not isinstance(finer.key, str), entry.indices.index(gone))
-            below = (finer.number, position, place)
+            below = Below(finer.number, position, place)
             found.setdefault((entry.number, kept), []).append((preference, below, part))
     for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
         _, below, part = min(ways, key=lambda way: way[:2])

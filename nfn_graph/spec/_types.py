@@ -37,6 +37,19 @@ def module_name(key: Key) -> str:
     return key if isinstance(key, str) else "__".join(key)
 
 
+def type_label(key: Key) -> str:
+    """How a type is printed; the name of a tensor distinguishes parallel ones.
+
+    Example:
+        >>> type_label(("input", "weight", "hidden1")), type_label(("a", "skip", "b"))
+        ('input->hidden1', 'a->b(skip)')
+    """
+    if isinstance(key, str):
+        return key
+    source, name, target = key
+    return f"{source}->{target}" + ("" if name == "weight" else f"({name})")
+
+
 @dataclass(frozen=True)
 class NeuronType:
     """A layer of neurons; its biases and norm parameters are `taps` values per neuron.
@@ -112,8 +125,7 @@ class WeightType:
         return (self.source, self.name, self.target)
 
     def __str__(self) -> str:
-        name = "" if self.name == "weight" else f"({self.name})"
-        return f"{self.source}->{self.target}{name}:{self.taps}"
+        return f"{type_label(self.key)}:{self.taps}"
 
 
 @dataclass(frozen=True)
@@ -160,7 +172,15 @@ hidden1->hidden2:1, hidden2->output:1)
         input_size: int | None = None,
         output_size: int | None = None,
     ) -> NetworkSpec:
-        """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN."""
+        """The spec of a chain of `num_layers` weight tensors: an MLP or a plain CNN.
+
+        Args:
+            num_layers: The number of weight tensors.
+            taps: The number of values per connection, for all weights or for each.
+            biases: Whether there are biases, for all layers or for each.
+            input_size: The number of inputs; None leaves it open.
+            output_size: The number of outputs; None leaves it open.
+        """
         check_count(num_layers, 1, "num_layers")
         tap_list = [taps] * num_layers if isinstance(taps, int) else list(taps)
         bias_list = [biases] * num_layers if isinstance(biases, bool) else list(biases)

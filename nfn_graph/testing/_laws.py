@@ -29,7 +29,7 @@ _ANY_VIEW = (Activation, Dropout, FourierFeatures)
 
 def assert_equivariant(
     function: Callable[[Any], WeightFeatures | WeightGraph],
-    graph: WeightGraph,
+    graph: WeightGraph | WeightFeatures,
     symmetry: Symmetry | None = None,
     folded: bool | None = None,
     trials: int = 3,
@@ -39,7 +39,8 @@ def assert_equivariant(
 
     Args:
         function: A layer, model or other function that returns features or a graph.
-        graph: A network or batch that has a layer with at least two neurons to permute.
+        graph: A network or batch that has a layer with at least two neurons to permute, or the
+            features of one.
         symmetry: The group from which :math:`\sigma` is sampled. By default the group that all
             layers of the function commute with: `"hnp"` if some layer was folded for it or encodes
             the positions of inputs and outputs, otherwise `"np"`.
@@ -60,6 +61,7 @@ def assert_equivariant(
         >>> from nfn_graph.testing import assert_equivariant
         >>> assert_equivariant(NFLinear(spec.fold("hnp"), 1, 8).double(), graph, "hnp")
     """
+    graph = _as_graph(graph)
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = _as_graph(function(_input(function, graph, symmetry, folded)))
     for _ in range(trials):
@@ -73,7 +75,7 @@ def assert_equivariant(
 
 def assert_invariant(
     function: Callable[[Any], Tensor],
-    graph: WeightGraph,
+    graph: WeightGraph | WeightFeatures,
     symmetry: Symmetry | None = None,
     folded: bool | None = None,
     trials: int = 3,
@@ -92,6 +94,7 @@ def assert_invariant(
         >>> from nfn_graph.testing import assert_invariant
         >>> assert_invariant(NFN(spec, (8,), "hnp", out_features=3).double(), graph)
     """
+    graph = _as_graph(graph)
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = function(_input(function, graph, symmetry, folded))
     for _ in range(trials):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from networks import chain, same
+from networks import NAMED_SPECS, batch_of, chain, same
 from nfn_graph import Batch, NFLinear, WeightFeatures
 
 
@@ -100,6 +100,12 @@ def test_what_does_not_belong_together_is_refused():
 def test_features_print_their_shapes():
     text = repr(features())
     assert text.startswith("WeightFeatures(2 networks; hidden1 [8, 7, 2]")
+
+
+def test_parallel_tensors_are_printed_with_their_names():
+    f = batch_of(NAMED_SPECS["parallel"]).features()
+    assert "a->b(first) [" in repr(f)
+    assert "a->b(second) [" in repr(f)
 
 
 @pytest.mark.parametrize("symmetry", [None, "np", "hnp"])

@@ -350,3 +350,21 @@ def test_laws_infer_the_group_that_all_layers_keep():
         assert_equivariant(broken, graph)
     with pytest.raises(ValueError, match=r"with a known symmetry .*symmetry='np'"):
         assert_equivariant(lambda graph: graph, graph)
+
+
+@pytest.mark.parametrize("view", [None, "np", "hnp"])
+def test_laws_accept_features_like_the_model_itself(view):
+    graph = chain((3, 5, 4, 2), dtype=torch.float64)
+    features = graph.features(view)
+    fold = graph.spec.fold(view or "hnp")
+    pooled = nn.Sequential(NFLinear(fold, 1, 3), Pool(fold)).double()
+    layer = NFLinear(fold, 1, 3).double()
+    if view is None:
+        pooled, layer = nn.Sequential(Fold("hnp"), pooled), nn.Sequential(Fold("hnp"), layer)
+        assert_invariant(NFN(graph.spec, (4,), "np", out_features=2).double(), features)
+    pooled(features)
+    assert_invariant(pooled, features)
+    assert_equivariant(layer, features)
+    with pytest.raises(AssertionError, match="to agree"):
+        # The first entry of a layer is not invariant.
+        assert_invariant(lambda f: f.neurons["hidden1"][0], graph.features(), "hnp", folded=False)

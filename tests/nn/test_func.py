@@ -8,7 +8,8 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vjp, v
 
 from networks import NAMED_SPECS, batch_of, chain
 from nfn_graph import NFN, Batch, NFLinear, Pool, WeightFeatures, use_backend
-from nfn_graph.features import Incidence, is_lasting
+from nfn_graph.features import Incidence
+from nfn_graph.features._rows import is_lasting
 
 SYMMETRIES = ["np", "hnp"]
 NETWORKS = ["mlp", "cnn", "self", "residual", "one layer"]

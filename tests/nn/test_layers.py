@@ -53,6 +53,14 @@ def test_initialisation_is_uniform_by_fan_in(pointwise, symmetry):
                 assert 0.9 * largest < rows.abs().max() <= largest
 
 
+def test_a_pointwise_bias_is_initialised_by_the_fan_in_of_its_own_map():
+    spec = chain((3, 5, 4), kernels=[(3,), ()]).spec.fold("hnp")
+    layer = NFLinear(spec, 7, 512, pointwise=True)
+    for key, bias in layer.constants().items():
+        variance = (1 if key == "network" else 1 / 3) / (7 * spec.taps[key])
+        assert float(bias.detach().var()) == pytest.approx(variance, rel=0.15), key
+
+
 @torch.no_grad()
 def share_fan_in(layer: NFLinear) -> None:
     """Samples all maps that add into an entry with the number of all their inputs together."""
@@ -398,3 +406,10 @@ def test_an_unfitted_standardize_compiles():
     assert same(compiled(graph.features()), graph.features())
     layer.fit(graph)
     assert same(compiled(graph.features()), layer(graph.features()))
+
+
+def test_add_is_another_name_for_a_sum():
+    spec = chain((3, 4, 2)).spec.fold("np")
+    assert NFLinear(spec, 1, 2, aggr="add").aggr == NFLinear(spec, 1, 2, aggr="sum").aggr
+    features = chain((3, 4, 2)).features("np")
+    assert torch.equal(Pool(spec, aggr="add")(features), Pool(spec, aggr="sum")(features))

@@ -72,6 +72,16 @@ def test_chunks_where_types_are_missing(symmetry):
             torch.testing.assert_close(model(batch, chunk_edges=5), model(batch))
 
 
+@pytest.mark.parametrize("symmetry", SYMMETRIES)
+@pytest.mark.parametrize("network", ["mlp", "self", "parallel", "one layer"])
+def test_chunks_and_a_pool_of_all_entries(network, symmetry):
+    batch = batch_of(NAMED_SPECS[network], (3, 4))
+    options = {"in_channels": 3, "out_features": 2, "head": (8,), "pool_full": True}
+    model = NFN(batch.spec, (4, 4), symmetry, **options).double()
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch, chunk_edges=7), model(batch))
+
+
 def test_chunks_hold_no_more_edges_than_asked_for():
     seen: list[int] = []
 

@@ -9,7 +9,17 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from nfn_graph import Batch, Probe, ProbeEncoding, ProbeNet, WeightGraph, symmetry
+from nfn_graph import (
+    Batch,
+    NetworkSpec,
+    NeuronType,
+    Probe,
+    ProbeEncoding,
+    ProbeNet,
+    WeightGraph,
+    WeightType,
+    symmetry,
+)
 from nfn_graph.converters import from_module
 from nfn_graph.testing import assert_equivariant, assert_invariant
 
@@ -93,6 +103,13 @@ def test_channels_are_maps_of_standardized_activations() -> None:
         assert torch.allclose(features[key][:, 0, 1:], expected)
 
 
+def test_appended_channels_have_the_dtype_of_the_features() -> None:
+    network = graph(2, 4, 3)
+    encoding = ProbeEncoding(Probe(network.spec, 5), 4).double()
+    features = encoding(network, network.features().to(torch.bfloat16))
+    assert {x.dtype for _, x in features.tensors()} == {torch.bfloat16}
+
+
 def test_an_activation_that_does_not_vary_is_only_centred() -> None:
     network = graph(2, 4, 3)
     network["output"].x.zero_()
@@ -140,6 +157,16 @@ def test_probes_of_images() -> None:
     )
     model = ProbeNet(Probe(network.spec, 5, input_shape=(1, 4, 4)), 2)
     assert model(network).shape == (1, 2)
+
+
+def test_a_hidden_type_whose_name_begins_like_an_input_is_no_input() -> None:
+    spec = NetworkSpec(
+        (NeuronType("input", 0, size=2), NeuronType("input_proj"), NeuronType("output", size=3)),
+        (WeightType("input", "input_proj"), WeightType("input_proj", "output")),
+    )
+    probe = Probe(spec, 5)
+    assert probe.input_shape == (2,)
+    assert list(ProbeEncoding(probe, 4).maps) == ["input_proj", "output"]
 
 
 @pytest.mark.parametrize(

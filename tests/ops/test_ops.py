@@ -231,16 +231,14 @@ def test_the_cache_is_bounded_by_entries_and_by_bytes(monkeypatch):
     (first,) = networks_of(5)
     assert networks_of(5) == [first]
     networks_of(6, 7, 8)
-    assert len(cache) == 3
+    assert len(cache._values) == 3
     assert networks_of(5) != [first]
     cache.max_bytes = sum(i.num_bytes for i in networks_of(7, 8))
     networks_of(6)
-    assert cache.num_bytes <= cache.max_bytes
-    kept = len(cache)
+    kept = list(cache._values.values())
+    assert sum(incidence.num_bytes for incidence in kept) <= cache.max_bytes
     networks_of(5000)
-    assert len(cache) == kept, "what cannot be kept drives nothing out"
-    cache.clear()
-    assert len(cache) == 0
+    assert list(cache._values.values()) == kept, "what cannot be kept drives nothing out"
 
 
 def test_the_cache_notices_what_grew_when_it_was_used(monkeypatch):
@@ -261,7 +259,7 @@ def test_an_incidence_knows_its_bytes():
 
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize(
-    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (9000, 16, 24), (3000, 260, 270)]
+    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (12000, 16, 24), (3000, 260, 270)]
 )
 def test_products_are_those_of_float64(shape, onednn, monkeypatch):
     """Any library may compute them, and the result may go anywhere."""
@@ -280,7 +278,7 @@ def test_products_are_those_of_float64(shape, onednn, monkeypatch):
 
     if not onednn:
         monkeypatch.setattr(_matmul, "_onednn_linear", lambda: None)
-    large = count * read * returned >= 2**21 or shape == (5000, 4, 6)
+    large = count * read * returned >= 2**22 or shape == (5000, 4, 6)
     available = torch.backends.mkldnn.is_available()
     assert (_linear(x, matrix) is not None) == (large and onednn and available)
     check(product(x, matrix), exact)

@@ -31,11 +31,16 @@ def test_specs_print_their_types():
     )
     assert str(residual_spec().fold("hnp")) == (
         "FoldedSpec(hnp)\n"
-        "  {h, r} [r->h:2]\n"
-        "  {r} [r->h at r:2, r:4]\n"
-        "  {h} [r->h at h:2, h:1]\n"
-        "  {} [r->h at network:2, r at network:4, h at network:1]"
+        "  {h, r} [r->h(up):2]\n"
+        "  {r} [r->h(up) at r:2, r:4]\n"
+        "  {h} [r->h(up) at h:2, h:1]\n"
+        "  {} [r->h(up) at network:2, r at network:4, h at network:1]"
     )
+
+
+def test_sites_are_printed_with_the_names_of_their_tensors():
+    site = parallel_spec().fold("np").site["a", "first", "b"]
+    assert str(site) == "{b, a} [a->b(first):4]"
 
 
 def test_np_forgets_sizes_and_hnp_keeps_them():
