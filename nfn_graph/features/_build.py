@@ -349,13 +349,19 @@ def on_device(values: Iterable[object], device: torch.device) -> list[Tensor]:
     It changes the values in place, also those of frozen dataclasses, whose fields it fills in
     through `vars` before anything reads them.
     """
+    has_values = type(torch.empty(0)) is Tensor  # Fake tensors have none.
+    if has_values and is_capturing(device):
+        raise RuntimeError(
+            "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
+            "Call features() of this batch once before the capture."
+        )
     places: list[tuple[_Container, Any, Ints]] = []
     roots: dict[int, Ints] = {}
     seen: set[int] = set()
     for value in values:
         _find(value if isinstance(value, dict) else vars(value), places, roots, seen)
     tensors: dict[int, Tensor] = {}
-    if device.type == "cpu" and type(torch.empty(0)) is Tensor:
+    if device.type == "cpu" and has_values:
         for container, key, array in places:
             if id(array) not in tensors:
                 tensors[id(array)] = torch.from_numpy(array)
@@ -376,11 +382,6 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
     like = torch.empty(0, dtype=x.dtype, device=device)
     if type(like) is not Tensor:  # A mode in which tensors have no values.
         return like.new_empty(len(x))
-    if is_capturing(device):
-        raise RuntimeError(
-            "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
-            "Call features() of this batch once before the capture."
-        )
     if device.type == "cuda":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)

@@ -103,7 +103,7 @@ def test_models_that_run_the_networks(
     for run in (number, size):
         losses = [float(row["train/loss"]) for row in table(run / "logs" / "metrics.csv")]
         assert losses[-1] < 0.5 * losses[0]
-    assert "evaluates the networks, on 9 inputs" in (size / "report.html").read_text()
+    assert "evaluates every network on 9 inputs" in (size / "report.html").read_text()
     graphs = [from_module(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))]
     other = [{"file": "other.pt", "scale": 1.0}]
     StoreWriter(tmp_path / "other", {"key": "file"}).publish(

@@ -89,7 +89,7 @@ def test_probes_read_what_sirens_of_all_sizes_show(
     assert found["test"]["networks"] == 24
     assert (run / "figures" / "probes.png").is_file()
     page = (run / "report.html").read_text()
-    assert "evaluates the networks, on 16 inputs" in page
+    assert "evaluates every network on 16 inputs" in page
     # Networks of shapes read three coordinates.
     graph = from_state_dict(
         {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(4),
