@@ -14,7 +14,7 @@ Why it is worth moving:
   `IndexError`, also work.
 - *Mixed sizes.* The published package stacks networks, so all networks of a batch must have the
   same widths. Here the widths may differ.
-- *Speed.* See `docs/performance.md`: both passes of a layer take 0.46 to 0.85 of the time.
+- *Speed.* See `docs/performance.md`: both passes of a layer take 0.46 to 0.88 of the time.
 
 What comes over:
 
