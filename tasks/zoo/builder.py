@@ -348,7 +348,7 @@ class ZooBuilder(ABC, Generic[Options, Source, Item]):
             if not together:
                 # On a GPU, launches cost more than memory.
                 most = _MOST_ENTRIES * (1 if self.options.device == "cpu" else 64)
-                together = max(8, min(1024, most // self.largest_activation(found[0])))
+                together = max(1, min(1024, most // self.largest_activation(found[0])))
             pieces = math.ceil(len(found) / together)
             size = math.ceil(len(found) / pieces)
             yield from (found[i : i + size] for i in range(0, len(found), size))

@@ -5,7 +5,8 @@ does: `layers.0.weight` is `[N, out, in, ...]`. Dense layers are batched product
 activations `[N, features, batch]`; classes on the middle axis make the softmax ten times
 faster than on the last one. Convolutions are grouped convolutions over `[batch, N * channels,
 height, width]`, which on two cores were twice as fast as unfolding and batched products; but
-for the first, where one or three channels per group made them three times slower.
+for the first of several networks, where one or three channels per group made them three times
+slower.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ InitKind = Literal[
     "glorot_normal", "he_normal", "orthogonal", "normal", "truncated_normal", "pytorch"
 ]
 # The largest number of entries of an activation in one evaluation step.
-_MOST_ENTRIES = 2**22
+_MOST_ENTRIES = 2**20
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def forward(
         activation: The activation function of the hidden layers, where the architecture has none.
         images: `[batch, N, channels, height, width]` (of their own each), or
             `[batch, 1, ...]` for all of them.
-        dropped: The dropout factors of every hidden layer, `[N, *units, batch]`.
+        dropped: The dropout factors of every hidden layer, `[batch, N, *units]`.
 
     Returns:
         `[N, classes, batch]`.
@@ -214,7 +215,7 @@ def forward(
         kept: list[Tensor] = []
         for channels in architecture.convolutions:
             weight, bias = parameters[f"layers.{layer}.weight"], parameters[f"layers.{layer}.bias"]
-            if layer == 0 and architecture.stride > 1:
+            if layer == 0 and architecture.stride > 1 and num > 1:
                 x = _first_convolution(images, weight, bias, architecture)
             else:
                 if layer == 0:
@@ -230,7 +231,7 @@ def forward(
             x = _activate(architecture, activation, layer, x)
             kept.append(x)
             if dropped is not None:
-                x = x * next(masks).movedim(-1, 0).flatten(1, 2)
+                x = x * next(masks).flatten(1, 2)
             layer += 1
         if architecture.pool == "mean":
             x = x.mean((2, 3))
@@ -242,7 +243,7 @@ def forward(
         if not last:
             x = _activate(architecture, activation, layer, x)
             if dropped is not None:
-                x = x * next(masks)
+                x = x * next(masks).movedim(0, -1)
         layer += 1
     return x
 

@@ -173,7 +173,7 @@ class StackedNetworks(ABC):
             parameters: Stacked parameters.
             images: `[batch, N, channels, height, width]`.
             labels: `[N, batch]`.
-            dropped: The dropout factors of every hidden layer.
+            dropped: The dropout factors of every hidden layer, `[batch, N, *units]`.
         """
 
     @abstractmethod
@@ -264,12 +264,12 @@ def train_classifiers(
         if not state.runs:
             return
         batches = state.draw_batches(batch_size)
-        dropped = state.draw_dropout(batch_size)
+        drawn = state.draw_dropout(batch_size)
         for step in range(start, min(start + BLOCK, longest + 1)):
             yield from state.checkpoints(step)
             if step < longest:
                 at = step - start
-                state.step(batches[at], None if dropped is None else [d[at] for d in dropped])
+                state.step(batches[at], None if drawn is None else [d[at] for d in drawn])
         done = [min(max(run.num_steps - start, 0), BLOCK) for run in state.runs]
         on_steps(sum(done))
 
@@ -317,25 +317,30 @@ class _State:
         return taken.view(BLOCK, batch_size, -1).to(self.data.train_images.device)
 
     def draw_dropout(self, batch_size: int) -> list[Tensor] | None:
-        """For every hidden layer, factors `[BLOCK, N, *units, batch]`; None without dropout."""
+        """Random bytes `[BLOCK, batch, N, *units]` of every hidden layer; None without dropout."""
         if not any(run.dropout for run in self.runs):
             return None
-        like = self.data.train_images
-        kept = [KEPT_OF - round(run.dropout * KEPT_OF) for run in self.runs]
         layers = []
         for units in self.networks.units:
-            shape = (BLOCK, *units, batch_size)
-            # The largest byte that stays, so that 256 of 256 fit into a byte.
-            last = torch.tensor([k - 1 for k in kept], dtype=torch.uint8, device=like.device)
-            scale = like.new_tensor([KEPT_OF / k for k in kept])
-            drawn = torch.stack([random_bytes(g, shape) for g in self.dropout]).to(like.device)
-            each = (-1, *[1] * len(shape))
-            factors = (drawn <= last.view(each)) * scale.view(each)
-            layers.append(factors.transpose(0, 1))
+            # The order in which a stream fills them is part of what a zoo is.
+            each = [random_bytes(g, (BLOCK, *units, batch_size)) for g in self.dropout]
+            drawn = torch.stack([x.movedim(-1, 1) for x in each], 2)
+            layers.append(drawn.to(self.data.train_images.device))
         return layers
 
-    def step(self, batch: Tensor, dropped: list[Tensor] | None) -> None:
+    def factors(self, drawn: Tensor) -> Tensor:
+        """The factors of activations, given random bytes `[batch, N, *units]` of one step."""
+        like = self.data.train_images
+        kept = [KEPT_OF - round(run.dropout * KEPT_OF) for run in self.runs]
+        each = (-1, *[1] * (drawn.ndim - 2))
+        # The largest byte that stays, so that 256 of 256 fit into a byte.
+        last = torch.tensor([k - 1 for k in kept], dtype=torch.uint8, device=like.device)
+        scale = like.new_tensor([KEPT_OF / k for k in kept])
+        return (drawn <= last.view(each)) * scale.view(each)
+
+    def step(self, batch: Tensor, drawn: list[Tensor] | None) -> None:
         """One gradient step of every network."""
+        dropped = None if drawn is None else [self.factors(x) for x in drawn]
         images = self.data.train_images.index_select(0, batch.flatten())
         labels = self.data.train_labels[batch.t()]
         images = images.view(*batch.shape, *images.shape[1:])
