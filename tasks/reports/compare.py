@@ -63,20 +63,17 @@ def compare(runs: Sequence[Path], out: Path | None = None) -> list[Row]:
             shows the main metric against the seconds of training; None to write nothing.
 
     Example:
-        >>> import json, tempfile
+        >>> import tempfile
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import compare
         >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     folder = Path(name)
+        ...     config = '{"task": "regress", "options": {"model": "nfn-np", "seed": 0}}'
+        ...     _ = (folder / "config.json").write_text(config)
+        ...     _ = (folder / "metrics.json").write_text('{"test": {"tau": 0.8}}')
         ...     rows = compare([folder])
         >>> [(row["label"], row["metric"], row["mean"]) for row in rows]
-        [('nfn-np', 'tau', 0.8), ('nfn-np', 'networks', 20.0)]
+        [('nfn-np', 'tau', 0.8)]
     """
     found, failed = _read(runs)
     if not found:
@@ -94,17 +91,13 @@ def failed_runs(runs: Sequence[Path]) -> dict[Path, str]:
     """Returns the runs that failed or are not finished, with the reason; `compare` skips them.
 
     Example:
-        >>> import json, tempfile
+        >>> import tempfile
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import failed_runs
         >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     print([path.name for path in failed_runs([folder])])
-        ['run']
+        ...     Path(name, "config.json").touch()
+        ...     print(list(failed_runs([Path(name)])) == [Path(name)])
+        True
     """
     return _read(runs)[1]
 
@@ -124,19 +117,15 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """Finds the runs in folders, each once, in a fixed order.
 
     Example:
-        >>> import json, tempfile
+        >>> import tempfile
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import find_runs
         >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     for run in ("first", "second"):
+        ...         Path(name, run).mkdir()
+        ...         Path(name, run, "config.json").touch()
         ...     print([path.name for path in find_runs([Path(name)])])
-        ['run']
+        ['first', 'second']
     """
     found: dict[Path, Path] = {}
     for folder in folders:
@@ -168,18 +157,11 @@ def print_table(rows: Sequence[Row], failed: Mapping[Path, str] | None = None) -
         failed: Runs that failed, for a table of their own.
 
     Example:
-        >>> import json, tempfile
-        >>> from pathlib import Path
-        >>> from nfn_graph.tasks.reports import compare, print_table
-        >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
-        ...     print_table(compare([folder]))  # doctest: +ELLIPSIS
+        >>> from nfn_graph.tasks.reports import print_table
+        >>> row = {"label": "nfn-np", "zoo": "zoo", "model": "nfn-np", "preset": "small"}
+        >>> row |= {"options": {}, "part": "test", "metric": "tau", "mean": 0.8}
+        >>> row |= {"standard_error": None, "seeds": 1, "values": [0.8]}
+        >>> print_table([row])  # doctest: +ELLIPSIS
         Networks of: test...
     """
     for shown in _tables([row for row in rows if row["metric"] not in BACKGROUND]):

@@ -42,17 +42,14 @@ def run_report(run: Path) -> Path:
     """Writes the `report.html` of a finished run from the files in its folder.
 
     Example:
-        >>> import json, tempfile
+        >>> import tempfile
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import run_report
         >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     folder = Path(name)
+        ...     config = '{"task": "regress", "options": {"model": "nfn-np", "seed": 0}}'
+        ...     _ = (folder / "config.json").write_text(config)
+        ...     _ = (folder / "metrics.json").write_text('{"test": {"tau": 0.8}}')
         ...     print("a Kendall tau of 0.800" in run_report(folder).read_text("utf-8"))
         True
     """

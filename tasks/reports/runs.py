@@ -89,17 +89,14 @@ def read_run(folder: Path) -> Run:
     """Reads the folder of a finished run.
 
     Example:
-        >>> import json, tempfile
+        >>> import tempfile
         >>> from pathlib import Path
         >>> from nfn_graph.tasks.reports import read_run
         >>> with tempfile.TemporaryDirectory() as name:
-        ...     folder = Path(name, "run")
-        ...     folder.mkdir()
-        ...     options = {"zoo": "zoo", "model": "nfn-np", "seed": 0}
-        ...     config = {"task": "regress", "options": options}
-        ...     _ = (folder / "config.json").write_text(json.dumps(config))
-        ...     metrics = {"test": {"tau": 0.8, "networks": 20}}
-        ...     _ = (folder / "metrics.json").write_text(json.dumps(metrics))
+        ...     folder = Path(name)
+        ...     config = '{"task": "regress", "options": {"model": "nfn-np", "seed": 0}}'
+        ...     _ = (folder / "config.json").write_text(config)
+        ...     _ = (folder / "metrics.json").write_text('{"test": {"tau": 0.8}}')
         ...     print(read_run(folder).metrics["test"]["tau"])
         0.8
     """
