@@ -110,9 +110,7 @@ def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def sample(
-    graph: WeightGraph,
-    symmetry: Symmetry,
-    generator: torch.Generator | None = None,
+    graph: WeightGraph, symmetry: Symmetry, generator: torch.Generator | None = None
 ) -> Permutation:
     """A random element of a graph's (or batch's) group, uniform over the whole group.
 

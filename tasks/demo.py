@@ -20,10 +20,7 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.metrics import regression_metrics
 from nfn_graph.tasks.models import ModelName
 from nfn_graph.tasks.option_checks import check_at_least, check_networks
-from nfn_graph.tasks.regress import (
-    PredictGeneralization,
-    PredictGeneralizationOptions,
-)
+from nfn_graph.tasks.regress import PredictGeneralization, PredictGeneralizationOptions
 from nfn_graph.tasks.reports.page import Section, Shown, Table, print_rows, write_report
 from nfn_graph.tasks.reports.runs import WEIGHTS, describe_model, reads
 from nfn_graph.tasks.training.run import evaluate, train

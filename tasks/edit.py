@@ -20,11 +20,7 @@ from nfn_graph.spec import Key
 from nfn_graph.tasks.edit_inr import EditInr, pictures
 from nfn_graph.tasks.option_checks import check_above, check_at_least
 from nfn_graph.tasks.training.run import load_model
-from nfn_graph.tasks.user_networks import (
-    check_sines,
-    check_single,
-    save_like,
-)
+from nfn_graph.tasks.user_networks import check_sines, check_single, save_like
 from nfn_graph.tasks.zoo.render import draw_sheet
 from nfn_graph.tasks.zoo.siren import siren_layers
 
@@ -89,11 +85,7 @@ def edit(options: Annotated[EditOptions, arg(name="")]) -> int:
 
 @torch.no_grad()
 def edit_network(
-    task: EditInr,
-    model: torch.nn.Module,
-    graph: WeightGraph,
-    w0: float,
-    facts: dict[str, Any],
+    task: EditInr, model: torch.nn.Module, graph: WeightGraph, w0: float, facts: dict[str, Any]
 ) -> tuple[WeightGraph, Tensor, Tensor]:
     """Returns one network after the edit, and its picture before and after.
 
@@ -155,7 +147,7 @@ def joined_networks(graph: WeightGraph) -> WeightGraph:
         stores[key] = weight.reshape(-1, 1, 1)
     sizes = zip(layout.spec.neurons, layout.shape.sizes, strict=True)
     shape = layout.shape._replace(
-        sizes=tuple(tuple(n * (count if t.name in free else 1) for n in own) for t, own in sizes),
+        sizes=tuple(tuple(n * (count if t.name in free else 1) for n in own) for t, own in sizes)
     )
     placements = tuple(_widened(p, free, count) for p in layout.placements)
     return graph.rebuilt(replace(layout, shape=shape, placements=placements, before=None), stores)

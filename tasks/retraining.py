@@ -141,10 +141,7 @@ def scores_of_mask(masks: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -
 
 
 def retrain(
-    options: TicketZooOptions,
-    images: Images,
-    zoo: WeightDataset,
-    jobs: Sequence[tuple[int, Masks]],
+    options: TicketZooOptions, images: Images, zoo: WeightDataset, jobs: Sequence[tuple[int, Masks]]
 ) -> list[float]:
     """The test accuracy of networks of a zoo that are trained under masks, job by job."""
     data = TrainingData.of(images, device_of(options), dtype_of(options))

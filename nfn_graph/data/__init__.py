@@ -6,13 +6,7 @@ from torch_geometric.data.storage import BaseStorage, NodeStorage
 from nfn_graph.data._batch import Batch, DataLoader, GraphList
 from nfn_graph.data._computation import Argument, Computation, Neurons, Range, Ref, Step, View
 from nfn_graph.data._graph import WeightGraph, WeightStorage, stored_tensors
-from nfn_graph.data._layout import (
-    Layout,
-    Placement,
-    PlacementAxis,
-    gather_tensors,
-    scatter_tensors,
-)
+from nfn_graph.data._layout import Layout, Placement, PlacementAxis, gather_tensors, scatter_tensors
 from nfn_graph.data._samplers import EdgeBatchSampler, network_sizes
 from nfn_graph.spec import NetworkSpec, NeuronType, Shape, WeightType
 

@@ -60,9 +60,7 @@ def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> L
 
 
 def _check_chain(
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    keys: Sequence[tuple[str, str]],
+    weights: Sequence[Tensor], biases: Sequence[Tensor | None], keys: Sequence[tuple[str, str]]
 ) -> None:
     if not weights:
         raise UserError("Expected at least one weight tensor (got none)")

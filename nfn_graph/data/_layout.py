@@ -73,12 +73,7 @@ class Placement:
 
     @classmethod
     def whole(
-        cls,
-        key: str,
-        tensor: Tensor,
-        store: Key,
-        axes: Sequence[PlacementAxis],
-        tap: int = 0,
+        cls, key: str, tensor: Tensor, store: Key, axes: Sequence[PlacementAxis], tap: int = 0
     ) -> Placement:
         """The placement of a tensor that fills one store without changes."""
         shape = tuple(tensor.shape)

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from nfn_graph.features import Incidence, Rows
-from nfn_graph.nn._message_passing import (
-    channels_in,
-    channels_out,
-    message_passing,
-)
+from nfn_graph.nn._message_passing import channels_in, channels_out, message_passing
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._kernels import bag_down, bag_up
 from nfn_graph.ops._matmul import product, sum_of_products

@@ -182,11 +182,7 @@ def _move(raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling)
 
 
 def _sums(
-    raw: WeightFeatures,
-    tensors: dict[Key, Tensor],
-    rescaling: Rescaling,
-    power: int,
-    is_bias: bool,
+    raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling, power: int, is_bias: bool
 ) -> Tensor:
     """The sum of a power of the biases, or of the incoming weights, of every neuron."""
     name = rescaling.name

@@ -8,14 +8,7 @@
 """
 
 from nfn_graph.tasks.reports.compare import compare, failed_runs, find_runs, print_table
-from nfn_graph.tasks.reports.figures import (
-    bars,
-    confusion,
-    curves,
-    progress,
-    read_curves,
-    scatter,
-)
+from nfn_graph.tasks.reports.figures import bars, confusion, curves, progress, read_curves, scatter
 from nfn_graph.tasks.reports.page import Section, Shown, Table, write_report
 from nfn_graph.tasks.reports.run_page import repeat_command, run_report
 from nfn_graph.tasks.reports.runs import Run, read_run

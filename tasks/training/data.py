@@ -127,10 +127,7 @@ class PreparedLoader(DataLoader):
         self, graphs: PreparedGraphs, batches: Sampler[list[int]], workers: int = 0
     ) -> None:
         super().__init__(
-            graphs,
-            batch_sampler=batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            graphs, batch_sampler=batches, num_workers=workers, persistent_workers=workers > 0
         )
         self.graphs = graphs
 

@@ -24,11 +24,7 @@ from nfn_graph.tasks.option_checks import (
     flag,
 )
 from nfn_graph.tasks.sources import Images
-from nfn_graph.tasks.zoo.builder import (
-    Built,
-    SampledZooOptions,
-    split_of,
-)
+from nfn_graph.tasks.zoo.builder import Built, SampledZooOptions, split_of
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR
 from nfn_graph.tasks.zoo.recipes import check_recipe

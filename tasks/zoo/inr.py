@@ -82,12 +82,10 @@ class InrZooOptions(BuildOptions):
     fits: int = 1
     test_fits: int = 1
     widths: Annotated[
-        tuple[int, ...],
-        arg(metavar="INT ...", help_behavior_hint="(default: 32, for clouds 128)"),
+        tuple[int, ...], arg(metavar="INT ...", help_behavior_hint="(default: 32, for clouds 128)")
     ] = ()
     depths: Annotated[
-        tuple[int, ...],
-        arg(metavar="INT ...", help_behavior_hint="(default: 2, for clouds 1)"),
+        tuple[int, ...], arg(metavar="INT ...", help_behavior_hint="(default: 2, for clouds 1)")
     ] = ()
     w0: float = 30.0
     steps: int = 1000

@@ -11,23 +11,13 @@ from torch import Tensor
 
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
-from nfn_graph.tasks.option_checks import (
-    Several,
-    Share,
-    check_above,
-    check_at_least,
-    check_several,
-)
+from nfn_graph.tasks.option_checks import Several, Share, check_above, check_at_least, check_several
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, split_of
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
 from nfn_graph.tasks.zoo.optimisers import Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
-from nfn_graph.tasks.zoo.training import (
-    ClassifierRun,
-    ClassifierZooBuilder,
-    TrainedCheckpoint,
-)
+from nfn_graph.tasks.zoo.training import ClassifierRun, ClassifierZooBuilder, TrainedCheckpoint
 
 MOST_POSITIONS = 16
 

@@ -14,18 +14,9 @@ from torch import Tensor, nn
 
 from nfn_graph import WeightGraph
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.option_checks import (
-    Interval,
-    Several,
-    check_several,
-)
+from nfn_graph.tasks.option_checks import Interval, Several, check_several
 from nfn_graph.tasks.sources import Images
-from nfn_graph.tasks.zoo.builder import (
-    Built,
-    SampledZooOptions,
-    Split,
-    split_of,
-)
+from nfn_graph.tasks.zoo.builder import Built, SampledZooOptions, Split, split_of
 from nfn_graph.tasks.zoo.classifiers import Metrics, TrainingData
 from nfn_graph.tasks.zoo.optimisers import SGD_FACTOR, Optimiser, Parameters
 from nfn_graph.tasks.zoo.seeds import Draws, seed_of
