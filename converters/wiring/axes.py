@@ -98,11 +98,6 @@ class Segment:
         sizes = [size_of(factor) for factor in self.factors]
         return None if None in sizes else math.prod(n for n in sizes if n is not None)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a single layer without positions."""
-        return len(self.factors) == 1 and isinstance(self.factors[0], Layer)
-
 
 Segments = tuple[Segment, ...]
 

@@ -208,11 +208,7 @@ class AxisOperations(ValueSource):
             return self.opaque([x])
         at = position_of(axis, x.rank)
         if isinstance(x, Weight):
-            for key, own in x.parts:
-                place = own[at]
-                if place is not None and x.shape[at] != 1:
-                    self.use_of(key).set_taps(place)
-            return x.view([i for i in range(x.rank) if i != at])
+            return self._cut_taps(x, at, 1).view([i for i in range(x.rank) if i != at])
         self.check_certain(x, [axis])
         if not isinstance(x.axes[at], Positions):
             stop = None if index == -1 else index + 1

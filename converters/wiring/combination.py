@@ -47,7 +47,7 @@ def broadcast(wiring: ValueSource, first: Value, second: Value) -> Value:
     if isinstance(first, Signal) and isinstance(second, Opaque):
         return _activation_and_opaque(wiring, first, second)
     if isinstance(first, Signal) and isinstance(second, Signal):
-        return _both_activations(wiring, first, second)
+        return _both_activations(first, second)
     raise ConversionError("Expected an activation (got values without neurons)")
 
 
@@ -135,7 +135,7 @@ def _activation_and_weight(wiring: ValueSource, x: Signal, weight: Weight) -> Si
             f"Expected a tensor with at most {x.rank} axes (got {list(weight.shape)}). {_HINT}"
         )
     weight = weight.broadcast(x.rank)
-    _choose(wiring, x, [size != 1 for size in weight.shape])
+    _choose(x, [size != 1 for size in weight.shape])
     stored = list(x.stored)
     roles: list[tuple[PlacementAxis, Segments] | None] = []
     for i, (axis, size) in enumerate(zip(x.axes, weight.shape, strict=True)):
@@ -165,7 +165,7 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
     if other.shape is None:
         known = wiring.claimed(other, x)
         if known is not None:
-            return _both_activations(wiring, x, known)
+            return _both_activations(x, known)
         raise ConversionError(
             f"Expected known shapes for an activation combined with an input (got an input of "
             f"unknown shape). {_HINT}"
@@ -174,7 +174,7 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         extra = (Positions(n) for n in other.shape[: len(other.shape) - x.rank])
         x = replace(x, stored=(*extra, *x.stored))
     shape = (*(1,) * (x.rank - len(other.shape)), *other.shape)
-    _choose(wiring, x, [size != 1 for size in shape])
+    _choose(x, [size != 1 for size in shape])
     along = [
         i
         for i in x.neuron_axes
@@ -186,7 +186,7 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
         )
     if along:
         sizes = tuple(n if i in along or i not in x.neuron_axes else 1 for i, n in enumerate(shape))
-        return _both_activations(wiring, x, wiring.claim_axes(replace(other, shape=sizes), along))
+        return _both_activations(x, wiring.claim_axes(replace(other, shape=sizes), along))
     stored = [
         Positions(n) if isinstance(axis, Positions) and axis.size == 1 else axis
         for axis, n in zip(x.stored, shape, strict=True)
@@ -197,11 +197,11 @@ def _activation_and_opaque(wiring: ValueSource, x: Signal, other: Opaque) -> Sig
     )
 
 
-def _both_activations(wiring: ValueSource, first: Signal, second: Signal) -> Signal:
+def _both_activations(first: Signal, second: Signal) -> Signal:
     rank = max(first.rank, second.rank)
     first, second = _padded(first, rank), _padded(second, rank)
-    _choose(wiring, first, [isinstance(axis, NeuronAxis) for axis in second.axes])
-    _choose(wiring, second, [isinstance(axis, NeuronAxis) for axis in first.axes])
+    _choose(first, [isinstance(axis, NeuronAxis) for axis in second.axes])
+    _choose(second, [isinstance(axis, NeuronAxis) for axis in first.axes])
     _nest_apart(first, second)
     stored = [
         _common_axis(i, a, b) for i, (a, b) in enumerate(zip(first.axes, second.axes, strict=True))
@@ -270,7 +270,7 @@ def _common_axis(i: int, a: Axis, b: Axis) -> Axis:
     return a
 
 
-def _choose(wiring: ValueSource, x: Signal, wanted: list[bool]) -> None:
+def _choose(x: Signal, wanted: list[bool]) -> None:
     """Settles which axis of a reshape holds the neurons, if the other operand determines it."""
     for axis, is_wanted in zip(x.axes, wanted, strict=True):
         if isinstance(axis, SplitAxis) and is_wanted and axis.size != 1 and axis.split.axes is None:
