@@ -264,13 +264,8 @@ def _kernel_shape(layout: Layout, weight: WeightType) -> tuple[int, int]:
     """
     for placement in layout.placements:
         if placement.store == weight.key and placement.taps == weight.taps:
-            sizes = [
-                stop - start
-                for axis, start, stop in zip(
-                    placement.axes, placement.start, placement.stop, strict=True
-                )
-                if axis == "tap"
-            ]
+            taken = zip(placement.axes, placement.taken, strict=True)
+            sizes = [size for axis, size in taken if axis == "tap"]
             if len(sizes) > 1 or placement.view == placement.shape:
                 return math.prod(sizes[:-1]), sizes[-1]
     root = math.isqrt(weight.taps)

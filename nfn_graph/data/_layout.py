@@ -84,11 +84,7 @@ class Placement:
     @cached_property
     def taps(self) -> int:
         """The number of taps of the store that it fills."""
-        return math.prod(
-            b - a
-            for axis, a, b in zip(self.axes, self.start, self.stop, strict=True)
-            if axis == "tap"
-        )
+        return math.prod(n for axis, n in zip(self.axes, self.taken, strict=True) if axis == "tap")
 
     @cached_property
     def count(self) -> int:
