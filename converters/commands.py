@@ -102,12 +102,8 @@ def inspect(files: Files, /, *, reading: Reading = _DEFAULTS, json: bool = False
             continue
         done += 1
         if json:
-            left_out = dict(table.left_out)
-            print(
-                json_format.dumps(
-                    {"file": str(path), "types": _plain_rows(table), "left_out": left_out}
-                )
-            )
+            types, left_out = _plain_rows(table), dict(table.left_out)
+            print(json_format.dumps({"file": str(path), "types": types, "left_out": left_out}))
         else:
             _print_summary(console, path, table)
     return exit_code(done, failed)

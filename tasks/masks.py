@@ -165,11 +165,6 @@ def on_no_path(masks: Mapping[str, Tensor], network: WeightGraph) -> dict[str, T
     return {key: x & (left[key] == 0) for key, x in masks.items()}
 
 
-def check_sparsity(sparsity: float) -> None:
-    """Raises unless a share of weights can be pruned."""
-    check_part("sparsity", sparsity)
-
-
 def prunable(layout: Layout, biases: bool = False) -> list[str]:
     """The keys of a network's weights; if asked for, of its biases too.
 
@@ -186,7 +181,7 @@ def prunable(layout: Layout, biases: bool = False) -> list[str]:
 
 
 def _check(scores: Mapping[str, Tensor], sparsity: float) -> None:
-    check_sparsity(sparsity)
+    check_part("sparsity", sparsity)
     if not any(x.numel() for x in scores.values()):
         raise UserError("Expected weights that may be pruned (got none)")
     for key, x in scores.items():

@@ -193,12 +193,7 @@ class Images(Labelled):
                     f"Expected test images of shape {list(pixels.shape[1:])} in '{name}', as in "
                     f"the training split (got {list(test[0].shape[1:])})"
                 )
-            is_test = torch.cat(
-                [
-                    torch.zeros(len(pixels), dtype=torch.bool),
-                    torch.ones(len(test[0]), dtype=torch.bool),
-                ]
-            )
+            is_test = torch.arange(len(pixels) + len(test[0])) >= len(pixels)
             pixels, labels = torch.cat([pixels, test[0]]), torch.cat([labels, test[1]])
         labels = labels.to(torch.int64)
         names = numbered_classes(labels) if classes is None else tuple(classes)

@@ -10,8 +10,15 @@ from typing import Any, Literal
 from torch import Tensor
 
 from nfn_graph.messages import UserError
-from nfn_graph.tasks.masks import Scope, check_sparsity, masks_from_scores
-from nfn_graph.tasks.option_checks import Several, Share, check_above, check_at_least, check_several
+from nfn_graph.tasks.masks import Scope, masks_from_scores
+from nfn_graph.tasks.option_checks import (
+    Several,
+    Share,
+    check_above,
+    check_at_least,
+    check_part,
+    check_several,
+)
 from nfn_graph.tasks.sources import Images
 from nfn_graph.tasks.zoo.builder import Built, ImageZooOptions, split_of
 from nfn_graph.tasks.zoo.classifiers import Activation, Architecture, InitKind
@@ -70,7 +77,7 @@ class TicketZooOptions(ImageZooOptions):
         check_several("widths", self.widths, 1)
         check_above("learning_rate", self.learning_rate, 0)
         check_at_least("l2", self.l2, 0)
-        check_sparsity(self.sparsity)
+        check_part("sparsity", self.sparsity)
 
 
 class TicketZooBuilder(ClassifierZooBuilder[TicketZooOptions]):
