@@ -22,7 +22,6 @@ from nfn_graph.converters import WeightDataset
 from nfn_graph.messages import UserError
 from nfn_graph.tasks.image_operations import Operation, check_operation, edit_images
 from nfn_graph.tasks.models import ModelSettings
-from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.models.editors import EditorName, build_editor
 from nfn_graph.tasks.option_checks import check_at_least
 from nfn_graph.tasks.training.options import Preset, TrainOptions
@@ -169,10 +168,6 @@ class EditInr(Task[EditInrOptions]):
             per_tensor=options.scale_per_tensor,
             ensemble=options.ensemble,
         )
-
-    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Probes learn at a rate of their own."""
-        return fast_probes(model, lr)
 
     def loss(self, outputs: WeightGraph, batch: Batch) -> Tensor:
         """Returns the mean squared error between the edited images and their targets."""

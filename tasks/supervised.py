@@ -27,7 +27,6 @@ from nfn_graph.converters.store.table import COLUMN, arrow, compute
 from nfn_graph.messages import UserError, one_line
 from nfn_graph.tasks.augment import MixUp
 from nfn_graph.tasks.models import build_model
-from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.option_checks import check_at_least, check_several
 from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
@@ -165,10 +164,6 @@ class SupervisedTask(Task[Options]):
     @abstractmethod
     def num_outputs(self, facts: Mapping[str, Any]) -> int:
         """Outputs of the model per network."""
-
-    def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Probes learn at a rate of their own."""
-        return fast_probes(model, lr)
 
     @abstractmethod
     def answer(self, outputs: Tensor) -> Predictions:

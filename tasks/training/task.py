@@ -13,6 +13,7 @@ from torch_geometric.transforms import BaseTransform
 from nfn_graph import Batch, NetworkSpec, WeightGraph
 from nfn_graph.converters import WeightDataset
 from nfn_graph.tasks.augment import PermuteNeurons, WeightDrop, WeightNoise
+from nfn_graph.tasks.models.build import fast_probes
 from nfn_graph.tasks.training.options import TrainOptions
 
 Options = TypeVar("Options", bound=TrainOptions)
@@ -67,8 +68,8 @@ class Task(ABC, Generic[Options]):
         """An untrained model for networks of these types and sizes."""
 
     def parameter_groups(self, model: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """The parameters of a model with their learning rates, as optimisers take them."""
-        return [{"params": list(model.parameters()), "lr": lr}]
+        """The parameters of a model with their learning rates; probes have a rate of their own."""
+        return fast_probes(model, lr)
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
