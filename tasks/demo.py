@@ -202,15 +202,11 @@ def _figures(run: Path) -> list[Shown]:
         "curves": "Learning curves. The loss is the binary cross-entropy.",
         "probes": "The learned images that the networks are run on.",
     }
+    paths = {run / "figures" / f"{name}.png": caption for name, caption in captions.items()}
     return [
-        Shown(
-            run / "figures" / f"{name}.png",
-            caption,
-            f"{run.name}: {caption}",
-            is_plot=name != "probes",
-        )
-        for name, caption in captions.items()
-        if (run / "figures" / f"{name}.png").is_file()
+        Shown(path, caption, f"{run.name}: {caption}", is_plot=path.stem != "probes")
+        for path, caption in paths.items()
+        if path.is_file()
     ]
 
 

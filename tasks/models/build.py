@@ -151,7 +151,7 @@ def build_model(
         kind = ProbeStatNN if settings.statistics else ProbeNet
         return kind(probe, out_features, settings.head, settings.head_dropout)
     if name in ("nfn-np", "nfn-hnp", "nfn-pointwise"):
-        model = NFN(
+        return NFN(
             spec,
             settings.channels,
             out_features=out_features,
@@ -159,7 +159,6 @@ def build_model(
             head_dropout=settings.head_dropout,
             **nfn_options(name, settings),
         )
-        return model
     if name == "statnn":
         return StatNN(spec, out_features, settings.head, settings.head_dropout)
     if name in ("mlp", "mlp-aug"):

@@ -163,17 +163,10 @@ class TrainOptions:
         for name in ("epochs", "batch_size", "devices", "nodes"):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 1)
-        at_least_0 = (
-            "split_seed",
-            "train_networks",
-            "overfit",
-            "max_edges",
-            "patience",
-            "minutes",
-            "noise",
-            "workers",
-        )
-        for name in (*at_least_0, "weight_decay", "fourier_features", "probes"):
+        for name in (
+            *("split_seed", "train_networks", "overfit", "max_edges", "patience", "minutes"),
+            *("noise", "workers", "weight_decay", "fourier_features", "probes"),
+        ):
             if getattr(self, name) is not None:
                 check_at_least(name, getattr(self, name), 0)
         for name in ("channels", "head"):

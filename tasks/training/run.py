@@ -209,31 +209,20 @@ def evaluate(
         ...     print(evaluate(run, zoo, split="train")["networks"])
         24
     """
-    with tempfile.TemporaryDirectory() as imported:
-        return _evaluated(run, Path(zoo), name, split, where, Path(imported) / "zoo")
-
-
-def _evaluated(
-    run: Path,
-    zoo: Path,
-    name: str | None,
-    split: Split | None,
-    where: Sequence[str],
-    imported: Path,
-) -> Metrics:
     folder = RunFolder(run)
     name = _evaluation_name(name or Path(os.path.abspath(zoo)).name)
     task, model, facts = load_model(run)
     metrics = folder.read("metrics.json")
-    whole = open_for(task, zoo, imported)
-    part = split_zoo(whole, task.options)[split] if split else whole
-    chosen = task.usable(choose(part, where))
-    task.check_facts(chosen, facts)
-    graphs = PreparedGraphs(task, chosen, facts)
-    predictions = predict(task, model, graphs)
-    found = _measured(task, predictions, facts)
-    task.draw(folder.figures, name, predictions, chosen, facts)
-    task.show(folder.figures, name, model, graphs)
+    with tempfile.TemporaryDirectory() as imported:
+        whole = open_for(task, Path(zoo), Path(imported, "zoo"))
+        part = split_zoo(whole, task.options)[split] if split else whole
+        chosen = task.usable(choose(part, where))
+        task.check_facts(chosen, facts)
+        graphs = PreparedGraphs(task, chosen, facts)
+        predictions = predict(task, model, graphs)
+        found = _measured(task, predictions, facts)
+        task.draw(folder.figures, name, predictions, chosen, facts)
+        task.show(folder.figures, name, model, graphs)
     metrics["evaluations"][name] = found
     folder.write("metrics.json", metrics)
     _report(folder)

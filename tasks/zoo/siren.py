@@ -92,8 +92,7 @@ class Siren(nn.Module):
         """Outputs `[points, outputs]` at coordinates `[points, inputs]`."""
         for layer in self.layers[:-1]:
             x = torch.sin(layer(x) * self.w0)
-        x = self.layers[-1](x) + self.offset
-        return x
+        return self.layers[-1](x) + self.offset
 
 
 def siren_forward(
