@@ -66,16 +66,14 @@ def open_zoo(
         >>> import pathlib, tempfile
         >>> import torch
         >>> from nfn_graph.converters import open_zoo
-        >>> tensors = {
-        ...     f"net.{name}.{kind}": torch.randn(shape)
-        ...     for name, out, in_ in (("0.linear", 32, 2), ("1.linear", 32, 32), ("2", 1, 32))
-        ...     for kind, shape in (("weight", (out, in_)), ("bias", (out,)))
-        ... }
+        >>> shapes = {"0.linear": (32, 2), "1.linear": (32, 32), "2": (1, 32)}
+        >>> tensors = {f"net.{k}.weight": torch.randn(shape) for k, shape in shapes.items()}
+        >>> tensors |= {f"net.{k}.bias": torch.randn(shape[0]) for k, shape in shapes.items()}
         >>> with tempfile.TemporaryDirectory() as folder:  # one INR as NFN publishes them, of a 7
-        ...     file = pathlib.Path(folder, "siren_mnist_wts", "randinit_smaller_7s", "net0.pth")
-        ...     file.parent.mkdir(parents=True)
+        ...     file = pathlib.Path(folder, "randinit_smaller_7s", "net0.pth")
+        ...     file.parent.mkdir()
         ...     torch.save(tensors, file)
-        ...     zoo = open_zoo(file.parent.parent)
+        ...     zoo = open_zoo(folder)
         ...     print(zoo[0]["hidden1"].x.shape, zoo.row(0)["label"])
         torch.Size([32, 1, 1]) 7
     """

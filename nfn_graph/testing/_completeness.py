@@ -109,10 +109,9 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
 
     Example:
         >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
+        >>> from nfn_graph.testing import orbit_labels, random_graph
         >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
         >>> graph = random_graph(spec, {"hidden1": 4})
-        >>> from nfn_graph.testing import orbit_labels
         >>> labels = orbit_labels(graph, "hnp")
         >>> labels.shape, int(labels.max()) + 1 == spec.fold("hnp").num_orbits
         (torch.Size([17, 17]), True)
@@ -157,12 +156,10 @@ def matrices_of(
     """The matrices of the layer with one parameter set to 1: `[P, D, c_out, D, c_in]`.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import matrices_of, random_graph
         >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
         >>> graph = random_graph(spec, {"hidden1": 4})
-        >>> from nfn_graph import NFLinear
-        >>> from nfn_graph.testing import matrices_of
         >>> folded = spec.fold("hnp")
         >>> matrices = matrices_of(NFLinear(folded, 1, 1, bias=False), graph, folded, (1, 1))
         >>> len(matrices) == folded.num_orbits

@@ -53,12 +53,10 @@ def assert_equivariant(
             None, it depends on the dtype.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
+        >>> from nfn_graph import NetworkSpec, NFLinear
+        >>> from nfn_graph.testing import assert_equivariant, random_graph
         >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
         >>> graph = random_graph(spec, {"hidden1": 4})
-        >>> from nfn_graph import NFLinear
-        >>> from nfn_graph.testing import assert_equivariant
         >>> assert_equivariant(NFLinear(spec.fold("hnp"), 1, 8).double(), graph, "hnp")
     """
     graph = _as_graph(graph)
@@ -86,12 +84,10 @@ def assert_invariant(
     The arguments are those of :func:`assert_equivariant`; the function returns a tensor.
 
     Example:
-        >>> from nfn_graph import NetworkSpec
-        >>> from nfn_graph.testing import random_graph
+        >>> from nfn_graph import NFN, NetworkSpec
+        >>> from nfn_graph.testing import assert_invariant, random_graph
         >>> spec = NetworkSpec.chain(2, input_size=2, output_size=1)
         >>> graph = random_graph(spec, {"hidden1": 4})
-        >>> from nfn_graph import NFN
-        >>> from nfn_graph.testing import assert_invariant
         >>> assert_invariant(NFN(spec, (8,), "hnp", out_features=3).double(), graph)
     """
     graph = _as_graph(graph)

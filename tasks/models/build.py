@@ -192,7 +192,7 @@ def sizes_of(graphs: Iterable[WeightGraph]) -> dict[str, int]:
 
     Example:
         >>> import torch
-        >>> from nfn_graph import Batch, WeightGraph
+        >>> from nfn_graph import WeightGraph
         >>> from nfn_graph.tasks.models import sizes_of
         >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
         >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
@@ -215,14 +215,11 @@ def fit_inputs(model: nn.Module, batches: Iterable[WeightGraph]) -> None:
 
     Example:
         >>> import torch
-        >>> from nfn_graph import Batch, WeightGraph
-        >>> from nfn_graph.tasks.models import ModelSettings, build_model, fit_inputs, sizes_of
-        >>> shapes = [((w, 2), (1, w)) for w in (3, 5)]
-        >>> graphs = [WeightGraph.from_tensors([*map(torch.randn, pair)]) for pair in shapes]
-        >>> settings = ModelSettings(channels=(4,), head=(8,))
-        >>> spec, sizes = graphs[0].spec, sizes_of(graphs)
-        >>> model = build_model("statnn", settings, spec, sizes, out_features=2)
-        >>> fit_inputs(model, [Batch.from_data_list(graphs)])
+        >>> from nfn_graph import NFN, WeightGraph
+        >>> from nfn_graph.tasks.models import fit_inputs
+        >>> graph = WeightGraph.from_tensors([torch.randn(3, 2), torch.randn(1, 3)])
+        >>> model = NFN(graph.spec, channels=(4,), out_features=2, standardize=True)
+        >>> fit_inputs(model, [graph])
     """
     for part in model.modules():
         if isinstance(part, (Standardize, Statistics, ProbeNet, ProbeEncoding)):
