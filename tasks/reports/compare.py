@@ -239,11 +239,6 @@ def _label(chosen: Mapping[str, str], columns: Sequence[Mapping[str, str]]) -> s
     return ", ".join([chosen["model"], *extra])
 
 
-def _reads(group: _Group) -> str:
-    """Returns what the models of a group read."""
-    return reads(next(iter(group.runs.values())).options)
-
-
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
     found: dict[int, Run] = {}
     for run in runs:
@@ -413,7 +408,8 @@ def _write(
     ]
     metric, courses = _progress(groups)
     if courses:
-        evaluating = [g.label for g in groups if _reads(g) == EVALUATES]
+        first = [(group.label, next(iter(group.runs.values()))) for group in groups]
+        evaluating = [label for label, run in first if reads(run.options) == EVALUATES]
         progress(out / "progress.png", courses, metric, evaluating=evaluating)
         caption = (
             "Bold: means over seeds. Thin: single seeds. Dashed: models that evaluate the network. "
