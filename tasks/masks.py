@@ -47,7 +47,7 @@ def on_paths(kept: WeightFeatures) -> WeightFeatures:
         (target, name, source): (x, last, first)
         for (source, name, target), (x, first, last) in ahead.items()
     }
-    counts = {name: neurons.count for name, neurons in rows.neurons.items()}
+    counts = {name: neurons.num_rows for name, neurons in rows.neurons.items()}
     fixed = {neuron.name for neuron in rows.spec.neurons if neuron.fixed}
     reached, leading = _reached(ahead, counts, fixed), _reached(back, counts, fixed)
 

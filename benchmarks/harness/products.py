@@ -14,7 +14,7 @@ def products(layer: NFLinear, features: WeightFeatures, backward: bool) -> Calla
     """Multiplies the input by the matrix of every site; backward, two more products each."""
     rows = features.incidence.sites[layer.spec.symmetry]
     matrices: list[tuple[int, Tensor]] = [
-        (site_rows.count, matrix.detach())
+        (site_rows.num_rows, matrix.detach())
         for site_rows, matrix in zip(rows, layer.site_maps(), strict=True)
         if matrix is not None
     ]

@@ -2,12 +2,12 @@
 
 from nfn_graph.features._features import WeightFeatures
 from nfn_graph.features._incidence import Incidence
-from nfn_graph.features._rows import Block, Grouping, Rows, group_of_rows
+from nfn_graph.features._rows import Grouping, LargeBlock, Rows, group_of_rows
 
 __all__ = [
-    "Block",
     "Grouping",
     "Incidence",
+    "LargeBlock",
     "Rows",
     "WeightFeatures",
     "group_of_rows",

@@ -26,7 +26,9 @@ from nfn_graph.spec import (
 )
 
 Labels = tuple[str, ...]
-_Row = tuple[int, ...]
+# The sizes of the indices of one block, and for neurons and weights the number of neurons in
+# earlier layers of the type, of the target and of the source.
+_Block = tuple[int, ...]
 
 
 Array = TypeVar("Array", Tensor, NDArray[np.int64])
@@ -38,32 +40,33 @@ def take(x: Array, index: Array) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks(Generic[Array]):
+class BlockTable(Generic[Array]):
     """The blocks of one family of rows: of a neuron type, a weight type or a site.
 
     They are built as arrays on the host and become tensors on a device.
 
     Attributes:
         indices: The indices that number the rows of a block, slowest first.
-        total: The number of rows of all blocks.
-        count: The number of rows of every block.
+        num_rows: The number of rows of all blocks.
+        block_sizes: The number of rows of every block.
         graph: The network of every block.
         start: The first row of every block.
         size: For every index, its size in every block.
-        starts: For every site that keeps some of the indices, the first row of every block there.
-        coarser: The families of those sites.
-        filled: The number of rows of those sites that belong to one of the blocks.
+        coarse_start: For every site that keeps some of the indices, the first row of every block
+            there.
+        coarse_family: The families of those sites.
+        num_filled_rows: The number of rows of those sites that belong to one of the blocks.
     """
 
     indices: Labels
-    total: int
-    count: Array
+    num_rows: int
+    block_sizes: Array
     graph: Array
     start: Array
     size: dict[str, Array]
-    starts: dict[Labels, Array] = field(default_factory=dict)
-    coarser: dict[Labels, Key] = field(default_factory=dict)
-    filled: dict[Labels, int] = field(default_factory=dict)
+    coarse_start: dict[Labels, Array] = field(default_factory=dict)
+    coarse_family: dict[Labels, Key] = field(default_factory=dict)
+    num_filled_rows: dict[Labels, int] = field(default_factory=dict)
 
     def digits(self, block: Array, number: Array, sequence: Labels) -> dict[str, Array]:
         """Splits row numbers into digits, one for each of the given indices, slowest first."""
@@ -155,20 +158,20 @@ def _families(
 
 def block_tables(
     spec: NetworkSpec, shapes: Sequence[Shape], folds: tuple[FoldedSpec, ...]
-) -> dict[Key, Blocks[NDArray[np.int64]]]:
+) -> dict[Key, BlockTable[NDArray[np.int64]]]:
     """The tables of all families that a batch needs."""
-    families, starts, width = _families(spec, folds)
+    families, starts, most_covers = _families(spec, folds)
     kinds = {shape: i for i, shape in enumerate(dict.fromkeys(shapes))}
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     sizes = [_sizes(spec, folds, shape) for shape in kinds]
-    rows = np.bincount(kind, minlength=len(kinds)) @ np.array([size.rows for size in sizes])
+    num_rows = np.bincount(kind, minlength=len(kinds)) @ np.array([s.num_rows for s in sizes])
     # The rows of all covers of a site are numbered consecutively.
-    dtype: type = np.int32 if width * (int(rows.max()) + 1) < 2**31 else np.int64
+    dtype: type = np.int32 if most_covers * (int(num_rows.max()) + 1) < 2**31 else np.int64
     graph: NDArray[np.int64] = np.arange(len(kind), dtype=dtype)
     # In the usual case, every network has one block of every family, and all rows of a family
     # follow each other at every coarser site.
     is_usual = bool(sizes) and all(size.is_single for size in sizes)
-    tables: dict[Key, Blocks[NDArray[np.int64]]] = {}
+    tables: dict[Key, BlockTable[NDArray[np.int64]]] = {}
     before: dict[Key, NDArray[np.int64]] = {}
     columns: NDArray[np.int64] = graph
     if is_usual:
@@ -183,14 +186,14 @@ def block_tables(
             graphs, values = _for_networks(blocks, len(indices) + 2, kind, dtype)
         size = {index: values[i] for i, index in enumerate(indices)}
         before[key] = values[len(indices) :]
-        count = size_product(list(size.values()), graphs)
-        start = count.cumsum(dtype=dtype) - count
-        tables[key] = Blocks(indices, int(count.sum()), count, graphs, start, size)
+        block_sizes = size_product(list(size.values()), graphs)
+        start = block_sizes.cumsum(dtype=dtype) - block_sizes
+        tables[key] = BlockTable(indices, int(block_sizes.sum()), block_sizes, graphs, start, size)
     if is_usual:
         for family, kept, coarser, _ in starts:
             table, above = tables[family], tables[coarser]
-            table.starts[kept], table.coarser[kept] = above.start, coarser
-            table.filled[kept] = above.total
+            table.coarse_start[kept], table.coarse_family[kept] = above.start, coarser
+            table.num_filled_rows[kept] = above.num_rows
         return tables
     first = {key: _first_rows(table, len(shapes)) for key, table in tables.items()}
     for family, kept, coarser, end in starts:
@@ -200,8 +203,9 @@ def block_tables(
             start = start + before[family][end]
         elif coarser == family:
             start = table.start
-        table.starts[kept], table.coarser[kept] = start, coarser
-        table.filled[kept] = int(size_product([table.size[i] for i in kept], table.graph).sum())
+        table.coarse_start[kept], table.coarse_family[kept] = start, coarser
+        filled = size_product([table.size[i] for i in kept], table.graph)
+        table.num_filled_rows[kept] = int(filled.sum())
     return tables
 
 
@@ -212,19 +216,19 @@ def size_product(sizes: Sequence[Array], like: Array) -> Array:
     return math.prod(sizes[1:], start=sizes[0])
 
 
-def _first_rows(table: Blocks[NDArray[np.int64]], graphs: int) -> NDArray[np.int64]:
+def _first_rows(table: BlockTable[NDArray[np.int64]], num_graphs: int) -> NDArray[np.int64]:
     """The first row of every network."""
-    rows = np.bincount(table.graph, table.count, graphs).astype(table.count.dtype)
-    return rows.cumsum(dtype=rows.dtype) - rows
+    dtype = table.block_sizes.dtype
+    sizes = np.bincount(table.graph, table.block_sizes, num_graphs).astype(dtype)
+    return sizes.cumsum(dtype=dtype) - sizes
 
 
 class _Sizes:
     """The sizes of one kind of network.
 
     Attributes:
-        blocks: For every family, its blocks: the sizes of its indices, and for neurons and weights
-            the number of neurons in earlier layers of the type, of the target and of the source.
-        rows: The number of rows of every family.
+        blocks: For every family, its blocks.
+        num_rows: The number of rows of every family.
         is_single: Whether every family has exactly one block.
         flat: The blocks of all families one after another, if there is one of each.
     """
@@ -234,7 +238,7 @@ class _Sizes:
         self.of_type = dict(zip(spec.neuron, shape.sizes, strict=True))
         families, _, _ = _families(spec, folds)
         joined = dict(zip(spec.weight, shape.blocks, strict=True))
-        self.blocks: dict[Key, list[_Row]] = {}
+        self.blocks: dict[Key, list[_Block]] = {}
         for key, indices in families.items():
             if key in joined:
                 self.blocks[key] = self._tensors(spec.weight[key], joined[key])
@@ -244,12 +248,12 @@ class _Sizes:
                 self.blocks[key] = [tuple(self._index(index, 0) for index in indices)]
             else:
                 self.blocks[key] = []
-        self.rows = [
-            sum(math.prod(row[: len(indices)]) for row in self.blocks[key])
+        self.num_rows = [
+            sum(math.prod(block[: len(indices)]) for block in self.blocks[key])
             for key, indices in families.items()
         ]
-        self.is_single = all(len(rows) == 1 for rows in self.blocks.values())
-        self.flat = [size for rows in self.blocks.values() for row in rows for size in row]
+        self.is_single = all(len(blocks) == 1 for blocks in self.blocks.values())
+        self.flat = [x for blocks in self.blocks.values() for block in blocks for x in block]
 
     def _index(self, index: str, layer: int) -> int:
         """The size of an index: all neurons of a layer, or those inside one parent."""
@@ -259,7 +263,7 @@ class _Sizes:
             count //= self.of_type[parent][layer]
         return count
 
-    def _layers(self, name: str) -> list[_Row]:
+    def _layers(self, name: str) -> list[_Block]:
         """The blocks of a neuron type."""
         sizes, indices = self.of_type[name], self.spec.indices(name)
         return [
@@ -267,7 +271,7 @@ class _Sizes:
             for layer, before in zip(range(len(sizes)), accumulate(sizes, initial=0), strict=False)
         ]
 
-    def _tensors(self, weight: WeightType, joined: Sequence[tuple[int, int]]) -> list[_Row]:
+    def _tensors(self, weight: WeightType, joined: Sequence[tuple[int, int]]) -> list[_Block]:
         """The blocks of a weight type."""
         targets, sources = self.of_type[weight.target], self.of_type[weight.source]
         indices, at_target = self.spec.indices(weight.key), self.spec.indices(weight.target)
@@ -286,12 +290,12 @@ _sizes = lru_cache(maxsize=4096)(_Sizes)
 
 
 def _for_networks(
-    blocks: list[list[_Row]], most: int, kind: NDArray[np.int64], dtype: type
+    blocks: list[list[_Block]], most: int, kind: NDArray[np.int64], dtype: type
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Repeats the blocks of each kind for all networks: their networks, and `[sizes, blocks]`."""
-    counts = np.array([len(rows) for rows in blocks], dtype=np.int64)
-    width = max((len(row) for rows in blocks for row in rows), default=most)
-    values: NDArray[np.int64] = np.array([row for rows in blocks for row in rows], dtype=dtype)
+    counts = np.array([len(own) for own in blocks], dtype=np.int64)
+    width = max((len(block) for own in blocks for block in own), default=most)
+    values: NDArray[np.int64] = np.array([block for own in blocks for block in own], dtype=dtype)
     first, each = counts.cumsum() - counts, counts[kind]
     graph = np.repeat(np.arange(len(kind)), each)
     place = np.arange(len(graph)) - np.repeat(each.cumsum() - each, each)

@@ -9,6 +9,7 @@ weights by source neuron exchanges two digits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, Labels, ends_of, family_of, kept_labels, size_product
-from nfn_graph.features._rows import Block, Grouping, Rows, is_capturing
+from nfn_graph.features._blocks import (
+    BlockTable,
+    Labels,
+    ends_of,
+    family_of,
+    kept_labels,
+    size_product,
+)
+from nfn_graph.features._rows import Grouping, LargeBlock, Rows, is_capturing
 from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
 
 Ints = NDArray[np.int64]
@@ -43,20 +51,20 @@ class RowBuilder:
 
     Args:
         spec: The types.
-        blocks: The tables of all families.
+        tables: The tables of all families.
         longest: The largest number of rows that one sum may have; None if there is no limit.
     """
 
     def __init__(
-        self, spec: NetworkSpec, blocks: Mapping[Key, Blocks[Ints]], longest: int | None
+        self, spec: NetworkSpec, tables: Mapping[Key, BlockTable[Ints]], longest: int | None
     ) -> None:
         self.spec = spec
-        self.blocks = blocks
+        self.tables = tables
         self.longest = longest
-        self.dtype = next(iter(blocks.values())).graph.dtype
-        most = max(table.total for table in blocks.values()) + 1
-        listed = (table.count[table.count < LARGE_ROWS].sum() for table in blocks.values())
-        few = int(max(listed)) + 1
+        self.dtype = next(iter(tables.values())).graph.dtype
+        most = max(table.num_rows for table in tables.values()) + 1
+        sizes = [table.block_sizes for table in tables.values()]
+        few = int(max(x[x < LARGE_ROWS].sum() for x in sizes)) + 1
         # If all blocks are small, all rows are listed.
         self.steps = np.arange(most if few == most else few, dtype=self.dtype)
         self.multiples: dict[int, Ints] = {}
@@ -80,16 +88,16 @@ class RowBuilder:
             return self.self_edges[family]
         if family in self.weights and kept == list(ends_of(self.spec, family)):
             same = self.weights[family]
-            return Rows(same.count, same.groupings, counts, same.ends, same.pairs, same.bags)
+            return replace(same, counts=counts)
         if family in self.neurons and kept == [()]:
             return self._rows(self.neurons[family].groupings, counts)
-        table = self.blocks[family]
+        table = self.tables[family]
         listed = self._listed(table)
         groupings = [self._grouping(family, labels, listed) for labels in kept]
-        return self._rows(groupings, counts, table.total)
+        return self._rows(groupings, counts, table.num_rows)
 
     def _neuron_rows(self, name: str) -> Rows:
-        table = self.blocks[name]
+        table = self.tables[name]
         listed = self._listed(table, large=False)
         block, _, _, digits, _ = listed
         last = table.indices[-1]
@@ -98,7 +106,7 @@ class RowBuilder:
         return self._rows([self._grouping(name, (), listed)], [None])
 
     def _weight_rows(self, key: WeightKey) -> Rows:
-        table = self.blocks[key]
+        table = self.tables[key]
         listed = self._listed(table)
         ends = [self._grouping(key, labels, listed) for labels in ends_of(self.spec, key)]
         return self._rows(ends, [None])
@@ -108,27 +116,27 @@ class RowBuilder:
 
         The order by source is also the place of the transposed entry of each entry.
         """
-        whole, neurons = self.blocks[key], self.neurons[key[0]]
+        whole, neurons = self.tables[key], self.neurons[key[0]]
         index = whole.indices[0]
-        size, first = whole.size[index], whole.starts[index,]
+        size, coarse_start = whole.size[index], whole.coarse_start[index,]
         # The weight from a neuron to itself is left out.
-        count = size * (size - 1)
-        block = np.repeat(np.arange(len(count)), count)
+        block_sizes = size * (size - 1)
+        block = np.repeat(np.arange(len(block_sizes)), block_sizes)
         steps = np.arange(len(block), dtype=self.dtype)
-        start = (count.cumsum(dtype=self.dtype) - count)[block]
+        start = (block_sizes.cumsum(dtype=self.dtype) - block_sizes)[block]
         sizes = size[block]
         target = (steps - start) // np.maximum(sizes - 1, 1)
         place = steps - start - target * (sizes - 1)
         source = place + (place >= target)
         transposed = start + source * (sizes - 1) + target - (target > source)
-        degrees = _degree(first, size, size - 1, neurons.count)
-        pointers = self._pointers(degrees)
-        offset = first[block]
+        group_sizes = _degree(coarse_start, size, size - 1, neurons.num_rows)
+        pointers = self._pointers(group_sizes)
+        offset = coarse_start[block]
         shared: dict[str, Any] = {
-            "rows": len(block),
-            "count": neurons.count,
+            "num_rows": len(block),
+            "num_groups": neurons.num_rows,
             "pointers": pointers,
-            "counts": degrees,
+            "group_sizes": group_sizes,
         }
         at_target, at_source = (
             Grouping(
@@ -145,111 +153,111 @@ class RowBuilder:
         self.off_diagonals[key] = whole.start[block] + target * sizes + source
         return self._rows([at_target, at_source], [None])
 
-    def _listed(self, table: Blocks[Ints], large: bool = True) -> _Listed:
+    def _listed(self, table: BlockTable[Ints], large: bool = True) -> _Listed:
         """The listed rows of a family.
 
         Returns the block of each row, its number in the block, the rows themselves, the digits of
         the numbers, and the blocks that are not listed.
         """
-        counts = table.count
-        views = np.flatnonzero(counts >= LARGE_ROWS).tolist() if large else []
+        sizes = table.block_sizes
+        views = np.flatnonzero(sizes >= LARGE_ROWS).tolist() if large else []
         if views:
-            counts = counts.copy()
-            counts[views] = 0
-        block = np.repeat(np.arange(len(counts)), counts)
-        local = self._steps(len(block)) - (counts.cumsum(dtype=self.dtype) - counts)[block]
+            sizes = sizes.copy()
+            sizes[views] = 0
+        block = np.repeat(np.arange(len(sizes)), sizes)
+        local = self._steps(len(block)) - (sizes.cumsum(dtype=self.dtype) - sizes)[block]
         row = local + table.start[block] if views else self._steps(len(block))
         digits = table.digits(block, local, table.indices) if table.indices else {}
         return block, local, row, digits, views
 
     def _grouping(self, family: Key, kept: Labels, listed: _Listed) -> Grouping:
         """Groups the rows by those of the coarser site that keeps some of their indices."""
-        table = self.blocks[family]
+        table = self.tables[family]
         block, local, order, digits, large = listed
         dropped = tuple(i for i in table.indices if i not in kept)
-        total = self.blocks[table.coarser[kept]].total
-        start = table.starts[kept]
-        groups = start[block]
+        num_groups = self.tables[table.coarse_family[kept]].num_rows
+        coarse_start = table.coarse_start[kept]
+        groups = coarse_start[block]
         if kept:
             groups = groups + table.number(block, digits, kept)
-        degrees = counts = self._degrees(family, kept, dropped)
+        listed_sizes = group_sizes = self._degrees(family, kept, dropped)
         contiguous = kept + dropped == table.indices
         if not contiguous:
             swapped = table.digits(block, local, kept + dropped)
             order = table.start[block] + table.number(block, swapped, table.indices)
         if large:
-            degrees = self._degrees(family, kept, dropped, large)
+            listed_sizes = self._degrees(family, kept, dropped, large)
         axes = tuple(table.indices.index(i) for i in kept)
         blocks = tuple(
-            Block(
+            LargeBlock(
                 int(table.start[b]),
                 tuple(int(table.size[i][b]) for i in table.indices),
-                int(start[b]),
+                int(coarse_start[b]),
                 axes,
             )
             for b in large
         )
         # The tensors of a type connect layers in order, so every group is contiguous in `order`.
-        pointers = self._pointers(degrees)
+        pointers = self._pointers(listed_sizes)
         return Grouping(
-            rows=table.total,
-            count=total,
+            num_rows=table.num_rows,
+            num_groups=num_groups,
             groups=groups,  # type: ignore[arg-type]
             order=order,  # type: ignore[arg-type]
             pointers=pointers,  # type: ignore[arg-type]
             bags=self._bags(order, pointers),
-            counts=counts,  # type: ignore[arg-type]
+            group_sizes=group_sizes,  # type: ignore[arg-type]
             contiguous=contiguous,
             blocks=blocks,
-            runs=_runs(blocks, table.total) if blocks else (),
+            runs=_runs(blocks, table.num_rows) if blocks else (),
         )
 
     def _rows(
         self,
         groupings: Sequence[Grouping],
         counts: list[Any],
-        count: int | None = None,
+        num_rows: int | None = None,
     ) -> Rows:
         """Puts the rows of a site together from their groupings, one for every cover.
 
         Args:
             groupings: The rows grouped by the rows of each cover.
             counts: The counts of the site's parts.
-            count: The number of rows, which only a site without covers needs.
+            num_rows: The number of rows, which only a site without covers needs.
         """
-        count = groupings[0].rows if count is None else count
+        num_rows = groupings[0].num_rows if num_rows is None else num_rows
         none: Any = self.steps[:0]
         if not groupings:
-            return Rows(count, (), counts, none, none, [])
+            return Rows(num_rows, (), counts, none, none, [])
         if len(groupings) == 1:
             (only,) = groupings
-            return Rows(count, (only,), counts, only.groups, none, only.bags)
+            return Rows(num_rows, (only,), counts, only.groups, none, only.bags)
         # The orders of the groupings are slices of the joint order, so both share one memory.
         order: Any = np.concatenate([grouping.order for grouping in groupings])
         listed = len(groupings[0].order)
-        ends: Any = np.empty((listed, len(groupings)), dtype=self.dtype)
+        cover_rows: Any = np.empty((listed, len(groupings)), dtype=self.dtype)
         pointers: list[Any] = [groupings[0].pointers]
         offset = 0
         for i, grouping in enumerate(groupings):
-            np.add(grouping.groups, offset, out=ends[:, i])
-            offset += grouping.count
+            np.add(grouping.groups, offset, out=cover_rows[:, i])
+            offset += grouping.num_groups
             shared = order[i * listed : (i + 1) * listed]
             vars(grouping).update(order=shared, bags=[shared, *grouping.bags[1:]])
             if i:
                 pointers.append(grouping.pointers[1:] + i * listed)
-        covers = len(groupings)
-        if covers not in self.multiples:
-            self.multiples[covers] = covers * self.steps
-        pairs = self.multiples[covers]
-        if len(pairs) <= listed:
-            pairs = np.arange(listed + 1, dtype=self.dtype) * covers
+        num_covers = len(groupings)
+        if num_covers not in self.multiples:
+            self.multiples[num_covers] = num_covers * self.steps
+        cover_pointers = self.multiples[num_covers]
+        if len(cover_pointers) <= listed:
+            cover_pointers = np.arange(listed + 1, dtype=self.dtype) * num_covers
         joint: Any = np.concatenate(pointers, dtype=self.dtype)
         return Rows(
-            count=count,
+            num_rows=num_rows,
             groupings=tuple(groupings),
             counts=counts,
-            ends=ends.ravel(),
-            pairs=pairs[: listed + 1],  # type: ignore[arg-type]
+            cover_rows=cover_rows.ravel(),
+            cover_pointers=cover_pointers[: listed + 1],  # type: ignore[arg-type]
             bags=self._bags(order, joint),
         )
 
@@ -257,11 +265,11 @@ class RowBuilder:
         """Splits sums into successive steps, in which no sum has more rows than allowed."""
         bags = [order, pointers]
         while self.longest is not None:
-            counts = np.diff(pointers)
-            if counts.max(initial=0) <= self.longest:
+            sizes = np.diff(pointers)
+            if sizes.max(initial=0) <= self.longest:
                 break
-            split = -(-counts // self.longest)
-            group = np.repeat(np.arange(len(counts)), split)
+            split = -(-sizes // self.longest)
+            group = np.repeat(np.arange(len(sizes)), split)
             steps = np.arange(len(group), dtype=self.dtype)
             ends = split.cumsum(dtype=self.dtype)
             starts = pointers[group] + (steps - (ends - split)[group]) * self.longest
@@ -272,9 +280,9 @@ class RowBuilder:
 
     def _count(self, fold: FoldedSpec, part: Part) -> Ints:
         """The number of entries that each row of a site averages."""
-        entry = fold.site[part.entry]
-        dropped = tuple(i for i in entry.indices if i not in part.kept)
-        return self._degrees(family_of(self.spec, entry), part.kept, dropped, is_self=entry.is_self)
+        finer = fold.site[part.entry]
+        dropped = tuple(i for i in finer.indices if i not in part.kept)
+        return self._degrees(family_of(self.spec, finer), part.kept, dropped, is_self=finer.is_self)
 
     def _degrees(
         self,
@@ -297,7 +305,8 @@ class RowBuilder:
         key = (family, kept, is_self)
         if key in self.degrees and not without:
             return self.degrees[key]
-        table, coarser = self.blocks[family], self.blocks[self.blocks[family].coarser[kept]]
+        table = self.tables[family]
+        above = self.tables[table.coarse_family[kept]]
         sizes = [table.size[i] for i in dropped]
         if is_self:
             sizes[-1] = sizes[-1] - 1
@@ -305,11 +314,12 @@ class RowBuilder:
         if without:
             each = each.copy()
             each[without] = 0
-        start, rows = table.starts[kept], size_product([table.size[i] for i in kept], table.graph)
-        if start is coarser.start:
-            found = np.repeat(each, rows) if kept else each
+        start = table.coarse_start[kept]
+        filled = size_product([table.size[i] for i in kept], table.graph)
+        if start is above.start:
+            found = np.repeat(each, filled) if kept else each
         else:
-            found = _degree(start, rows, each, coarser.total)
+            found = _degree(start, filled, each, above.num_rows)
         if not without:
             self.degrees[key] = found
         return found
@@ -319,25 +329,25 @@ class RowBuilder:
             return self.steps[:count]
         return np.arange(count, dtype=self.dtype)
 
-    def _pointers(self, counts: Ints) -> Ints:
-        pointers = np.zeros(len(counts) + 1, dtype=self.dtype)
-        counts.cumsum(out=pointers[1:], dtype=self.dtype)
+    def _pointers(self, sizes: Ints) -> Ints:
+        pointers = np.zeros(len(sizes) + 1, dtype=self.dtype)
+        sizes.cumsum(out=pointers[1:], dtype=self.dtype)
         return pointers
 
 
-def _runs(blocks: Sequence[Block], total: int) -> tuple[tuple[int, int], ...]:
+def _runs(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int], ...]:
     """The stretches of rows between blocks."""
     ends = [0, *(block.start + block.num_rows for block in blocks)]
-    starts = [*(block.start for block in blocks), total]
+    starts = [*(block.start for block in blocks), num_rows]
     pairs = zip(ends, starts, strict=True)
     return tuple((end, start - end) for end, start in pairs if start > end)
 
 
-def _degree(start: Ints, size: Ints, each: Ints, total: int) -> Ints:
+def _degree(start: Ints, size: Ints, each: Ints, num_rows: int) -> Ints:
     """The number of entries of each row, where `size` rows from `start` on have `each` entries."""
-    if int(size.sum()) == total and np.array_equal(start, size.cumsum() - size):
+    if int(size.sum()) == num_rows and np.array_equal(start, size.cumsum() - size):
         return np.repeat(each, size)  # The usual case: the blocks are contiguous.
-    change = np.zeros(total + 1, dtype=each.dtype)
+    change = np.zeros(num_rows + 1, dtype=each.dtype)
     np.add.at(change, start, each)
     np.add.at(change, start + size, -each)
     return change[:-1].cumsum(dtype=each.dtype)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class WeightFeatures:
     """Features of all entries of a batch of networks: one tensor for every type.
 
-    Every tensor has the shape `[count, taps, channels]`. Operations return new features. The class
+    Every tensor has the shape `[rows, taps, channels]`. Operations return new features. The class
     is registered as a pytree of its tensors.
 
     Args:
@@ -110,7 +110,7 @@ class WeightFeatures:
 
     def graph_of(self, key: Key) -> Tensor:
         """`[rows]`, the network of each row of a type."""
-        return self.incidence.networks(key, self.spec)
+        return self.incidence.graph_of(key, self.spec)
 
     def owned(self) -> WeightFeatures:
         """Zeroes taps that a network of a union of specs does not have; usually returns `self`."""

@@ -26,12 +26,12 @@ def fold(spec: FoldedSpec, incidence: Incidence, raw: Mapping[Key, Tensor]) -> T
     for site, rows in zip(spec.sites, incidence.sites[spec.symmetry], strict=True):
         if site.key not in spec.taps:
             continue
-        parts = [template.new_empty(rows.count, 0, template.shape[-1])] * (not site.pieces)
+        parts = [template.new_empty(rows.num_rows, 0, template.shape[-1])] * (not site.pieces)
         for piece in site.pieces:
             part = _fold_piece(spec, site, piece, incidence, raw[piece.store])
-            if part.shape[0] != rows.count:
-                zeros = part.new_zeros(rows.count, *part.shape[1:])
-                part = zeros.index_copy(0, incidence.owners(piece.store, site.indices), part)
+            if part.shape[0] != rows.num_rows:
+                zeros = part.new_zeros(rows.num_rows, *part.shape[1:])
+                part = zeros.index_copy(0, incidence.filled_rows(piece.store, site.indices), part)
             parts.append(part)
         folded[site.key] = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return folded
@@ -44,19 +44,21 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
     for site in spec.sites:
         entries = folded[site.key].split([p.taps for p in site.pieces], 1) if site.pieces else ()
         for piece, x in zip(site.pieces, entries, strict=True):
-            if isinstance(site.key, str) and x.shape[0] != incidence.filled(piece.store, site):
-                x = x.index_select(0, incidence.owners(piece.store, site.indices))
+            if isinstance(site.key, str) and (
+                x.shape[0] != incidence.num_filled_rows(piece.store, site)
+            ):
+                x = x.index_select(0, incidence.filled_rows(piece.store, site.indices))
             x = x.reshape(-1, network.taps[piece.store], x.shape[-1])
             found[piece.store] = _unfold_piece(spec, site, piece, incidence, x, found)
     keys: list[Key] = [*network.weight, *network.neuron]
     for key in keys:
         if key not in found:
-            found[key] = like.new_empty(incidence.rows(key).count, 0, like.shape[-1])
+            found[key] = like.new_empty(incidence.rows(key).num_rows, 0, like.shape[-1])
     return {key: found[key] for key in keys}
 
 
 def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
-    """Masks `[count, taps, 1]` of the folded taps that are entries of a network.
+    """Masks `[rows, taps, 1]` of the folded taps that are entries of a network.
 
     In a union of specs a network may have a neuron type without one of the fixed weights
     that fold onto it. Those taps have no values, and every reader of the site must read zeros
@@ -81,14 +83,14 @@ def _masks(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
     masks: dict[Key, Tensor] = {}
     for site, rows in zip(spec.sites, incidence.sites[spec.symmetry], strict=True):
         if not isinstance(site.key, str) or all(
-            incidence.filled(piece.store, site) == rows.count for piece in site.pieces
+            incidence.num_filled_rows(piece.store, site) == rows.num_rows for piece in site.pieces
         ):
             continue
         columns = [
-            torch.zeros(rows.count, dtype=torch.bool, device=incidence.device)
-            .index_fill(0, incidence.owners(piece.store, site.indices), True)
+            torch.zeros(rows.num_rows, dtype=torch.bool, device=incidence.device)
+            .index_fill(0, incidence.filled_rows(piece.store, site.indices), True)
             .unsqueeze(1)
-            .expand(rows.count, piece.taps)
+            .expand(rows.num_rows, piece.taps)
             for piece in site.pieces
         ]
         masks[site.key] = torch.cat(columns, 1).unsqueeze(-1)
@@ -147,6 +149,6 @@ def _unfold_piece(
         # The off-diagonal entries are there already, since finer sites come first.
         return found[key].index_copy(0, incidence.diagonals[key].long(), x)
     if site.is_self and not isinstance(key, str):
-        zeros = x.new_zeros(incidence.weights[key].count, *x.shape[1:])
+        zeros = x.new_zeros(incidence.weights[key].num_rows, *x.shape[1:])
         return zeros.index_copy(0, incidence.off_diagonals[key].long(), x)
     return incidence.reorder(key, x, _sequence(spec, site, piece), back=True)

@@ -9,7 +9,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from nfn_graph.features._blocks import Blocks, block_tables, ends_of, family_of, size_product
+from nfn_graph.features._blocks import BlockTable, block_tables, ends_of, family_of, size_product
 from nfn_graph.features._build import RowBuilder, longest_bag, on_device
 from nfn_graph.features._rows import Rows, group_of_rows, is_lasting
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Shape, Site, Symmetry, WeightKey
@@ -73,15 +73,15 @@ class Incidence:
             symmetry: tuple(builder.site_rows(fold, site) for site in fold.sites)
             for symmetry, fold in folds.items()
         }
-        self._blocks: dict[Key, Blocks[Tensor]] = tables  # type: ignore[assignment]
+        self._tables: dict[Key, BlockTable[Tensor]] = tables  # type: ignore[assignment]
         # Index tensors that are made in inference mode cannot be used in training later.
         with torch.inference_mode(False):
-            self._owned = on_device(
+            self._storage = on_device(
                 (
                     *(rows for found in self.sites.values() for rows in found),
                     *self.neurons.values(),
                     *self.weights.values(),
-                    *self._blocks.values(),
+                    *self._tables.values(),
                     *(self.positions, self.layer_sizes, self.diagonals, self.off_diagonals),
                 ),
                 device,
@@ -106,12 +106,12 @@ class Incidence:
         """The number of bytes of the index tensors."""
         masks = (mask for masks in self.masks.values() for mask in masks.values())
         scales = (x for scales in self._scales.values() for x in scales if x is not None)
-        return sum(x.nbytes for x in (*self._owned, *masks, *scales))
+        return sum(x.nbytes for x in (*self._storage, *masks, *scales))
 
     @property
     def is_lasting(self) -> bool:
         """Whether the tensors are ordinary ones, not those of a torch mode or transform."""
-        return is_lasting(self._owned[0])
+        return is_lasting(self._storage[0])
 
     def rows(self, key: Key) -> Rows:
         """The rows of a stored type: neurons by network, weights by target and source."""
@@ -141,17 +141,17 @@ class Incidence:
                 for block in grouping.blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        blocks = self._blocks[key]
-        block, local = self._locate(blocks)
-        start = blocks.start.index_select(0, block)
+        table = self._tables[key]
+        block, local = self._locate(table)
+        start = table.start.index_select(0, block)
         first, second = (own, sequence) if back else (sequence, own)
-        digits = blocks.digits(block, local, first)
-        return x.index_select(0, start + blocks.number(block, digits, second))
+        digits = table.digits(block, local, first)
+        return x.index_select(0, start + table.number(block, digits, second))
 
-    def networks(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
+    def graph_of(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
         if key == NETWORK:
-            return self._blocks[NETWORK].graph
+            return self._tables[NETWORK].graph
         if isinstance(key, str):
             return self.neurons[key].groupings[0].index
         family: Key = key
@@ -159,10 +159,10 @@ class Incidence:
             site = spec.site[key]
             if site.is_self:
                 edges = self.sites[spec.symmetry][spec.sites.index(site)]
-                return self.networks(key[2], spec).index_select(0, edges.targets.index)
+                return self.graph_of(key[2], spec).index_select(0, edges.targets.index)
             family = family_of(self.spec, site)
-        blocks = self._blocks[family]
-        return blocks.graph.index_select(0, self._locate(blocks)[0])
+        table = self._tables[family]
+        return table.graph.index_select(0, self._locate(table)[0])
 
     def scales(self, spec: FoldedSpec, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """The factors `[rows, taps, 1]` that turn the sums of every site's summary into means.
@@ -184,27 +184,27 @@ class Incidence:
     def _scale(self, site: Site, rows: Rows, dtype: torch.dtype) -> Tensor | None:
         if site.is_leaf:
             return None
-        ones = torch.ones(rows.count, dtype=dtype, device=self.device)
+        ones = torch.ones(rows.num_rows, dtype=dtype, device=self.device)
         columns = [
             (ones if count is None else 1 / count.clamp(min=1).to(dtype))
             .unsqueeze(1)
-            .expand(rows.count, part.taps)
+            .expand(rows.num_rows, part.taps)
             for part, count in zip(site.parts, rows.counts, strict=True)
         ]
         return torch.cat(columns, 1).unsqueeze(-1)
 
-    def filled(self, key: Key, site: Site) -> int:
+    def num_filled_rows(self, key: Key, site: Site) -> int:
         """The number of rows of a site that have an entry of a stored type."""
-        return self._blocks[key].filled[site.indices]
+        return self._tables[key].num_filled_rows[site.indices]
 
-    def owners(self, key: Key, indices: tuple[str, ...]) -> Tensor:
+    def filled_rows(self, key: Key, indices: tuple[str, ...]) -> Tensor:
         """The rows of the site with these indices that have an entry of a stored type."""
-        blocks = self._blocks[key]
-        rows = size_product([blocks.size[i] for i in indices], blocks.graph)
-        block = group_of_rows(rows, blocks.filled[indices])
-        place = torch.arange(len(block), dtype=rows.dtype, device=self.device)
-        first = blocks.starts[indices] - (rows.cumsum(0) - rows)
-        return (place + first.index_select(0, block)).long()
+        table = self._tables[key]
+        filled = size_product([table.size[i] for i in indices], table.graph)
+        block = group_of_rows(filled, table.num_filled_rows[indices])
+        place = torch.arange(len(block), dtype=filled.dtype, device=self.device)
+        offset = table.coarse_start[indices] - (filled.cumsum(0) - filled)
+        return (place + offset.index_select(0, block)).long()
 
     def lookup(self, key: WeightKey, target: Tensor, source: Tensor) -> Tensor:
         """For every weight in order, the row of the weight between the given neurons.
@@ -214,14 +214,14 @@ class Incidence:
             target: For every weight, a neuron of the same layer as its own target.
             source: For every weight, a neuron of the same layer as its own source.
         """
-        blocks = self._blocks[key]
-        block, _ = self._locate(blocks)
+        table = self._tables[key]
+        block, _ = self._locate(table)
         digits: dict[str, Tensor] = {}
         for labels, rows in zip(ends_of(self.spec, key), (target, source), strict=True):
-            local = rows - blocks.starts[labels].index_select(0, block)
-            digits |= blocks.digits(block, local, labels)
-        start = blocks.start.index_select(0, block)
-        return start + blocks.number(block, digits, blocks.indices)
+            local = rows - table.coarse_start[labels].index_select(0, block)
+            digits |= table.digits(block, local, labels)
+        start = table.start.index_select(0, block)
+        return start + table.number(block, digits, table.indices)
 
     def moved(
         self, name: str, parents: Mapping[str, Tensor], places: Mapping[str, Tensor]
@@ -235,23 +235,23 @@ class Incidence:
             places: For the type itself, the position inside the parent of the neuron that moves to
                 each place.
         """
-        blocks = self._blocks[name]
-        block, local = self._locate(blocks)
-        digits = blocks.digits(block, local, blocks.indices)
+        table = self._tables[name]
+        block, local = self._locate(table)
+        digits = table.digits(block, local, table.indices)
         found = {k: x for k, x in places.items() if k in digits}
         for parent in self.spec.neuron[name].parents:
-            above = self._blocks[parent]
-            start = blocks.starts[above.indices].index_select(0, block)
-            row = start + blocks.number(block, digits, above.indices)
+            above = self._tables[parent]
+            start = table.coarse_start[above.indices].index_select(0, block)
+            row = start + table.number(block, digits, above.indices)
             row = parents[parent].index_select(0, row) if parent in parents else row
-            found = blocks.digits(block, row - start, above.indices) | found
-        return blocks.start.index_select(0, block) + blocks.number(block, found, blocks.indices)
+            found = table.digits(block, row - start, above.indices) | found
+        return table.start.index_select(0, block) + table.number(block, found, table.indices)
 
-    def _locate(self, blocks: Blocks[Tensor]) -> tuple[Tensor, Tensor]:
+    def _locate(self, table: BlockTable[Tensor]) -> tuple[Tensor, Tensor]:
         """For every row, its block and its number in the block."""
-        block = group_of_rows(blocks.count, blocks.total)
-        rows = torch.arange(blocks.total, dtype=blocks.start.dtype, device=self.device)
-        return block, rows - blocks.start.index_select(0, block)
+        block = group_of_rows(table.block_sizes, table.num_rows)
+        rows = torch.arange(table.num_rows, dtype=table.start.dtype, device=self.device)
+        return block, rows - table.start.index_select(0, block)
 
 
 class _Cache:

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 
-class Block(NamedTuple):
-    """A complete block of rows that is large enough to be summed and filled as a view.
+class LargeBlock(NamedTuple):
+    """A block of so many rows that it is summed and written as a view, not listed in indices.
 
     Attributes:
         start: Its first row.
         sizes: The sizes of its indices, slowest first, which number its rows.
-        first: Its first row at a coarser site.
+        coarse_start: Its first row at a coarser site.
         kept: The positions of the indices that the coarser site has, in the order of that site.
 
     Example:
-        >>> weights = Block(start=0, sizes=(2, 3), first=0, kept=(0,))  # by target neuron
+        >>> weights = LargeBlock(0, sizes=(2, 3), coarse_start=0, kept=(0,))  # by target neuron
         >>> weights.sums(torch.arange(6.0).unsqueeze(1)).flatten()
         tensor([ 3., 12.])
     """
 
     start: int
     sizes: tuple[int, ...]
-    first: int
+    coarse_start: int
     kept: tuple[int, ...]
 
     @property
@@ -38,21 +38,21 @@ class Block(NamedTuple):
         return math.prod(self.sizes)
 
     @property
-    def coarse_count(self) -> int:
+    def num_coarse_rows(self) -> int:
         """The number of rows at the coarser site."""
         return math.prod(self.sizes[axis] for axis in self.kept)
 
-    def stretch(self, start: int, count: int) -> Block:
-        """The part of the block with `count` values of the slowest index, from `start` on.
+    def stretch(self, first: int, count: int) -> LargeBlock:
+        """The part of the block with `count` values of the slowest index, from `first` on.
 
         If the coarser site keeps that index, it must be the slowest one there as well.
         """
-        count = min(count, self.sizes[0] - start)
-        first = self.first
+        count = min(count, self.sizes[0] - first)
+        start = self.start + first * math.prod(self.sizes[1:])
+        coarse_start = self.coarse_start
         if 0 in self.kept:
-            first += start * math.prod(self.sizes[axis] for axis in self.kept[1:])
-        begin = self.start + start * math.prod(self.sizes[1:])
-        return Block(begin, (count, *self.sizes[1:]), first, self.kept)
+            coarse_start += first * math.prod(self.sizes[axis] for axis in self.kept[1:])
+        return LargeBlock(start, (count, *self.sizes[1:]), coarse_start, self.kept)
 
     def view(self, x: Tensor) -> Tensor:
         """The rows of the block in a tensor `[rows, width]`, as `[*sizes, width]`."""
@@ -63,13 +63,14 @@ class Block(NamedTuple):
         dropped = [axis for axis in range(len(self.sizes)) if axis not in self.kept]
         sums = self.view(x).sum(dropped, dtype=dtype)
         rank = [sorted(self.kept).index(axis) for axis in self.kept]
-        return sums.permute(*rank, len(rank)).reshape(self.coarse_count, x.shape[1])
+        return sums.permute(*rank, len(rank)).reshape(self.num_coarse_rows, x.shape[1])
 
     def coarse(self, table: Tensor) -> Tensor:
         """Its rows in a table of the coarser site, in a shape that broadcasts with :meth:`view`."""
         shape = [self.sizes[axis] for axis in self.kept]
-        rows = table.narrow(0, self.first, self.coarse_count).view(*shape, table.shape[1])
-        rows = rows.permute(*(self.kept.index(axis) for axis in sorted(self.kept)), len(shape))
+        axes = [self.kept.index(axis) for axis in sorted(self.kept)]
+        rows = table.narrow(0, self.coarse_start, self.num_coarse_rows)
+        rows = rows.view(*shape, table.shape[1]).permute(*axes, len(shape))
         for axis in range(len(self.sizes)):
             if axis not in self.kept:
                 rows = rows.unsqueeze(axis)
@@ -89,12 +90,12 @@ class Grouping:
     `order[pointers[i]:pointers[i + 1]]`. The rows of large blocks are not listed.
 
     Attributes:
-        rows: The number of rows.
-        count: The number of groups.
+        num_rows: The number of rows.
+        num_groups: The number of groups.
         groups: `[listed rows]`, the group of each listed row.
         order: `[listed rows]`, the listed rows, group by group.
-        pointers: `[count + 1]`, where each group begins in `order`.
-        counts: `[count]`, the number of rows of each group, including those of the blocks.
+        pointers: `[groups + 1]`, where each group begins in `order`.
+        group_sizes: `[groups]`, the number of rows of each group, including those of the blocks.
         contiguous: Whether the rows of every group are contiguous.
         bags: The rows and pointers of the one or more steps that sum the listed rows, each of which
             sums the result of the step before: `order` and `pointers`, or more where a device sums
@@ -112,15 +113,15 @@ class Grouping:
         ([0, 0, 1, 1], [0, 2, 4])
     """
 
-    rows: int
-    count: int
+    num_rows: int
+    num_groups: int
     groups: Tensor
     order: Tensor
     pointers: Tensor
-    counts: Tensor
+    group_sizes: Tensor
     contiguous: bool
     bags: Sequence[Tensor]
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[LargeBlock, ...] = ()
     runs: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -129,7 +130,7 @@ class Grouping:
         if not self.blocks:
             return self.groups
         like = self.groups
-        numbers = torch.arange(self.count, dtype=like.dtype, device=like.device).unsqueeze(1)
+        numbers = torch.arange(self.num_groups, dtype=like.dtype, device=like.device).unsqueeze(1)
         blocks = [block.expand(numbers).flatten() for block in self.blocks]
         return self.joined(like, blocks)
 
@@ -158,15 +159,15 @@ class Rows:
     fastest: the memory order of a `[out, in, ...]` tensor for the weights of a layer.
 
     Attributes:
-        count: The number of rows.
+        num_rows: The number of rows.
         groupings: For every cover of the site (each coarser site that it sums into), the rows
             grouped by the rows of that cover: the weights of a layer by target and by source
             neuron, its neurons by network.
         counts: For every part of the site's summary, the number of entries that are averaged
             in each row; None for the site's own entries.
-        ends: `[listed rows * covers]`, the row of each listed row in every cover, numbered in a
-            table of the rows of all covers, one cover after another.
-        pairs: `[listed rows + 1]`, where each row begins in `ends`.
+        cover_rows: `[listed rows * covers]`, the row of each listed row in every cover, numbered
+            in a table of the rows of all covers, one cover after another.
+        cover_pointers: `[listed rows + 1]`, where each row begins in `cover_rows`.
         bags: The sums of the listed rows by each cover, one cover after another; see
             :class:`Grouping`.
 
@@ -179,11 +180,11 @@ class Rows:
         ([0, 0, 1, 1], [0, 1, 0, 1])
     """
 
-    count: int
+    num_rows: int
     groupings: tuple[Grouping, ...]
     counts: Sequence[Tensor | None]
-    ends: Tensor
-    pairs: Tensor
+    cover_rows: Tensor
+    cover_pointers: Tensor
     bags: Sequence[Tensor]
 
     @property
@@ -198,66 +199,68 @@ class Rows:
 
     @property
     def target(self) -> Tensor:
-        """`[count]`, the row of each weight's target neuron."""
+        """`[rows]`, the row of each weight's target neuron."""
         return self.groupings[0].index.long()
 
     @property
     def source(self) -> Tensor:
-        """`[count]`, the row of each weight's source neuron."""
+        """`[rows]`, the row of each weight's source neuron."""
         return self.groupings[-1].index.long()
 
     @property
     def transposed(self) -> Tensor:
-        """`[count]`, the weights of a layer with itself, ordered by source and then by target."""
+        """`[rows]`, the weights of a layer with itself, ordered by source and then by target."""
         return self.groupings[-1].order
 
     @cached_property
     def cover_sizes(self) -> list[int]:
         """The number of rows of every cover."""
-        return [grouping.count for grouping in self.groupings]
+        return [grouping.num_groups for grouping in self.groupings]
 
     @cached_property
-    def blocks(self) -> list[tuple[Block, ...]]:
+    def blocks(self) -> list[tuple[LargeBlock, ...]]:
         """The large blocks at every cover, numbered in the table of all covers."""
         if not self.groupings or not self.groupings[0].blocks:
             return []
         found, offset = [], 0
         for grouping in self.groupings:
-            found.append([b._replace(first=b.first + offset) for b in grouping.blocks])
-            offset += grouping.count
+            found.append(
+                [b._replace(coarse_start=b.coarse_start + offset) for b in grouping.blocks]
+            )
+            offset += grouping.num_groups
         return list(zip(*found, strict=True))
 
-    def owners(self, rows: Tensor) -> Tensor:
-        """`[len(rows), covers]`, the rows in the table of all covers that some rows belong to."""
-        width = len(self.groupings)
+    def cover_rows_of(self, rows: Tensor) -> Tensor:
+        """`[len(rows), covers]`, like :attr:`cover_rows` but of any rows, listed or not."""
+        num_covers = len(self.groupings)
         if not self.blocks:
-            return self.ends.view(self.count, width).index_select(0, rows)
-        owners = self.ends.new_zeros(len(rows), width, dtype=torch.long)
-        listed = 0
+            return self.cover_rows.view(self.num_rows, num_covers).index_select(0, rows)
+        out = self.cover_rows.new_zeros(len(rows), num_covers, dtype=torch.long)
+        listed, last = 0, max(self.cover_rows.shape[0] // num_covers - 1, 0)
         for start, count in self.groupings[0].runs:
             inside = (rows >= start) & (rows < start + count)
-            place = (rows - start + listed).clamp(0, max(self.ends.shape[0] // width - 1, 0))
-            found = self.ends.view(-1, width).index_select(0, place)
-            owners = torch.where(inside.unsqueeze(1), found, owners)
+            place = (rows - start + listed).clamp(0, last)
+            found = self.cover_rows.view(-1, num_covers).index_select(0, place)
+            out = torch.where(inside.unsqueeze(1), found, out)
             listed += count
         for blocks in self.blocks:
             inside = (rows >= blocks[0].start) & (rows < blocks[0].start + blocks[0].num_rows)
-            found = torch.stack([_owner(block, rows) for block in blocks], 1)
-            owners = torch.where(inside.unsqueeze(1), found, owners)
-        return owners
+            found = torch.stack([_coarse_rows(block, rows) for block in blocks], 1)
+            out = torch.where(inside.unsqueeze(1), found, out)
+        return out
 
 
-def _owner(block: Block, rows: Tensor) -> Tensor:
+def _coarse_rows(block: LargeBlock, rows: Tensor) -> Tensor:
     """The coarser row of each row of a block; the numbers of rows outside of it are meaningless."""
     digits, number = [], rows - block.start
     for size in reversed(block.sizes):
         digits.append(number % size)
         number = number // size
     digits.reverse()
-    owner = torch.zeros_like(rows)
+    out = torch.zeros_like(rows)
     for axis in block.kept:
-        owner = owner * block.sizes[axis] + digits[axis]
-    return owner + block.first
+        out = out * block.sizes[axis] + digits[axis]
+    return out + block.coarse_start
 
 
 def is_lasting(x: Tensor) -> bool:
@@ -285,18 +288,18 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def group_of_rows(counts: Tensor, total: int) -> Tensor:
-    """The group of each row, for rows that are ordered by group: `[total]`.
+def group_of_rows(group_sizes: Tensor, num_rows: int) -> Tensor:
+    """The group of each row, for rows that are ordered by group: `[rows]`.
 
     Args:
-        counts: `[groups]`, the number of rows of each group.
-        total: The sum of the counts, because reading it from a device would wait for the device.
+        group_sizes: `[groups]`, the number of rows of each group.
+        num_rows: The sum of the sizes, because reading it from a device would wait for the device.
 
     Example:
         >>> group_of_rows(torch.tensor([2, 0, 1]), 3)
         tensor([0, 0, 2])
     """
     # Not `torch.repeat_interleave`, which wakes all threads even for little work.
-    ends = counts.cumsum(0)
-    steps = ends.new_zeros(total + 1).index_add(0, ends, torch.ones_like(ends))
-    return steps.cumsum(0).narrow(0, 0, total)
+    ends = group_sizes.cumsum(0)
+    steps = ends.new_zeros(num_rows + 1).index_add(0, ends, torch.ones_like(ends))
+    return steps.cumsum(0).narrow(0, 0, num_rows)

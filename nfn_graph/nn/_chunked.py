@@ -124,7 +124,7 @@ class ChunkedFeatures:
         act: list[nn.Module] = [] if pool.act is None else [pool.act]
         totals: dict[Key, Tensor] = {}
         for key in self.leaves:
-            networks = self.input.incidence.networks(key, self.spec)
+            networks = self.input.incidence.graph_of(key, self.spec)
             shape = (self.input.num_graphs, self.spec.taps[key] * self.small.channels)
             lowest = -torch.inf if pool.aggr == "max" else 0.0
             total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
@@ -150,8 +150,8 @@ class ChunkedFeatures:
             table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
             for start, x in self._chunks(key, stage.before):
                 numbers = torch.arange(start, start + len(x), device=x.device)
-                for owners in rows.owners(numbers).unbind(1):
-                    table.index_add_(0, owners, x.flatten(1).to(table.dtype))
+                for cover_rows in rows.cover_rows_of(numbers).unbind(1):
+                    table.index_add_(0, cover_rows, x.flatten(1).to(table.dtype))
             sums[number] = table
         with without_autocast(read.device):
             summaries = up(self.spec, incidence, values, sums)
@@ -191,16 +191,16 @@ class ChunkedFeatures:
         if site.is_self:
             # A weight and its transpose read each other, so both are computed.
             rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-        width = len(edges.groupings)
-        ends = edges.owners(rows).flatten()
-        steps = torch.arange(len(rows) + 1, device=ends.device, dtype=ends.dtype)
+        num_covers = len(edges.groupings)
+        cover_rows = edges.cover_rows_of(rows).flatten()
+        steps = torch.arange(len(rows) + 1, device=cover_rows.device, dtype=cover_rows.dtype)
         x = self.input[key].index_select(0, rows)
         for stage in self.stages:
-            x = self._leaf_step(stage, site, x, ends, width * steps)
+            x = self._leaf_step(stage, site, x, cover_rows, num_covers * steps)
         return self._entries(before, key, x).narrow(0, 0, size)
 
     def _leaf_step(
-        self, stage: Stage, site: Site, x: Tensor, ends: Tensor, pairs: Tensor
+        self, stage: Stage, site: Site, x: Tensor, cover_rows: Tensor, cover_pointers: Tensor
     ) -> Tensor:
         layer, message = stage.layer, stage.messages[site.key]
         read = self._entries(stage.before, site.key, x).flatten(1)
@@ -212,7 +212,8 @@ class ChunkedFeatures:
             else:
                 if site.is_self:
                     read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
-                new = bag_rows(message, ends, pairs).addmm_(read, matrix.t())
+                new = bag_rows(message, cover_rows, cover_pointers)
+                new = new.addmm_(read, matrix.t())
         new = new.view(len(x), site.taps, layer.out_channels)
         new = self._entries(stage.behind, site.key, new)
         return x + new if stage.residual else new

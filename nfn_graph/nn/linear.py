@@ -156,7 +156,7 @@ class NFLinear(nn.Module):
         return [
             cast(known[site.key].flatten(1), dtype)
             if site.key in known
-            else empty.reshape(0 if site.taps else rows[i].count, site.taps * self.in_channels)
+            else empty.reshape(0 if site.taps else rows[i].num_rows, site.taps * self.in_channels)
             for i, site in enumerate(self.spec.sites)
         ]
 

@@ -154,7 +154,7 @@ def _largest(x: Tensor, path: list[Grouping]) -> Tensor:
     index = path[0].index
     for grouping in path[1:]:
         index = grouping.index.index_select(0, index)
-    return segment_max(x, index, path[-1].count)
+    return segment_max(x, index, path[-1].num_groups)
 
 
 def _fixed_entries(spec: FoldedSpec) -> list[int]:

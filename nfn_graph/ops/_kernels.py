@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfn_graph.features import Block, Grouping, Rows
+from nfn_graph.features import Grouping, LargeBlock, Rows
 from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
@@ -29,10 +29,11 @@ _LONG_ROW = 2**9
 
 def plain_segment_sum(x: Tensor, grouping: Grouping) -> Tensor:
     """Sums the rows of every group: `[rows, width] -> [groups, width]`."""
-    sums = x.new_zeros(grouping.count, x.shape[1])
+    sums = x.new_zeros(grouping.num_groups, x.shape[1])
     sums = sums.index_add(0, grouping.groups, grouping.listed(x))
     for block in grouping.blocks:
-        rows = torch.arange(block.first, block.first + block.coarse_count, device=x.device)
+        start = block.coarse_start
+        rows = torch.arange(start, start + block.num_coarse_rows, device=x.device)
         sums = sums.index_add(0, rows, block.sums(x))
     return sums
 
@@ -49,7 +50,7 @@ def bag_sum(x: Tensor, grouping: Grouping) -> Tensor:
     """Computes :func:`plain_segment_sum` with `embedding_bag`, outside of autograd."""
     sums = _bag_listed(x, grouping.bags)
     for block in grouping.blocks:
-        sums.narrow(0, block.first, block.coarse_count).add_(block.sums(x))
+        sums.narrow(0, block.coarse_start, block.num_coarse_rows).add_(block.sums(x))
     return sums
 
 
@@ -57,7 +58,7 @@ def expand_rows(x: Tensor, grouping: Grouping) -> Tensor:
     """Computes :func:`plain_expand` in one piece of memory, outside of autograd."""
     if not grouping.blocks:
         return x.index_select(0, grouping.groups)
-    out, listed = x.new_empty(grouping.rows, x.shape[1]), 0
+    out, listed = x.new_empty(grouping.num_rows, x.shape[1]), 0
     for start, count in grouping.runs:
         groups = grouping.groups.narrow(0, listed, count)
         torch.index_select(x, 0, groups, out=out.narrow(0, start, count))
@@ -80,7 +81,7 @@ def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
         # Every stretch is read from memory once and summed for all covers while it is cached.
         for stretch in _stretches(at_covers, x):
             for block in stretch:
-                part = table.narrow(0, block.first, block.coarse_count)
+                part = table.narrow(0, block.coarse_start, block.num_coarse_rows)
                 part.add_(block.sums(x, dtype))
     return table
 
@@ -98,10 +99,10 @@ def bag_down(
     """
 
     blocks, size = rows.blocks, _cached_rows(table)
-    if rows.count <= 2 * size and not blocks:
-        out = _listed_down(table, rows, 0, rows.count)
+    if rows.num_rows <= 2 * size and not blocks:
+        out = _listed_down(table, rows, 0, rows.num_rows)
         return out if x is None or matrix is None else add_product(out, x, matrix)
-    out = table.new_empty(rows.count, table.shape[1])
+    out = table.new_empty(rows.num_rows, table.shape[1])
 
     def finish(messages: Tensor, start: int, part: Tensor) -> None:
         if x is not None and matrix is not None:
@@ -110,7 +111,7 @@ def bag_down(
             part.copy_(messages)
 
     listed = 0
-    for begin, count in rows.groupings[0].runs if blocks else ((0, rows.count),):
+    for begin, count in rows.groupings[0].runs if blocks else ((0, rows.num_rows),):
         for start in range(0, count, size):
             messages = _listed_down(table, rows, listed + start, min(size, count - start))
             first = begin + start
@@ -126,7 +127,7 @@ def bag_down(
     return out
 
 
-def _broadcast(at_covers: Sequence[Block], table: Tensor, view: Tensor) -> None:
+def _broadcast(at_covers: Sequence[LargeBlock], table: Tensor, view: Tensor) -> None:
     """Writes the sums of the rows of all covers to the rows of a block, `[*sizes, width]`."""
     size, width = view.shape[-2:]
     # A value for many rows is repeated first, since torch broadcasts slowly along short axes.
@@ -160,7 +161,7 @@ def _cached_rows(x: Tensor) -> int:
     return max(_CACHED * torch.get_num_threads() // (x.shape[1] or 1), _FEWEST_ROWS)
 
 
-def _stretches(at_covers: Sequence[Block], x: Tensor) -> Iterator[list[Block]]:
+def _stretches(at_covers: Sequence[LargeBlock], x: Tensor) -> Iterator[list[LargeBlock]]:
     """Splits a block, given for each of its covers, into stretches along its slowest index."""
     if any(0 in block.kept[1:] for block in at_covers):
         yield list(at_covers)
@@ -179,13 +180,13 @@ def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
 
 def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
     """Sums the rows of all covers for some of the listed rows."""
-    width, ends = len(rows.groupings), rows.ends
-    if count * width != ends.shape[0]:
-        ends = ends.narrow(0, start * width, count * width)
-    if width == 1:
-        return table.index_select(0, ends)
+    num_covers, cover_rows = len(rows.groupings), rows.cover_rows
+    if count * num_covers != cover_rows.shape[0]:
+        cover_rows = cover_rows.narrow(0, start * num_covers, count * num_covers)
+    if num_covers == 1:
+        return table.index_select(0, cover_rows)
     # All rows have the same number of covers, so the first pointers are valid for any rows.
-    return bag_rows(table, ends, rows.pairs.narrow(0, 0, count + 1))
+    return bag_rows(table, cover_rows, rows.cover_pointers.narrow(0, 0, count + 1))
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ def segment_sum(x: Tensor, grouping: Grouping) -> Tensor:
     scatter = import_module("torch_scatter")
     if grouping.contiguous:
         return scatter.segment_csr(x, grouping.pointers.long(), reduce="sum")
-    return scatter.scatter(x, grouping.index.long(), 0, dim_size=grouping.count)
+    return scatter.scatter(x, grouping.index.long(), 0, dim_size=grouping.num_groups)
 
 
 def expand(x: Tensor, grouping: Grouping) -> Tensor:

@@ -1,6 +1,6 @@
 """Sums, means and copies between rows and the coarser rows that they belong to.
 
-All of them act on rows, `[count, width]`. The means over the weights of a target neuron are the
+All of them act on rows, `[rows, width]`. The means over the weights of a target neuron are the
 paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggregates
 :math:`W_{*,k}`, those of a network the layer aggregates :math:`W_{*,*}`.
 """
@@ -59,10 +59,10 @@ def segment_mean(x: Tensor, grouping: Grouping) -> Tensor:
         tensor([1., 1.])
     """
     wide = x.to(sum_dtype(x.dtype))
-    return divide_by_count(segment_sum(wide, grouping), grouping.counts).to(x.dtype)
+    return divide_by_count(segment_sum(wide, grouping), grouping.group_sizes).to(x.dtype)
 
 
-def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
+def segment_max(x: Tensor, index: Tensor, num_groups: int) -> Tensor:
     """The maximum over the rows with each index, value by value; 0 where there are no rows.
 
     Example:
@@ -74,7 +74,7 @@ def segment_max(x: Tensor, index: Tensor, count: int) -> Tensor:
                 [0.]])
     """
     where = index.long().unsqueeze(1).expand_as(x)
-    zeros = x.new_zeros(count, x.shape[1])
+    zeros = x.new_zeros(num_groups, x.shape[1])
     return zeros.scatter_reduce(0, where, x, "amax", include_self=False)
 
 

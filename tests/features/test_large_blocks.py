@@ -98,9 +98,9 @@ def test_rows_know_their_neurons_and_folds_come_back(network, symmetry, large):
         ours, theirs = raw.rows(key), listed.rows(key)
         for a, b in zip(ours.groupings, theirs.groupings, strict=True):
             assert torch.equal(a.index, b.index)
-            assert torch.equal(a.counts, b.counts)
-        numbers = torch.arange(ours.count).flip(0)
-        assert torch.equal(ours.owners(numbers), theirs.owners(numbers))
+            assert torch.equal(a.group_sizes, b.group_sizes)
+        numbers = torch.arange(ours.num_rows).flip(0)
+        assert torch.equal(ours.cover_rows_of(numbers), theirs.cover_rows_of(numbers))
     folded, expected = raw.fold(symmetry), listed.fold(symmetry)
     for (_, x), (_, y) in zip(folded.tensors(), expected.tensors(), strict=True):
         assert torch.equal(x, y)
@@ -124,7 +124,7 @@ def test_sums_and_their_gradients_under_vmap(large):
     for grouping in (
         role_batch().features().incidence.weights["hidden", "weight", "hidden"].groupings
     ):
-        x = torch.randn(2, grouping.rows, 3, dtype=torch.float64)
+        x = torch.randn(2, grouping.num_rows, 3, dtype=torch.float64)
         found = torch.vmap(lambda v, s=grouping: segment_sum(v, s))(x)
         for one, sums in zip(x, found, strict=True):
             torch.testing.assert_close(segment_sum(one, grouping), sums)
@@ -166,7 +166,9 @@ def test_pointers_end_where_the_rows_do(large):
         rows = [*incidence.weights.values(), *incidence.neurons.values()]
         rows += [r for sites in incidence.sites.values() for r in sites]
         for found in rows:
-            assert not len(found.pairs) or int(found.pairs[-1]) == len(found.ends)
+            assert not len(found.cover_pointers) or int(found.cover_pointers[-1]) == len(
+                found.cover_rows
+            )
             for bags in (found.bags, *(grouping.bags for grouping in found.groupings)):
                 for order, pointers in zip(bags[::2], bags[1::2], strict=True):
                     assert int(pointers[-1]) == len(order)

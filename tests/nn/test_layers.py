@@ -148,7 +148,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
             for part in site.parts:
                 # The number of entries of a kind that are combined in one row of the site.
                 entries = graph.features(symmetry)[part.entry].shape[0]
-                counts += [1.0 if part.below is None else entries / rows.count] * part.taps
+                counts += [1.0 if part.below is None else entries / rows.num_rows] * part.taps
             if counts:
                 sums.maps[site.name].div_(torch.tensor(counts).double())
     assert same(sums(features), means(features), 1e-12)
@@ -167,7 +167,7 @@ def test_the_mean_of_equal_entries_is_that_entry(network, symmetry):
     average(folded, incidence, summaries)
     for site, rows, summary in zip(folded.sites, incidence.sites[symmetry], summaries, strict=True):
         torch.testing.assert_close(summary, torch.ones_like(summary), msg=str(site))
-        assert summary.shape == (rows.count, site.summary_taps)
+        assert summary.shape == (rows.num_rows, site.summary_taps)
 
 
 def test_sums_and_maxima_of_the_pool():

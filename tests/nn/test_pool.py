@@ -69,7 +69,7 @@ def test_gradcheck_of_the_pool(symmetry):
 def test_gated_sums_and_expansions():
     for grouping in all_groupings():
         x = torch.randn(len(grouping.order), 2, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(grouping.count, 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.num_groups, 2, dtype=torch.float64, requires_grad=True)
         gate = torch.randn_like(x).detach()
         assert_close(SegmentSum.apply(x, grouping, x), plain_segment_sum(x.relu(), grouping))
         expanded = y.index_select(0, grouping.index).where(gate > 0, 0)
@@ -85,7 +85,7 @@ def test_nothing_hides_a_nan_or_an_infinity():
     x = torch.ones(len(grouping.order), 1, dtype=torch.float64)
     x[0] = torch.nan
     assert SegmentSum.apply(x, grouping, x).isnan().any()
-    y = torch.full((grouping.count, 1), torch.inf, dtype=torch.float64)
+    y = torch.full((grouping.num_groups, 1), torch.inf, dtype=torch.float64)
     assert (Expand.apply(y, grouping, -x.nan_to_num(1)) == 0).all()
 
 

@@ -32,15 +32,15 @@ def test_segment_sums_and_expansions(dtype):
         close = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else {}
         summed = SegmentSum.apply(wide, grouping, None)
         torch.testing.assert_close(summed, plain_segment_sum(wide, grouping), **close)
-        y = torch.randn(grouping.count, 3).to(dtype)
+        y = torch.randn(grouping.num_groups, 3).to(dtype)
         assert torch.equal(Expand.apply(y, grouping, None), y[grouping.index.long()])
-        assert SegmentSum.apply(x[:, :0], grouping, None).shape == (grouping.count, 0)
+        assert SegmentSum.apply(x[:, :0], grouping, None).shape == (grouping.num_groups, 0)
 
 
 def test_gradients_of_segment_sums_and_expansions_of_any_order():
     for grouping in all_groupings():
         x = torch.randn(len(grouping.order), 2, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(grouping.count, 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.num_groups, 2, dtype=torch.float64, requires_grad=True)
         for function, value in ((SegmentSum, x), (Expand, y)):
             run = lambda v, f=function, s=grouping: f.apply(v, s, None)  # noqa: E731
             assert torch.autograd.gradcheck(run, (value,))
@@ -50,7 +50,7 @@ def test_gradients_of_segment_sums_and_expansions_of_any_order():
 def test_kernels_and_their_gradients_inside_vmap():
     for grouping in all_groupings():
         x = torch.randn(len(grouping.order), 3, dtype=torch.float64, requires_grad=True)
-        y = torch.randn(grouping.count, 3, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(grouping.num_groups, 3, dtype=torch.float64, requires_grad=True)
         for function, public, value in ((SegmentSum, segment_sum, x), (Expand, expand, y)):
             several = torch.stack([value, 2 * value])
             run = torch.vmap(lambda v, f=public, s=grouping: f(v, s))
@@ -172,25 +172,25 @@ def test_edges_of_one_role_by_neuron():
     """If a type has several tensors, the groups are the edges of a neuron, wherever they are."""
     graphs = [RoleTypes()(chain((2, *widths, 2))) for widths in [(3, 4, 1), (2, 2, 3, 5), (4,)]]
     edges = Batch.from_data_list(graphs).features().incidence.weights["hidden", "weight", "hidden"]
-    x = torch.randn(edges.count, 2, dtype=torch.float64)
+    x = torch.randn(edges.num_rows, 2, dtype=torch.float64)
     for grouping in edges.groupings:
         torch.testing.assert_close(
             SegmentSum.apply(x, grouping, None), plain_segment_sum(x, grouping)
         )
-        counts = torch.bincount(grouping.index, minlength=grouping.count)
-        assert torch.equal(counts, grouping.counts)
+        sizes = torch.bincount(grouping.index, minlength=grouping.num_groups)
+        assert torch.equal(sizes, grouping.group_sizes)
 
 
 @given(st.lists(st.integers(0, 5), max_size=9))
-def test_groups_of_rows(counts):
-    expected = [group for group, count in enumerate(counts) for _ in range(count)]
-    found = group_of_rows(torch.tensor(counts, dtype=torch.long), len(expected))
+def test_groups_of_rows(sizes):
+    expected = [group for group, size in enumerate(sizes) for _ in range(size)]
+    found = group_of_rows(torch.tensor(sizes, dtype=torch.long), len(expected))
     assert found.tolist() == expected
 
 
 def test_index_tensors_are_as_small_as_they_can_be():
     edges = chain((3, 5, 4, 2)).features().incidence.weights["hidden1", "weight", "hidden2"]
-    for tensor in (edges.ends, edges.pairs, edges.transposed, edges.sources.order):
+    for tensor in (edges.cover_rows, edges.cover_pointers, edges.transposed, edges.sources.order):
         assert tensor.dtype == torch.int32
     assert edges.target.tolist() == [i // 5 for i in range(20)]
     assert edges.source.tolist() == [i % 5 for i in range(20)]
