@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 from nfn_graph.converters.errors import ConversionError
 from nfn_graph.converters.onnx.axis_operators import AXIS_OPERATORS
@@ -83,16 +83,9 @@ def _bias(node: Node, index: int) -> Weight | None:
     return node.weight(index) if _is_weight(node, index) else None
 
 
-def _conv(node: Node) -> Value:
-    bias = _bias(node, 2)
-    return node.wiring.conv(node.x, node.weight(1), bias, groups=node.integer("group", 1))
-
-
-def _conv_transpose(node: Node) -> Value:
-    bias = _bias(node, 2)
-    return node.wiring.conv(
-        node.x, node.weight(1), bias, groups=node.integer("group", 1), transposed=True
-    )
+def _conv(node: Node, transposed: bool = False) -> Value:
+    bias, groups = _bias(node, 2), node.integer("group", 1)
+    return node.wiring.conv(node.x, node.weight(1), bias, groups=groups, transposed=transposed)
 
 
 def _gemm(node: Node) -> Value:
@@ -167,7 +160,7 @@ def _sizes(node: Node) -> Value:
 OPERATORS: dict[str, Operator] = AXIS_OPERATORS | by_name(
     [
         (_conv, "Conv"),
-        (_conv_transpose, "ConvTranspose"),
+        (partial(_conv, transposed=True), "ConvTranspose"),
         (_gemm, "Gemm"),
         (_matmul, "MatMul"),
         (_batch_norm, "BatchNormalization"),
