@@ -99,9 +99,8 @@ class Plan:
             return joined
         return joined.index_select(0, torch.tensor(self._back, device=joined.device))
 
-    def restored_rows(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+    def restored_rows(self, name: str, joined: Tensor) -> Tensor:
         """Puts the concatenated rows of a neuron type of all groups into the graph's order."""
-        joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         if self._back is None:
             return joined
         place = (name, joined.device)

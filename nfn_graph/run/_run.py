@@ -290,5 +290,5 @@ def _joined_activations(plan: Plan, results: Sequence[Results]) -> dict[str, Ten
         # Types whose activations are not known in all networks that have them are left out.
         if all(name in result.activations for result in owners):
             whole = _cat_positions(name, [result.activations[name] for result in owners])
-            found[name] = plan.restored_rows(name, [whole])
+            found[name] = plan.restored_rows(name, whole)
     return found
