@@ -111,12 +111,9 @@ def _unpacked(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
             f"Expected '{name}' in '{path}' stored or deflated (got compression method "
             f"{entry.compress_type})"
         )
-    check_declared(path, name, [entry.file_size], 1, _most_unpacked(path))
+    most = _MOST_TIMES * path.stat().st_size + _MOST_BEYOND
+    check_declared(path, name, [entry.file_size], 1, most)
     return archive.open(entry)
-
-
-def _most_unpacked(path: Path) -> int:
-    return _MOST_TIMES * path.stat().st_size + _MOST_BEYOND
 
 
 @contextmanager

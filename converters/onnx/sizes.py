@@ -139,18 +139,6 @@ def _slice(node: Node, operands: Sequence[Sizes]) -> Sizes | None:
     return Sizes(operands[0].values[start:stop:step])
 
 
-def _joined(node: Node, operands: Sequence[Sizes]) -> Sizes:
-    return Sizes(tuple(n for x in operands for n in x.values))
-
-
-def _same(node: Node, operands: Sequence[Sizes]) -> Sizes:
-    return operands[0]
-
-
-def _as_row(node: Node, operands: Sequence[Sizes]) -> Sizes | None:
-    return None if operands[0].is_row else Sizes(operands[0].values)
-
-
 def _as_number(node: Node, operands: Sequence[Sizes]) -> Sizes | None:
     return Sizes(operands[0].values, False) if len(operands[0].values) == 1 else None
 
@@ -180,11 +168,11 @@ _RULES: dict[str, Callable[[Node, Sequence[Sizes]], Sizes | None]] = {
     "Ceil": _each(math.ceil),
     "Cast": _cast,
     "ConstantOfShape": _filled,
-    "Identity": _same,
+    "Identity": lambda node, operands: operands[0],
     "Gather": _gather,
     "Slice": _slice,
-    "Concat": _joined,
-    "Unsqueeze": _as_row,
+    "Concat": lambda node, operands: Sizes(tuple(n for x in operands for n in x.values)),
+    "Unsqueeze": lambda node, operands: None if operands[0].is_row else Sizes(operands[0].values),
     "Squeeze": _as_number,
     "ReduceProd": _multiplied,
 }

@@ -283,7 +283,8 @@ def bars(path: Path, table: Sequence[Mapping[str, Any]]) -> Figure:
     rows = [r for r in table if r["part"] != "run" and r["metric"] not in BACKGROUND]
     if not rows:
         raise UserError("Expected at least one metric to draw (got none)")
-    labels, parts, metrics = (_unique(rows, key) for key in ("label", "part", "metric"))
+    keys = ("label", "part", "metric")
+    labels, parts, metrics = (list(dict.fromkeys(row[key] for row in rows)) for key in keys)
     colours = colours_of(len(labels))
     with figure_style():
         # Wide enough for the numbers; narrow panels stand in pairs.
@@ -384,10 +385,6 @@ def _bar(axes: Axes, row: Mapping[str, Any], part: int, place: int, colours: lis
     spread = [x + width * 0.5 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
     axes.scatter(spread, values, s=11, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
     axes.bar_label(bar, [f"{row['mean']:.3g}"], label_type="center", fontsize=8, color="black")
-
-
-def _unique(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    return list(dict.fromkeys(row[key] for row in rows))
 
 
 def _short(text: str, longest: int = 24) -> str:
