@@ -304,16 +304,12 @@ class AxisOperations(ValueSource):
         kept = tuple(axis for i, axis in enumerate(x.stored) if i not in dropped)
         if any(isinstance(axis, NeuronAxis | SplitAxis) for axis in kept):
             return replace(x, stored=kept)
-        exposed = (
-            [
-                layer
-                for i in dropped
-                for layer in layers_of(self.neurons(x, i))
-                if isinstance(x.axes[i], NeuronAxis)
-            ]
-            if x.neuron_axis in dropped
-            else []
-        )
+        exposed = [
+            layer
+            for i in dropped
+            if isinstance(x.axes[i], NeuronAxis)
+            for layer in layers_of(self.neurons(x, i))
+        ]
         return Opaque(
             tuple(axis.size for axis in kept), next(self._origins), exposes=tuple(exposed)
         )

@@ -2,7 +2,7 @@
 
     <trial>/checkpoint_000050/checkpoints   the state dict
     <trial>/params.json                     hyperparameters
-        <trial>/result.json                     one line of accuracies per epoch
+    <trial>/result.json                     one line of accuracies per epoch
 
 Published with ModelZoos/ModelZooDataset. The networks are its classes CNN, CNN2 and CNN3, which
 differ in widths and kernels. The numbers in keys (`module_list.{i}`) depend on the dropout.

@@ -1,6 +1,6 @@
 """The Small CNN Zoo of Unterthiner et al.: one matrix of weights, one row per checkpoint.
 
-weights.npy      [checkpoints, weights], float32
+    weights.npy      [checkpoints, weights], float32
     layout.csv       the columns of every TensorFlow tensor
     metrics.csv.gz   hyperparameters, step, accuracies
     *_split.csv      the order of the rows in which neural functionals are compared (optional)

@@ -135,3 +135,14 @@ def test_single_outputs_that_are_added_are_one_neuron(squeezed: bool) -> None:
 def test_a_layer_norm_over_several_axes_says_how_many_an_input_has() -> None:
     module = nn.Sequential(nn.LayerNorm([1, 9]), nn.Conv1d(1, 8, 3), nn.Conv1d(8, 2, 1))
     assert from_module(module).layout == from_module(module, torch.rand(2, 1, 9)).layout
+
+
+def test_one_output_beside_an_axis_of_size_one_is_squeezed() -> None:
+    module = One(
+        lambda m, x: m.b(m.a(x).relu()).unsqueeze(-1).squeeze(),
+        a=nn.Linear(3, 8), b=nn.Linear(8, 1),
+    ).double()  # fmt: skip
+    inputs = (torch.randn(4, 3).double(),)
+    graph = from_module(module, inputs, verify=True)
+    assert free_sizes(graph) == (8,)
+    assert_symmetric(graph, module, inputs)
