@@ -9,9 +9,8 @@ are cheaper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -22,24 +21,38 @@ _FEW_COLUMNS, _MANY_COLUMNS, _MANY_ROWS = 8, 32, 2**12
 # For few rows, the copy of the matrix in oneDNN's own order costs memory and saves little time.
 _FEWEST_ROWS = 2**9
 # For a sum over many rows oneDNN copies both factors first, which only pays off for wide rows.
-# Processing a few rows at a time takes less memory.
-_WIDE, _STRETCH = 256, 2**10
+_WIDE = 256
+# oneDNN copies matrices into an order of its own, and always returns a new tensor. In blocks of at
+# most this many columns and rows, both are so small that the allocator reuses their memory. Blocks
+# with fewer columns have more rows, because every call costs time.
+_SIDE = 2**9
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
     """Computes `x @ matrix`, for `x` with many rows."""
     linear = _linear(x, matrix)
-    return x @ matrix if linear is None else linear(x, matrix.t(), None, "none", [], "")
+    if linear is None:
+        return x @ matrix
+    if matrix.numel() <= _SIDE**2:
+        return linear(x, matrix.t(), None, "none", [], "")
+    out = x.new_empty(x.shape[0], matrix.shape[1])
+    for block, own in _blocks(linear, x, matrix):
+        out[block] = own
+    return out
 
 
 def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
     """Computes `messages + x @ matrix`, in place unless `out` is given."""
     # MKL needs no memory for the product itself; oneDNN makes up for it with few or many columns.
     linear = None if _FEW_COLUMNS < matrix.shape[1] < _MANY_COLUMNS else _linear(x, matrix)
-    if linear is not None:
-        own = linear(x, matrix.t(), None, "none", [], "")
-        return messages.add_(own) if out is None else torch.add(messages, own, out=out)
-    return messages.addmm_(x, matrix) if out is None else torch.addmm(messages, x, matrix, out=out)
+    if linear is None:
+        if out is None:
+            return messages.addmm_(x, matrix)
+        return torch.addmm(messages, x, matrix, out=out)
+    total = messages if out is None else out
+    for block, own in _blocks(linear, x, matrix):
+        torch.add(messages[block], own, out=total[block])
+    return total
 
 
 def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
@@ -47,11 +60,25 @@ def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
     linear = _linear(y, x) if min(x.shape[1], y.shape[1]) >= _WIDE else None
     if linear is None:
         return y.t() @ x
-    parts = zip(y.split(_STRETCH), x.split(_STRETCH), strict=True)
-    found = [linear(a.t(), b.t(), None, "none", [], "") for a, b in islice(parts, 1)]
-    for a, b in parts:
-        found[0].add_(linear(a.t(), b.t(), None, "none", [], ""))
-    return found[0]
+    total = y.new_zeros(y.shape[1], x.shape[1])
+    for some_y, some_x in zip(y.split(_SIDE), x.split(_SIDE), strict=True):
+        for block, own in _blocks(linear, some_y.t().contiguous(), some_x):
+            total[block].add_(own)
+    return total
+
+
+def _blocks(
+    linear: Callable[..., Tensor], x: Tensor, matrix: Tensor
+) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+    """Computes `x @ matrix` in blocks, and yields where each of them belongs."""
+    num_columns = min(matrix.shape[1], _SIDE)
+    num_rows = _SIDE**3 // num_columns**2
+    for j in range(0, matrix.shape[1], num_columns):
+        columns = slice(j, j + num_columns)
+        other = matrix[:, columns].contiguous().t()
+        for i in range(0, x.shape[0], num_rows):
+            rows = slice(i, i + num_rows)
+            yield (rows, columns), linear(x[rows], other, None, "none", [], "")
 
 
 def _linear(x: Tensor, other: Tensor) -> Callable[..., Tensor] | None:

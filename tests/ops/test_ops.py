@@ -259,7 +259,8 @@ def test_an_incidence_knows_its_bytes():
 
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize(
-    "shape", [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (12000, 16, 24), (3000, 260, 270)]
+    "shape",
+    [(5, 3, 2), (5000, 4, 6), (5000, 1, 1), (12000, 16, 24), (3000, 260, 270), (1300, 600, 1100)],
 )
 def test_products_are_those_of_float64(shape, onednn, monkeypatch):
     """Any library may compute them, and the result may go anywhere."""
