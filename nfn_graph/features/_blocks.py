@@ -102,11 +102,11 @@ def family_of(spec: NetworkSpec, site: Site) -> Key:
     return ("*", *site.indices)  # type: ignore[return-value]
 
 
-def kept_labels(fold: FoldedSpec, site: Site, position: int) -> Labels:
+def kept_labels(fold: FoldedSpec, site: Site, cover: int) -> Labels:
     """The indices of a site that one of its covers keeps, in the order of that cover."""
-    coarser = fold.sites[site.covers[position]].indices
+    coarser = fold.sites[site.covers[cover]].indices
     if any(index.endswith(PRIME) for index in site.indices):
-        return (site.indices[position],)  # The target or the source of one type.
+        return (site.indices[cover],)  # The target or the source of one type.
     return coarser
 
 
@@ -139,11 +139,11 @@ def _families(
         for kept in ends_of(spec, weight.key):
             needed[weight.key, kept] = None
     for fold, site in sites:
-        for position in range(len(site.covers)):
-            needed[family_of(spec, site), kept_labels(fold, site, position)] = None
+        for cover in range(len(site.covers)):
+            needed[family_of(spec, site), kept_labels(fold, site, cover)] = None
         for part in site.parts:
             if part.below is not None:
-                needed[family_of(spec, fold.site[part.entry]), part.kept] = None
+                needed[family_of(spec, fold.site[part.key]), part.kept] = None
         for piece in site.pieces if isinstance(site.key, str) else ():
             needed[piece.store, site.indices] = None
     starts: list[_Start] = []

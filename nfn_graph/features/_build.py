@@ -209,7 +209,7 @@ class RowBuilder:
             group_sizes=group_sizes,  # type: ignore[arg-type]
             contiguous=contiguous,
             blocks=blocks,
-            runs=_runs(blocks, table.num_rows) if blocks else (),
+            stretches=_stretches(blocks, table.num_rows) if blocks else (),
         )
 
     def _rows(
@@ -280,7 +280,7 @@ class RowBuilder:
 
     def _count(self, fold: FoldedSpec, part: Part) -> Ints:
         """The number of entries that each row of a site averages."""
-        finer = fold.site[part.entry]
+        finer = fold.site[part.key]
         dropped = tuple(i for i in finer.indices if i not in part.kept)
         return self._degrees(family_of(self.spec, finer), part.kept, dropped, is_self=finer.is_self)
 
@@ -335,7 +335,7 @@ class RowBuilder:
         return pointers
 
 
-def _runs(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int], ...]:
+def _stretches(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int], ...]:
     """The stretches of rows between blocks."""
     ends = [0, *(block.start + block.num_rows for block in blocks)]
     starts = [*(block.start for block in blocks), num_rows]

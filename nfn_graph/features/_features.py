@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from nfn_graph.features._fold import fold, owned_taps, unfold
+from nfn_graph.features._fold import filled_taps, fold, unfold
 from nfn_graph.features._incidence import Incidence
 from nfn_graph.features._rows import Rows
 from nfn_graph.messages import UserError
@@ -112,13 +112,13 @@ class WeightFeatures:
         """`[rows]`, the network of each row of a type."""
         return self.incidence.graph_of(key, self.spec)
 
-    def owned(self) -> WeightFeatures:
+    def zero_unfilled(self) -> WeightFeatures:
         """Zeroes taps that a network of a union of specs does not have; usually returns `self`."""
         if not isinstance(self.spec, FoldedSpec):
             return self
         if self.incidence.is_whole:
             return self
-        masks = owned_taps(self.spec, self.incidence)
+        masks = filled_taps(self.spec, self.incidence)
         if not masks:
             return self
         return self.replace(

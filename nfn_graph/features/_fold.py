@@ -57,7 +57,7 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
     return {key: found[key] for key in keys}
 
 
-def owned_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
+def filled_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
     """Masks `[rows, taps, 1]` of the folded taps that are entries of a network.
 
     In a union of specs a network may have a neuron type without one of the fixed weights
@@ -103,7 +103,7 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
         return
     order = {weight.key: i for i, weight in enumerate(incidence.spec.weights)}
     for site in spec.sites:
-        entries = [part.entry for part in site.parts if part.taps]
+        entries = [part.key for part in site.parts if part.taps]
         keys = [piece.store for e in entries for piece in spec.site[e].pieces]
         if isinstance(site.key, str) or not site.taps or len(keys) < 2:
             continue

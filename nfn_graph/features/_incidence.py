@@ -41,7 +41,7 @@ class Incidence:
         layer_sizes: For every neuron type, the size of the layer or parent of each neuron.
         diagonals: For the weights of a layer with itself, the row of each neuron's own entry.
         off_diagonals: For the same weights, the rows of all other entries.
-        masks: See :func:`owned_taps`.
+        masks: See :func:`filled_taps`.
 
     Example:
         >>> from nfn_graph.testing import random_graph
@@ -130,7 +130,7 @@ class Incidence:
         if own == sequence:
             return x
         grouping = self.rows(key).groupings[0]
-        if grouping.blocks and not grouping.runs:
+        if grouping.blocks and not grouping.stretches:
             first, second = (sequence, own) if back else (own, sequence)
             axes = [first.index(i) for i in second]
             parts = [

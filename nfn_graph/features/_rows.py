@@ -19,7 +19,7 @@ class LargeBlock(NamedTuple):
         start: Its first row.
         sizes: The sizes of its indices, slowest first, which number its rows.
         coarse_start: Its first row at a coarser site.
-        kept: The positions of the indices that the coarser site has, in the order of that site.
+        kept: The numbers of the indices that the coarser site has, in the order of that site.
 
     Example:
         >>> weights = LargeBlock(0, sizes=(2, 3), coarse_start=0, kept=(0,))  # by target neuron
@@ -101,8 +101,8 @@ class Grouping:
             sums the result of the step before: `order` and `pointers`, or more where a device sums
             many short bags faster than few long ones.
         blocks: The large blocks.
-        runs: The stretches of listed rows between blocks, if there are blocks: the first row of
-            each and the number of rows.
+        stretches: The stretches of listed rows between blocks, if there are blocks: the first row
+            of each and the number of rows.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -122,7 +122,7 @@ class Grouping:
     contiguous: bool
     bags: Sequence[Tensor]
     blocks: tuple[LargeBlock, ...] = ()
-    runs: tuple[tuple[int, int], ...] = ()
+    stretches: tuple[tuple[int, int], ...] = ()
 
     @property
     def index(self) -> Tensor:
@@ -138,14 +138,14 @@ class Grouping:
         """The listed rows of a tensor."""
         if not self.blocks:
             return x
-        parts = [x.narrow(0, start, count) for start, count in self.runs]
+        parts = [x.narrow(0, start, count) for start, count in self.stretches]
         return torch.cat(parts) if parts else x.narrow(0, 0, 0)
 
     def joined(self, listed: Tensor, blocks: Iterable[Tensor]) -> Tensor:
         """Puts all rows in order, from the listed ones and those of every block."""
         parts = dict(zip((block.start for block in self.blocks), blocks, strict=True))
         place = 0
-        for start, count in self.runs:
+        for start, count in self.stretches:
             parts[start] = listed.narrow(0, place, count)
             place += count
         return torch.cat([parts[start] for start in sorted(parts)])
@@ -237,7 +237,7 @@ class Rows:
             return self.cover_rows.view(self.num_rows, num_covers).index_select(0, rows)
         out = self.cover_rows.new_zeros(len(rows), num_covers, dtype=torch.long)
         listed, last = 0, max(self.cover_rows.shape[0] // num_covers - 1, 0)
-        for start, count in self.groupings[0].runs:
+        for start, count in self.groupings[0].stretches:
             inside = (rows >= start) & (rows < start + count)
             place = (rows - start + listed).clamp(0, last)
             found = self.cover_rows.view(-1, num_covers).index_select(0, place)

@@ -61,7 +61,7 @@ def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPi
         alone = pointwise and site.indices
         for part in site.parts[-1:] if alone else site.parts:
             start = 0 if alone else part.start
-            for piece in spec.site[part.entry].pieces:
+            for piece in spec.site[part.key].pieces:
                 taps = spec.unfolded.taps[piece.store]
                 here[piece.store] = MappedPiece(start, piece.taps // taps, taps)
                 start += piece.taps

@@ -94,7 +94,7 @@ class ChunkedFeatures:
         """Applies stages of a model one after another."""
         for module in modules:
             stage = Stage.of(module)
-            read = _run(stage.before, self.small).owned()
+            read = _run(stage.before, self.small).zero_unfilled()
             step = self._pointwise if stage.layer.pointwise else self._full
             new = _run(stage.behind, step(stage, read))
             self.small = self.small + new if stage.residual else new
@@ -138,7 +138,7 @@ class ChunkedFeatures:
                 else:
                     total.index_add_(0, rows, x.flatten(1).to(total.dtype))
             totals[key] = total.where(seen.unsqueeze(1), 0.0)
-        return network_summary(_run(act, self.small).owned(), self.spec, pool.aggr, totals)
+        return network_summary(_run(act, self.small).zero_unfilled(), self.spec, pool.aggr, totals)
 
     def _full(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
         layer, values = stage.layer, stage.layer.values(read)

@@ -101,7 +101,7 @@ def up(
         summary = values[number]
         if not site.is_leaf:
             parts = [
-                below[part.below.site][part.below.position][part.below.part]
+                below[part.below.site][part.below.cover][part.below.part]
                 for part in site.parts
                 if part.below is not None
             ]

@@ -60,7 +60,7 @@ def message_passing(
                 below = part.below
                 finer = sites[below.site].parts[below.part]
                 x = columns(sums[below.site], finer, in_channels).to(wide)
-                parts.append(segment_sum(x, rows[below.site].groupings[below.position]))
+                parts.append(segment_sum(x, rows[below.site].groupings[below.cover]))
         sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
     # One map of every summary. Down: coarser sites send messages to its parts.
     messages: dict[int, Tensor] = {}

@@ -116,7 +116,7 @@ class NFLinear(nn.Module):
             network = self.spec.sites[-1]
             # Without messages, every constant is added to the result of its own entry's map.
             taps = [
-                self.spec.site[part.entry].taps if self.pointwise else network.read_taps
+                self.spec.site[part.key].taps if self.pointwise else network.read_taps
                 for part in network.parts
             ]
             inputs = [max(1, count * self.in_channels) for count in taps]
@@ -126,7 +126,7 @@ class NFLinear(nn.Module):
         """Applies the layer."""
         check_features(features, self.spec, self.in_channels)
         check_parameters(features, self.maps.values())
-        features = features.owned()
+        features = features.zero_unfilled()
         values = self.values(features)
         maps = self.site_maps()
         with without_autocast(features.device):
@@ -178,7 +178,7 @@ class NFLinear(nn.Module):
         if self.bias is None:
             return dict.fromkeys(self.spec.taps)
         split = self.bias.split([part.taps * self.out_channels for part in parts])
-        return {part.entry: x for part, x in zip(parts, split, strict=True)}
+        return {part.key: x for part, x in zip(parts, split, strict=True)}
 
     def _pointwise(self, values: Sequence[Tensor], maps: Sequence[Tensor | None]) -> list[Tensor]:
         constants = self.constants()

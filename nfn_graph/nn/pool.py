@@ -63,7 +63,7 @@ class Pool(nn.Module):
         self.full = full
         self.act = act
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
-        # The positions of the aggregates of tensors with a fixed axis in the folded summary.
+        # Where the aggregates of tensors with a fixed axis are in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
         self.num_entries = (
             self._coarse.summary_taps + len(self._kept) if self._coarse else spec.summary_taps
@@ -73,7 +73,7 @@ class Pool(nn.Module):
         """Pools every network of the batch."""
         check_features(features, self.spec)
         relu = self._sums_relu()
-        features = self._activated(features, relu).owned()
+        features = self._activated(features, relu).zero_unfilled()
         entries = self._summary(features, self.spec, relu)
         if self._coarse is None:
             return entries
@@ -123,14 +123,12 @@ def network_summary(
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []
     for part, count in zip(network.parts, rows[-1].counts, strict=True):
-        if totals is not None and part.entry in totals:
-            total = totals[part.entry]
+        if totals is not None and part.key in totals:
+            total = totals[part.key]
         else:
-            x = features[part.entry].flatten(1)
-            path = [
-                rows[number].groupings[position] for number, position in reversed(spec.path(part))
-            ]
-            gated = relu and not isinstance(part.entry, str)
+            x = features[part.key].flatten(1)
+            path = [rows[number].groupings[cover] for number, cover in reversed(spec.path(part))]
+            gated = relu and not isinstance(part.key, str)
             total = _aggregate(x, path, reduce, gated)
         if reduce == "mean" and count is not None:
             total = divide_by_count(total, count)
@@ -163,7 +161,7 @@ def _fixed_entries(spec: FoldedSpec) -> list[int]:
     places: dict[Key, range] = {}
     for part in spec.sites[-1].parts:
         start = part.start
-        for piece in spec.site[part.entry].pieces:
+        for piece in spec.site[part.key].pieces:
             if len(spec.free(network.indices(piece.store))) < len(network.indices(piece.store)):
                 places[piece.store] = range(start, start + piece.taps)
             start += piece.taps

@@ -147,17 +147,17 @@ class Group:
         """The number of networks."""
         return len(self.networks)
 
-    def tensor(self, number: int, stores: Mapping[Key, Tensor], is_filled: bool) -> Stored:
+    def tensor(self, number: int, stores: Mapping[Key, Tensor], is_padded: bool) -> Stored:
         """Reads a tensor of all networks from the stores of the graph.
 
         Args:
             number: The number of the tensor.
             stores: The entries of all networks.
-            is_filled: Whether to pad the tensor with zeros.
+            is_padded: Whether to pad the tensor with zeros.
         """
         flat = self._entries(number, stores)
         own = self._own_shapes(number)
-        if not is_filled:
+        if not is_padded:
             return Stored(flat, own)
         shapes = self._filled_shapes(number)
         if shapes == own:
@@ -166,9 +166,9 @@ class Group:
         places = self._index(("filled", number), flat.device, lambda: self._filled_places(number))
         return Stored(zeros.index_copy(0, places, flat), shapes, own)
 
-    def parts(self, most: int, is_filled: bool) -> list[int]:
+    def parts(self, most: int, is_padded: bool) -> list[int]:
         """The numbers of networks to run at a time: at most `most`, and of one size if padded."""
-        sizes = self.filled if is_filled and self.filled else [()] * len(self.kinds)
+        sizes = self.filled if is_padded and self.filled else [()] * len(self.kinds)
         found = []
         pairs = zip(sizes, self.kinds, strict=True)
         for _, same in itertools.groupby(pairs, lambda pair: pair[0]):

@@ -86,15 +86,15 @@ class NeuronRows:
         return self.data.dim()
 
     @property
-    def is_filled(self) -> bool:
+    def is_padded(self) -> bool:
         """Whether some of the neurons were added by padding."""
         return self.own is not None and self.own != self.counts
 
-    def owned(self) -> Tensor:
+    def without_padding(self) -> Tensor:
         """The rows of the original neurons."""
-        if self.own is None or not self.is_filled:
+        if self.own is None or not self.is_padded:
             return self.data
-        return self.data.index_select(0, _owned(self.counts, self.own).to(self.data.device))
+        return self.data.index_select(0, _unpadded(self.counts, self.own).to(self.data.device))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Stored:
         return len(self.shapes[0])
 
     @property
-    def is_filled(self) -> bool:
+    def is_padded(self) -> bool:
         """Whether some of the tensors were padded with zeros."""
         return self.own is not None and self.own != self.shapes
 
@@ -203,7 +203,7 @@ def as_same(value: Any, num_networks: int) -> Any:
     """Converts a value in any arrangement to one with the same shape in all networks."""
     if isinstance(value, tuple | list):
         return type(value)(as_same(item, num_networks) for item in value)
-    if isinstance(value, NeuronRows | Stored) and value.is_filled:
+    if isinstance(value, NeuronRows | Stored) and value.is_padded:
         raise NotRaggedError
     if isinstance(value, NeuronRows):
         if len(set(value.counts)) > 1:
@@ -244,7 +244,7 @@ def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int
         return _equal_sizes(name, args, kwargs, num_networks) if found is None else found
     if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
         if name not in _KEEPS_FINITE and any(
-            isinstance(v, NeuronRows) and v.is_filled for v in values
+            isinstance(v, NeuronRows) and v.is_padded for v in values
         ):
             raise NotRaggedError
         return _entrywise(num_networks, ENTRYWISE[name], args, kwargs)
@@ -287,7 +287,7 @@ def _entrywise(
     rows = [arg for arg in args if isinstance(arg, NeuronRows)]
     stored = [arg for arg in args if isinstance(arg, Stored)]
     if not rows:
-        if len(stored) > 1 or stored[0].is_filled or any(isinstance(arg, Same) for arg in args):
+        if len(stored) > 1 or stored[0].is_padded or any(isinstance(arg, Same) for arg in args):
             raise NotRaggedError
         flat = [arg.data if isinstance(arg, Stored) else arg for arg in args]
         return replace(stored[0], data=function(*flat, **kwargs))
@@ -507,7 +507,7 @@ def _flatten(num_networks: int, x: Value, start_dim: int = 0, end_dim: int = -1)
         return replace(x, data=x.data.flatten(first, last))
     if x.at > last:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
-    if x.at not in (first, last) or (x.is_filled and x.at != first):
+    if x.at not in (first, last) or (x.is_padded and x.at != first):
         return None
     joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
@@ -608,7 +608,7 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
 
 
 @lru_cache(maxsize=32)
-def _owned(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
+def _unpadded(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
     """The rows of the original neurons among those of padded networks."""
     starts = accumulate(counts[:-1], initial=0)
     return torch.cat([torch.arange(a, a + n) for a, n in zip(starts, own, strict=True)])
@@ -626,14 +626,14 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
     if like.at != axis % like.rank:
         if any(
             not isinstance(v, NeuronRows)
-            or (v.at, v.counts, v.is_filled) != (like.at, like.counts, like.is_filled)
+            or (v.at, v.counts, v.is_padded) != (like.at, like.counts, like.is_padded)
             for v in values
         ):
             return None
         at = axis % like.rank
         return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
     rows = [as_rows(v, axis, num_networks) for v in values]
-    if any(v.is_filled for v in rows):
+    if any(v.is_padded for v in rows):
         raise NotRaggedError
     # From an order by part and network to an order by network and part.
     starts = [0, *accumulate(v.data.shape[0] for v in rows)]

@@ -133,12 +133,12 @@ def _run_group(group: Group, task: Task) -> Results:
     # For stacked networks, torch's own convolutions are faster than ours; its linear layers are
     # not.
     if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
-        is_filled = group.filled is not None and _is_worth_filling(task)
+        is_padded = group.filled is not None and _is_worth_filling(task)
         try:
-            return _run_ragged(group, task, is_filled)
+            return _run_ragged(group, task, is_padded)
         except NotRaggedError:
             # An operation that mixes neurons would also read those that were added by padding.
-            if is_filled:
+            if is_padded:
                 group.filled = None
             else:
                 group.is_ragged = False
@@ -153,13 +153,13 @@ def _is_worth_filling(task: Task) -> bool:
     return entries >= _FEWEST_ENTRIES and not any(x.requires_grad for x in task.inputs)
 
 
-def _run_ragged(group: Group, task: Task, is_filled: bool) -> Results:
+def _run_ragged(group: Group, task: Task, is_padded: bool) -> Results:
     """Runs networks of different sizes by message passing, as many at once as fit in the cache."""
     computation = group.computation
     inputs = task.inputs_of(group.networks)
-    counts = group.parts(_networks_at_once(group, inputs, task.per_network), is_filled)
+    counts = group.parts(_networks_at_once(group, inputs, task.per_network), is_padded)
     numbers = computation.parameters
-    tensors = [group.tensor(n, task.stores, is_filled).split(counts) for n in numbers]
+    tensors = [group.tensor(n, task.stores, is_padded).split(counts) for n in numbers]
     shares = [x.split(counts) for x in inputs] if task.per_network else []
     neurons = computation.activations if task.has_activations else ()
     wanted = [*computation.outputs, *(n.value for n in neurons)]
@@ -171,7 +171,7 @@ def _run_ragged(group: Group, task: Task, is_filled: bool) -> Results:
             results = evaluate_ragged(computation, own, given, count, wanted)
         outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
         activations = {
-            n.name: as_rows(results[n.value.step], n.axis, count).owned().contiguous()
+            n.name: as_rows(results[n.value.step], n.axis, count).without_padding().contiguous()
             for n in neurons
         }
         parts.append(Results([x.expand(count, *x.shape[1:]) for x in outputs], activations))

@@ -75,17 +75,17 @@ class Below(NamedTuple):
 
     Attributes:
         site: The number of a finer site.
-        position: The position, among its covers, of the site that the mean goes up to.
+        cover: The number of the site that the mean goes up to, in the list of its covers.
         part: The part of the finer site that is averaged further.
 
     Example:
         >>> folded = NetworkSpec.chain(2).fold("np")
         >>> folded.site["output"].parts[0].below  # the last weight, by its target neurons
-        Below(site=1, position=0, part=0)
+        Below(site=1, cover=0, part=0)
     """
 
     site: int
-    position: int
+    cover: int
     part: int
 
 
@@ -93,7 +93,7 @@ class Part(NamedTuple):
     """A slice of a site's summary: the mean of one kind of entry.
 
     Attributes:
-        entry: The key of the site whose entries are averaged; that of the site itself for its own
+        key: The key of the site whose entries are averaged; that of the site itself for its own
             entries.
         start: The first tap of the slice.
         taps: The number of taps.
@@ -105,11 +105,11 @@ class Part(NamedTuple):
 
     Example:
         >>> folded = NetworkSpec.chain(2).fold("np")
-        >>> [part.entry for part in folded.site["output"].parts]  # the last weight, its bias
+        >>> [part.key for part in folded.site["output"].parts]  # the last weight, its bias
         [('hidden1', 'weight', 'output'), 'output']
     """
 
-    entry: Key
+    key: Key
     start: int
     taps: int
     below: Below | None
@@ -178,7 +178,7 @@ class Site:
             if not part.taps:
                 continue
             mean = f" at {'*'.join(part.kept) or 'network'}" if part.below else ""
-            parts.append(f"{type_label(part.entry)}{mean}:{part.taps}")
+            parts.append(f"{type_label(part.key)}{mean}:{part.taps}")
         return f"{{{', '.join(self.indices)}}} [{', '.join(parts)}]"
 
 
@@ -262,12 +262,12 @@ class FoldedSpec:
     def path(self, part: Part) -> list[tuple[int, int]]:
         """The finer sites through which a mean comes up, last first.
 
-        Each comes with the position, among its covers, of the site that the mean goes up to.
+        Each comes with the number of the site that the mean goes up to, in the list of its covers.
         """
         steps = []
         while part.below is not None:
             below = part.below
-            steps.append((below.site, below.position))
+            steps.append((below.site, below.cover))
             part = self.sites[below.site].parts[below.part]
         return steps
 
@@ -314,7 +314,7 @@ class _Draft:
         self.pieces: list[Piece] = []
         self.parts: list[Part] = []
         self.covers: list[_Draft] = []
-        # The finer sites that sum into this one, and the position of this site among their covers.
+        # The finer sites that sum into this one, and the number of this site among their covers.
         self.finer: list[tuple[_Draft, int]] = []
 
 
@@ -329,8 +329,8 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
     drafts = sorted(weights + neurons, key=lambda draft: -len(draft.indices))
     for number, draft in enumerate(drafts):
         draft.number = number
-        for position, cover in enumerate(draft.covers):
-            cover.finer.append((draft, position))
+        for cover, coarser in enumerate(draft.covers):
+            coarser.finer.append((draft, cover))
     entries = {draft.key: draft for draft in drafts}
     for draft in drafts:
         _fill_parts(draft, entries)
@@ -345,7 +345,7 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     for draft in drafts:
         for place, part in enumerate(draft.parts):
             if part.below is not None:
-                senders[part.below.site][part.below.position][part.below.part] = place
+                senders[part.below.site][part.below.cover][part.below.part] = place
     used = [
         [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
         for found in senders
@@ -354,8 +354,8 @@ def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
     def renumbered(part: Part) -> Part:
         if part.below is None:
             return part
-        position = used[part.below.site].index(part.below.position)
-        return part._replace(below=part.below._replace(position=position))
+        cover = used[part.below.site].index(part.below.cover)
+        return part._replace(below=part.below._replace(cover=cover))
 
     selves = {weight.key for weight in network.weights if network.is_self(weight)}
     return tuple(
@@ -447,21 +447,21 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
     Several finer sites may provide the mean of an entry; one of them is chosen.
     """
     found: dict[tuple[int, tuple[str, ...]], list[_Way]] = {}
-    for finer, position in draft.finer:
-        dropped = _dropped(finer, draft, position)
+    for finer, cover in draft.finer:
+        dropped = _dropped(finer, draft, cover)
         for place, part in enumerate(finer.parts):
             if not part.taps:
                 continue
-            entry = entries[part.entry]
+            entry = entries[part.key]
             gone = _label(part, dropped)
             kept = tuple(label for label in part.kept if label != gone)
             # Prefer neurons to pairs of neurons, and the target of a weight to its source.
             preference = (not isinstance(finer.key, str), entry.indices.index(gone))
-            below = Below(finer.number, position, place)
+            below = Below(finer.number, cover, place)
             found.setdefault((entry.number, kept), []).append((preference, below, part))
     for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
         _, below, part = min(ways, key=lambda way: way[:2])
-        draft.parts.append(Part(part.entry, _end(draft.parts), part.taps, below, kept))
+        draft.parts.append(Part(part.key, _end(draft.parts), part.taps, below, kept))
     own = sum(piece.taps for piece in draft.pieces)
     draft.parts.append(Part(draft.key, _end(draft.parts), own, None, draft.indices))
 
@@ -469,7 +469,7 @@ def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
 def _order(item: tuple[tuple[int, tuple[str, ...]], list[Any]], entries: dict[Key, _Draft]) -> Any:
     """The sort key of a part: the order of the sites, and for a weight, target before source."""
     (number, kept), ways = item
-    indices = entries[ways[0][2].entry].indices
+    indices = entries[ways[0][2].key].indices
     return number, [indices.index(label) for label in kept]
 
 
@@ -477,13 +477,13 @@ def _end(parts: list[Part]) -> int:
     return parts[-1].start + parts[-1].taps if parts else 0
 
 
-def _dropped(finer: _Draft, coarser: _Draft, position: int) -> str:
+def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:
     """The index that a site has and its cover lacks."""
     left = [i for i in finer.indices if i not in coarser.indices]
     if left and not left[0].endswith(PRIME):
         return left[0]
     # Both ends of such a weight have one type, and its covers are its target and its source.
-    return finer.indices[1 - position]
+    return finer.indices[1 - cover]
 
 
 def _label(part: Part, dropped: str) -> str:

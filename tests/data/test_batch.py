@@ -261,7 +261,7 @@ def test_entries_that_a_network_does_not_own_never_leak():
     spec = batch.spec.fold("hnp")
     layer = NFLinear(spec, 1, 1).double()
     clean = batch.features("hnp")
-    clean.owned()
+    clean.zero_unfilled()
     masks = clean.incidence.masks["hnp"]
     # The weight of the one-layer network is a tap of the network, which the others lack.
     assert set(masks) == {"hidden1", "network"}

@@ -71,7 +71,7 @@ def test_features_fold_and_unfold_between_groups():
 )
 def test_features_copy_and_pickle(duplicate):
     mixed = Batch.from_data_list([chain((2, 5, 3)), chain((2, 3, 4, 3)), chain((2, 3))])
-    f = mixed.features("hnp").owned()
+    f = mixed.features("hnp").zero_unfilled()
     again = duplicate(f)
     assert same(again, f)
     assert same(again + f, f + f), "they are of the same networks"

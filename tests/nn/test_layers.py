@@ -68,7 +68,7 @@ def share_fan_in(layer: NFLinear) -> None:
     for site in (site for site in sites if site.name in layer.maps):
         rows = layer.maps[site.name].split([p.taps * layer.out_channels for p in site.parts])
         for part, block in zip(site.parts, rows, strict=True):
-            inputs = sum(s.read_taps for s in sites for p in s.parts if p.entry == part.entry)
+            inputs = sum(s.read_taps for s in sites for p in s.parts if p.key == part.key)
             bound = (layer.in_channels * inputs) ** -0.5
             block.uniform_(-bound, bound)
 
@@ -147,7 +147,7 @@ def test_layers_with_sums_are_layers_with_means_of_scaled_maps(symmetry):
             counts = []
             for part in site.parts:
                 # The number of entries of a kind that are combined in one row of the site.
-                entries = graph.features(symmetry)[part.entry].shape[0]
+                entries = graph.features(symmetry)[part.key].shape[0]
                 counts += [1.0 if part.below is None else entries / rows.num_rows] * part.taps
             if counts:
                 sums.maps[site.name].div_(torch.tensor(counts).double())

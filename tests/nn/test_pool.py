@@ -38,7 +38,7 @@ def test_the_activation_may_stand_before_the_pool_or_in_it(symmetry, act, reduce
         apart = Pool(features.spec, reduce, full)
         inside = Pool(features.spec, reduce, full, act=Activation(act))
         # Entries that belong to no network stay zero, whatever the activation makes of zero.
-        expected, actual = apart(features.map(act).owned()), inside(features)
+        expected, actual = apart(features.map(act).zero_unfilled()), inside(features)
         assert_close(actual, expected)
         weight = torch.randn_like(expected)
         grads = [

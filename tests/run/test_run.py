@@ -166,14 +166,14 @@ MIXED = {
 @pytest.fixture(params=["as they are", "filled up"])
 def filling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether networks with convolutions are padded with zeros to fewer sizes."""
-    is_filled: bool = request.param == "filled up"
-    _choose_filling(monkeypatch, is_filled)
-    return is_filled
+    is_padded: bool = request.param == "filled up"
+    _choose_filling(monkeypatch, is_padded)
+    return is_padded
 
 
-def _choose_filling(patch: pytest.MonkeyPatch, is_filled: bool) -> None:
+def _choose_filling(patch: pytest.MonkeyPatch, is_padded: bool) -> None:
     patch.setattr(_plan, "_MOST_FILLING", math.inf)
-    patch.setattr(_run, "_is_worth_filling", lambda task: is_filled)
+    patch.setattr(_run, "_is_worth_filling", lambda task: is_padded)
 
 
 def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
@@ -250,8 +250,8 @@ def test_networks_are_filled_up_to_few_sizes(
     monkeypatch.setattr(F, "conv2d", lambda *args: convolutions.append(args[-1]) or conv2d(*args))
     batch.run(x)
     # The widths 2, 4 and twice 7 become 4, 4 with wider layers after it, and 8: two layers each.
-    is_filled = filling and name == "cnn"
-    assert convolutions == ([1, 1, 1, 1, 2, 2] if is_filled else [])
+    is_padded = filling and name == "cnn"
+    assert convolutions == ([1, 1, 1, 1, 2, 2] if is_padded else [])
 
 
 def test_filling_up_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -805,10 +805,10 @@ def random_networks(draw: Any) -> list[nn.Module]:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(random_networks(), st.booleans(), st.booleans())
 def test_random_networks_run_together(
-    modules: list[nn.Module], per_network: bool, is_filled: bool
+    modules: list[nn.Module], per_network: bool, is_padded: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        _choose_filling(patch, is_filled)
+        _choose_filling(patch, is_padded)
         _check_run_together(modules, per_network)
 
 

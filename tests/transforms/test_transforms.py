@@ -373,7 +373,7 @@ def test_role_layers_give_each_end_a_mean_and_a_message_of_its_own():
     spec = graph.spec.fold("np")
     hidden = spec.site["hidden"]
     middle = ("hidden", "weight", "hidden")
-    ends = [part.kept for part in hidden.parts if part.entry == middle]
+    ends = [part.kept for part in hidden.parts if part.key == middle]
     assert ends == [("hidden",), ("hidden'",)]
     assert hidden.summary_taps == 1 + 4
 
