@@ -234,7 +234,8 @@ def _differ(kinds: Sequence[Mapping[str, str]], name: str) -> bool:
 def _label(chosen: Mapping[str, str], columns: Sequence[Mapping[str, str]]) -> str:
     """Returns the model, and the options in which groups of the same model differ."""
     same = [other for other in columns if other["model"] == chosen["model"]]
-    more = [n for n in chosen if n != "model" and _differ(same, n)]
+    # What a model reads follows from its other options.
+    more = [n for n in chosen if n not in ("model", "reads") and _differ(same, n)]
     extra = [chosen[n] if n in _ALWAYS else f"{n} {chosen[n]}" for n in more]
     return ", ".join([chosen["model"], *extra])
 

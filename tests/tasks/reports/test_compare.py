@@ -99,6 +99,17 @@ def test_options_that_differ_part_the_groups(tmp_path: Path) -> None:
     assert all(set(row["options"]) == {"channels"} for row in rows)
 
 
+def test_labels_do_not_repeat_what_follows_from_the_probes(tmp_path: Path) -> None:
+    for probes in (0, 64):
+        options = {"operation": "dilate", "probes": probes}
+        make_run(tmp_path / f"{probes}", 0.1, task="edit-inr", **options)
+    rows = compare([tmp_path])
+    assert {row["label"]: row["options"]["reads"] for row in rows} == {
+        "nfn-np, probes 0": "weights",
+        "nfn-np, probes 64": "evaluates the network",
+    }
+
+
 def test_a_zoo_is_known_by_its_content(tmp_path: Path) -> None:
     make_run(tmp_path / "a", 0.1)
     make_run(tmp_path / "b", 0.3, seed=1, zoo="/elsewhere/moved")
