@@ -209,7 +209,7 @@ class RowBuilder:
             group_sizes=group_sizes,  # type: ignore[arg-type]
             contiguous=contiguous,
             blocks=blocks,
-            stretches=_stretches(blocks, table.num_rows) if blocks else (),
+            gaps=_gaps(blocks, table.num_rows) if blocks else (),
         )
 
     def _rows(
@@ -335,8 +335,8 @@ class RowBuilder:
         return pointers
 
 
-def _stretches(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int], ...]:
-    """The stretches of rows between blocks."""
+def _gaps(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int], ...]:
+    """The listed rows between blocks: the first row of each gap and the number of rows."""
     ends = [0, *(block.start + block.num_rows for block in blocks)]
     starts = [*(block.start for block in blocks), num_rows]
     pairs = zip(ends, starts, strict=True)

@@ -130,7 +130,7 @@ class Incidence:
         if own == sequence:
             return x
         grouping = self.rows(key).groupings[0]
-        if grouping.blocks and not grouping.stretches:
+        if grouping.blocks and not grouping.gaps:
             first, second = (sequence, own) if back else (own, sequence)
             axes = [first.index(i) for i in second]
             parts = [

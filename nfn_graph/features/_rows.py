@@ -101,8 +101,8 @@ class Grouping:
             sums the result of the step before: `order` and `pointers`, or more where a device sums
             many short bags faster than few long ones.
         blocks: The large blocks.
-        stretches: The stretches of listed rows between blocks, if there are blocks: the first row
-            of each and the number of rows.
+        gaps: The listed rows between blocks, if there are blocks: the first row of each gap and
+            the number of rows.
 
     Example:
         >>> from nfn_graph import NetworkSpec
@@ -122,7 +122,7 @@ class Grouping:
     contiguous: bool
     bags: Sequence[Tensor]
     blocks: tuple[LargeBlock, ...] = ()
-    stretches: tuple[tuple[int, int], ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def index(self) -> Tensor:
@@ -138,14 +138,14 @@ class Grouping:
         """The listed rows of a tensor."""
         if not self.blocks:
             return x
-        parts = [x.narrow(0, start, count) for start, count in self.stretches]
+        parts = [x.narrow(0, start, count) for start, count in self.gaps]
         return torch.cat(parts) if parts else x.narrow(0, 0, 0)
 
     def joined(self, listed: Tensor, blocks: Iterable[Tensor]) -> Tensor:
         """Puts all rows in order, from the listed ones and those of every block."""
         parts = dict(zip((block.start for block in self.blocks), blocks, strict=True))
         place = 0
-        for start, count in self.stretches:
+        for start, count in self.gaps:
             parts[start] = listed.narrow(0, place, count)
             place += count
         return torch.cat([parts[start] for start in sorted(parts)])
@@ -237,7 +237,7 @@ class Rows:
             return self.cover_rows.view(self.num_rows, num_covers).index_select(0, rows)
         out = self.cover_rows.new_zeros(len(rows), num_covers, dtype=torch.long)
         listed, last = 0, max(self.cover_rows.shape[0] // num_covers - 1, 0)
-        for start, count in self.groupings[0].stretches:
+        for start, count in self.groupings[0].gaps:
             inside = (rows >= start) & (rows < start + count)
             place = (rows - start + listed).clamp(0, last)
             found = self.cover_rows.view(-1, num_covers).index_select(0, place)

@@ -59,7 +59,7 @@ def expand_rows(x: Tensor, grouping: Grouping) -> Tensor:
     if not grouping.blocks:
         return x.index_select(0, grouping.groups)
     out, listed = x.new_empty(grouping.num_rows, x.shape[1]), 0
-    for start, count in grouping.stretches:
+    for start, count in grouping.gaps:
         groups = grouping.groups.narrow(0, listed, count)
         torch.index_select(x, 0, groups, out=out.narrow(0, start, count))
         listed += count
@@ -73,7 +73,7 @@ def bag_up(x: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
     blocks = rows.blocks
     if not blocks:
         return _bag_listed(cast(x, dtype), rows.bags)
-    if rows.groupings[0].stretches:
+    if rows.groupings[0].gaps:
         table = _bag_listed(cast(x, dtype), rows.bags)
     else:
         table = x.new_zeros(sum(rows.cover_sizes), x.shape[1], dtype=dtype)
@@ -111,7 +111,7 @@ def bag_down(
             part.copy_(messages)
 
     listed = 0
-    for begin, count in rows.groupings[0].stretches if blocks else ((0, rows.num_rows),):
+    for begin, count in rows.groupings[0].gaps if blocks else ((0, rows.num_rows),):
         for start in range(0, count, size):
             messages = _listed_down(table, rows, listed + start, min(size, count - start))
             first = begin + start

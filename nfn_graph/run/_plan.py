@@ -25,7 +25,7 @@ _MOST_PLANS = 32
 _MOST_INDICES = 2**24
 
 #: The largest factor by which zeros may enlarge the tensors of networks with convolutions.
-_MOST_FILLING = 2.0
+_MOST_PADDING = 2.0
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 #: The shape of a tensor in every network.
@@ -122,9 +122,9 @@ class Group:
         self._plan = plan
         self.computation = plan.kinds[next(iter(members))].computation
         own = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
-        sizes = _filled_sizes(own)
+        sizes = _padded_sizes(own)
         #: The sizes to which the networks of each kind are padded, if that is worthwhile.
-        self.filled = None if sizes is None else sorted(sizes)
+        self.padded = None if sizes is None else sorted(sizes)
         order = range(len(own)) if sizes is None else sorted(range(len(own)), key=sizes.__getitem__)
         numbers = list(members)
         self.kinds = [own[i] for i in order]
@@ -159,16 +159,16 @@ class Group:
         own = self._own_shapes(number)
         if not is_padded:
             return Stored(flat, own)
-        shapes = self._filled_shapes(number)
+        shapes = self._padded_shapes(number)
         if shapes == own:
             return Stored(flat, own, own)
         zeros = flat.new_zeros(sum(map(math.prod, shapes)))
-        places = self._index(("filled", number), flat.device, lambda: self._filled_places(number))
+        places = self._index(("padded", number), flat.device, lambda: self._padded_places(number))
         return Stored(zeros.index_copy(0, places, flat), shapes, own)
 
     def parts(self, most: int, is_padded: bool) -> list[int]:
         """The numbers of networks to run at a time: at most `most`, and of one size if padded."""
-        sizes = self.filled if is_padded and self.filled else [()] * len(self.kinds)
+        sizes = self.padded if is_padded and self.padded else [()] * len(self.kinds)
         found = []
         pairs = zip(sizes, self.kinds, strict=True)
         for _, same in itertools.groupby(pairs, lambda pair: pair[0]):
@@ -184,30 +184,30 @@ class Group:
             self._shapes[number] = tuple(shape for shape, n in own for _ in range(n))
         return self._shapes[number]
 
-    def _filled_shapes(self, number: int) -> Shapes:
+    def _padded_shapes(self, number: int) -> Shapes:
         """The shapes of a tensor after it is padded with zeros."""
-        if ("filled", number) not in self._shapes:
-            own = [(shape, n) for _, shape, _, n in self._filled_views(number)]
+        if ("padded", number) not in self._shapes:
+            own = [(shape, n) for _, shape, _, n in self._padded_views(number)]
             found = tuple(shape for shape, n in own for _ in range(n))
-            self._shapes["filled", number] = found
-        return self._shapes["filled", number]
+            self._shapes["padded", number] = found
+        return self._shapes["padded", number]
 
-    def _filled_places(self, number: int) -> Tensor:
+    def _padded_places(self, number: int) -> Tensor:
         """The places of the original entries of a tensor after it is padded with zeros."""
         found, begin = [], 0
-        for own, _, view, n in self._filled_views(number):
+        for own, _, view, n in self._padded_views(number):
             end = begin + n * math.prod(view)
             places = torch.arange(begin, end).reshape(n, *view)
             found.append(places[(slice(None), *map(slice, own))].reshape(-1))
             begin = end
         return torch.cat(found)
 
-    def _filled_views(
+    def _padded_views(
         self, number: int
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]]:
-        for (layout, n), sizes in zip(self.kinds, self.filled or (), strict=True):
+        for (layout, n), sizes in zip(self.kinds, self.padded or (), strict=True):
             (placement,) = layout.sources[number]
-            yield placement.view, *_filled_view(placement, layout.spec, sizes), n
+            yield placement.view, *_padded_view(placement, layout.spec, sizes), n
 
     def rows(self, key: Key, x: Tensor) -> Tensor:
         """Selects the rows of the group's networks from a store of the graph."""
@@ -276,7 +276,7 @@ class Group:
         return index
 
 
-def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] | None:
+def _padded_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] | None:
     """The sizes of neuron types to which networks with convolutions are padded with zeros.
 
     Only a few different sizes then remain, and torch's own convolutions run many networks of each
@@ -289,24 +289,24 @@ def _filled_sizes(kinds: Sequence[tuple[Layout, int]]) -> list[tuple[int, ...]] 
     steps = layouts[0].computation.steps
     if len(layouts) == 1 or not any(step.operation in _CONVOLUTIONS for step in steps):
         return None
-    if not all(map(_can_be_filled, layouts)):
+    if not all(map(_can_be_padded, layouts)):
         return None
     sizes = [tuple(n for (n,) in layout.shape.sizes) for layout in layouts]
     differ = [len(set(own)) > 1 for own in zip(*sizes, strict=True)]
-    filled = [
+    padded = [
         tuple(_rounded(n) if d else n for n, d in zip(own, differ, strict=True)) for own in sizes
     ]
     before = after = 0
-    for (layout, count), own in zip(kinds, filled, strict=True):
+    for (layout, count), own in zip(kinds, padded, strict=True):
         for (placement,) in layout.sources:
-            _, view = _filled_view(placement, layout.spec, own)
+            _, view = _padded_view(placement, layout.spec, own)
             is_split = len(view) != len(placement.shape)
             if is_split and any(a == 1 < b for a, b in zip(placement.view, view, strict=True)):
                 # A layer of one neuron could belong to either axis of the tensor.
                 return None
             before += count * math.prod(placement.view)
             after += count * math.prod(view)
-    return filled if after <= _MOST_FILLING * before else None
+    return padded if after <= _MOST_PADDING * before else None
 
 
 def _rounded(size: int) -> int:
@@ -314,7 +314,7 @@ def _rounded(size: int) -> int:
     return 4 if size <= 4 else 8 if size <= 8 else -(-size // 16) * 16
 
 
-def _can_be_filled(layout: Layout) -> bool:
+def _can_be_padded(layout: Layout) -> bool:
     """Whether every tensor belongs to a single layer or pair of layers that is not nested."""
     if any(neuron.parents for neuron in layout.spec.neurons):
         return False
@@ -328,7 +328,7 @@ def _can_be_filled(layout: Layout) -> bool:
     return True
 
 
-def _filled_view(
+def _padded_view(
     placement: Placement, spec: NetworkSpec, sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape that a tensor has in a network of other sizes, and the shape of its view."""

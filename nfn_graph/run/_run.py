@@ -133,20 +133,20 @@ def _run_group(group: Group, task: Task) -> Results:
     # For stacked networks, torch's own convolutions are faster than ours; its linear layers are
     # not.
     if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
-        is_padded = group.filled is not None and _is_worth_filling(task)
+        is_padded = group.padded is not None and _is_worth_padding(task)
         try:
             return _run_ragged(group, task, is_padded)
         except NotRaggedError:
             # An operation that mixes neurons would also read those that were added by padding.
             if is_padded:
-                group.filled = None
+                group.padded = None
             else:
                 group.is_ragged = False
             return _run_group(group, task)
     return _run_by_sizes(group, task)
 
 
-def _is_worth_filling(task: Task) -> bool:
+def _is_worth_padding(task: Task) -> bool:
     """Whether torch's convolutions of padded networks are faster than ours without padding."""
     entries = max(x.numel() / (x.shape[0] if task.per_network else 1) for x in task.inputs)
     # Padding does not pay off for small images, and our derivatives in the inputs are faster.

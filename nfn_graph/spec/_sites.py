@@ -75,7 +75,7 @@ class Below(NamedTuple):
 
     Attributes:
         site: The number of a finer site.
-        cover: The number of the site that the mean goes up to, in the list of its covers.
+        cover: Which cover of the finer site the mean goes up to, by its number in `covers`.
         part: The part of the finer site that is averaged further.
 
     Example:
@@ -262,7 +262,7 @@ class FoldedSpec:
     def path(self, part: Part) -> list[tuple[int, int]]:
         """The finer sites through which a mean comes up, last first.
 
-        Each comes with the number of the site that the mean goes up to, in the list of its covers.
+        Each comes with the number of the cover that the mean goes up to, among its own covers.
         """
         steps = []
         while part.below is not None:

@@ -65,7 +65,7 @@ def test_layers_with_views_are_layers_with_indices(network, symmetry, large):
     rows = [r for r in features.incidence.weights.values() if r.groupings[0].blocks]
     assert rows or large > 1, "all blocks must be views"
     if large > 1 and network == "mlp":
-        assert any(r.groupings[0].stretches for r in rows), "and others not"
+        assert any(r.groupings[0].gaps for r in rows), "and others not"
     assert_layer_is_the_same(features)
 
 

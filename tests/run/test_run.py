@@ -163,17 +163,17 @@ MIXED = {
 }
 
 
-@pytest.fixture(params=["as they are", "filled up"])
-def filling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+@pytest.fixture(params=["as they are", "padded"])
+def is_padded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether networks with convolutions are padded with zeros to fewer sizes."""
-    is_padded: bool = request.param == "filled up"
-    _choose_filling(monkeypatch, is_padded)
-    return is_padded
+    chosen: bool = request.param == "padded"
+    _choose_padding(monkeypatch, chosen)
+    return chosen
 
 
-def _choose_filling(patch: pytest.MonkeyPatch, is_padded: bool) -> None:
-    patch.setattr(_plan, "_MOST_FILLING", math.inf)
-    patch.setattr(_run, "_is_worth_filling", lambda task: is_padded)
+def _choose_padding(patch: pytest.MonkeyPatch, is_padded: bool) -> None:
+    patch.setattr(_plan, "_MOST_PADDING", math.inf)
+    patch.setattr(_run, "_is_worth_padding", lambda task: is_padded)
 
 
 def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
@@ -189,7 +189,7 @@ def mixed(name: str) -> tuple[list[nn.Module], Tensor]:
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("per_network", [False, True])
 def test_widths_are_mixed_without_a_loop(
-    name: str, per_network: bool, filling: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, per_network: bool, is_padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules, x = mixed(name)
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
@@ -208,7 +208,7 @@ def test_widths_are_mixed_without_a_loop(
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, filling: bool) -> None:
+def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, is_padded: bool) -> None:
     modules, x = mixed(name)
     x.requires_grad_()
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
@@ -235,8 +235,8 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, filling:
 
 
 @pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
-def test_networks_are_filled_up_to_few_sizes(
-    name: str, filling: bool, monkeypatch: pytest.MonkeyPatch
+def test_networks_are_padded_to_few_sizes(
+    name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The networks of the tests above take the path that they are meant to take."""
     modules, x = mixed(name)
@@ -244,27 +244,26 @@ def test_networks_are_filled_up_to_few_sizes(
     batch.run(x)
     (group,) = _plan.plan_of(batch).groups
     # Concatenated neurons would have zeros between them.
-    assert (group.filled is not None) == (name == "cnn") and group.is_ragged
+    assert (group.padded is not None) == (name == "cnn") and group.is_ragged
     convolutions: list[int] = []
     conv2d = F.conv2d
     monkeypatch.setattr(F, "conv2d", lambda *args: convolutions.append(args[-1]) or conv2d(*args))
     batch.run(x)
     # The widths 2, 4 and twice 7 become 4, 4 with wider layers after it, and 8: two layers each.
-    is_padded = filling and name == "cnn"
-    assert convolutions == ([1, 1, 1, 1, 2, 2] if is_padded else [])
+    assert convolutions == ([1, 1, 1, 1, 2, 2] if is_padded and name == "cnn" else [])
 
 
-def test_filling_up_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     modules, _ = mixed("cnn")
     few, many = (torch.randn(n, 3, 12, 12, dtype=torch.float64) for n in (2, 64))
     batch = Batch.from_data_list([from_module(module, few) for module in modules])
-    assert _plan.plan_of(batch).groups[0].filled is not None
-    filled = []
+    assert _plan.plan_of(batch).groups[0].padded is not None
+    padded = []
     ragged = _run._run_ragged
-    monkeypatch.setattr(_run, "_run_ragged", lambda *args: filled.append(args[-1]) or ragged(*args))
+    monkeypatch.setattr(_run, "_run_ragged", lambda *args: padded.append(args[-1]) or ragged(*args))
     for x in (few, many, many.clone().requires_grad_()):
         batch.run(x)
-    assert filled == [False, True, False]
+    assert padded == [False, True, False]
 
 
 def _read_twice(m: Any, x: Tensor) -> Tensor:
@@ -285,7 +284,7 @@ def _of_the_input(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [_read_twice, _viewed_first, _of_the_input])
 @pytest.mark.parametrize("activations", [False, True])
 def test_nothing_is_overwritten_that_is_read_later(
-    function: Callable[[Any, Tensor], Tensor], activations: bool, filling: bool
+    function: Callable[[Any, Tensor], Tensor], activations: bool, is_padded: bool
 ) -> None:
     modules = [
         One(function, a=nn.Conv2d(3, w, 3), b=nn.Conv2d(w, 2, 1)).double() for w in (4, 7, 6)
@@ -317,7 +316,7 @@ def test_neurons_that_were_added_have_no_part_in_results(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing reads them, but they must not be summed or infinite: 0 * inf is NaN."""
-    _choose_filling(monkeypatch, True)
+    _choose_padding(monkeypatch, True)
 
     def run(m: Any, x: Tensor) -> Tensor:
         return m.b(ALONG_NEURONS[name](m.a(x))).flatten(1)
@@ -330,7 +329,7 @@ def test_neurons_that_were_added_have_no_part_in_results(
     x = torch.randn(2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     modules = [network(width) for width in (13, 14, 15)]
     batch = Batch.from_data_list([from_module(module, x) for module in modules])
-    assert _plan.Plan(batch).groups[0].filled is not None
+    assert _plan.Plan(batch).groups[0].padded is not None
     outputs, expected = batch.run(x), torch.stack([module(x) for module in modules])
     assert close(outputs, expected)
     gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (outputs, expected)]
@@ -448,7 +447,7 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
 ) -> None:
     """Memory grows with neurons, positions and inputs, but not with the entries of kernels."""
     monkeypatch.setattr(_products, "_MOST_COLUMNS", 1)
-    _choose_filling(monkeypatch, False)
+    _choose_padding(monkeypatch, False)
     widths, inputs, positions = [4 + i % 2 for i in range(24)], 2, 36
     modules = [
         S(
@@ -465,7 +464,7 @@ def test_windows_of_convolutions_are_laid_out_for_few_networks(
     assert largest.entries <= sum(widths) * inputs * positions
 
 
-def test_widths_and_depths_and_kernels_are_mixed(filling: bool) -> None:
+def test_widths_and_depths_and_kernels_are_mixed(is_padded: bool) -> None:
     """In a batch, smaller kernels are padded with zeros; the run leaves these out again."""
     x = torch.randn(2, 3, 9, 9, dtype=torch.float64, requires_grad=True)
 
@@ -808,7 +807,7 @@ def test_random_networks_run_together(
     modules: list[nn.Module], per_network: bool, is_padded: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        _choose_filling(patch, is_padded)
+        _choose_padding(patch, is_padded)
         _check_run_together(modules, per_network)
 
 
