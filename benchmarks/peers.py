@@ -5,7 +5,7 @@ python benchmarks/peers.py --zoo zoos/mnist --peer nfn --peer dws=DWSNets --peer
 
 Every peer runs in a process of its own, since their packages share names. `nfn` is the package on
 PyPI. The others are imported from a checkout that you give; install what they need (neural-graphs:
-hydra-core and random-fourier-features-pytorch; scalegmn: that package, pandas, torchvision and
+hydra-core, random-fourier-features-pytorch and torchvision; scalegmn: the last two, pandas and
 opencv-python). All models see the same networks in the same batches of 32, with AdamW and a
 learning rate that follows a cosine. The rate is chosen among --rates by the accuracy on validation
 networks with the first seed, and every row lists what was tried. The test accuracy is that after
