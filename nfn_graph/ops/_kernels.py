@@ -19,9 +19,9 @@ from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# The number of values that several operations process in each thread before the next ones: small
-# enough for the cache, and large enough to be worth the calls. There is a lower limit on rows,
-# since every product first copies its matrix into another order.
+# The number of values of a large block that each thread takes through all steps before the next:
+# small enough for the cache, and large enough to be worth the calls. There is a lower limit on
+# rows, since every product first copies its matrix into another order.
 _CACHED, _FEWEST_ROWS = 2**19, 2**12
 # The number of values that a row should have for a fast broadcast.
 _LONG_ROW = 2**9
@@ -97,33 +97,26 @@ def bag_down(
         x: Rows whose products with `matrix` are added to the sums, if given.
         matrix: The matrix that `x` is multiplied by.
     """
-
-    blocks, size = rows.blocks, _cached_rows(table)
-    if rows.num_rows <= 2 * size and not blocks:
-        out = _listed_down(table, rows, 0, rows.num_rows)
-        return out if x is None or matrix is None else add_product(out, x, matrix)
+    listed = _listed_down(table, rows)
+    if not rows.blocks:
+        return listed if x is None or matrix is None else add_product(listed, x, matrix)
     out = table.new_empty(rows.num_rows, table.shape[1])
 
-    def finish(messages: Tensor, start: int, part: Tensor) -> None:
+    def add(part: Tensor, start: int) -> None:
         if x is not None and matrix is not None:
-            add_product(messages, x.narrow(0, start, len(part)), matrix, part)
-        elif messages is not part:
-            part.copy_(messages)
+            add_product(part, x.narrow(0, start, len(part)), matrix)
 
-    listed = 0
-    for begin, count in rows.groupings[0].gaps if blocks else ((0, rows.num_rows),):
-        for start in range(0, count, size):
-            messages = _listed_down(table, rows, listed + start, min(size, count - start))
-            first = begin + start
-            finish(messages, first, out.narrow(0, first, len(messages)))
-            del messages  # Frees the memory for the next ones.
-        listed += count
-    for at_covers in blocks:
+    place = 0
+    for start, count in rows.groupings[0].gaps:
+        part = out.narrow(0, start, count).copy_(listed.narrow(0, place, count))
+        add(part, start)
+        place += count
+    for at_covers in rows.blocks:
+        # Every stretch gets its messages and its products while it is cached.
         for stretch in _stretches(at_covers, out):
             block = stretch[0]
-            part = out.narrow(0, block.start, block.num_rows)
             _broadcast(stretch, table, block.view(out))
-            finish(part, block.start, part)
+            add(out.narrow(0, block.start, block.num_rows), block.start)
     return out
 
 
@@ -178,15 +171,11 @@ def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
     return x
 
 
-def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
-    """Sums the rows of all covers for some of the listed rows."""
-    num_covers, cover_rows = len(rows.groupings), rows.cover_rows
-    if count * num_covers != cover_rows.shape[0]:
-        cover_rows = cover_rows.narrow(0, start * num_covers, count * num_covers)
-    if num_covers == 1:
-        return table.index_select(0, cover_rows)
-    # All rows have the same number of covers, so the first pointers are valid for any rows.
-    return bag_rows(table, cover_rows, rows.cover_pointers.narrow(0, 0, count + 1))
+def _listed_down(table: Tensor, rows: Rows) -> Tensor:
+    """Sums the rows of all covers for the listed rows."""
+    if len(rows.groupings) == 1:
+        return table.index_select(0, rows.cover_rows)
+    return bag_rows(table, rows.cover_rows, rows.cover_pointers)
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ _FEWEST_ROWS = 2**9
 # For a sum over many rows oneDNN copies both factors first, which only pays off for wide rows.
 _WIDE = 256
 # oneDNN copies matrices into an order of its own, and always returns a new tensor. In blocks of
-# 512 x 512, both are so small that the allocator reuses their memory. Narrower blocks have more
-# rows, because every call costs time.
+# 512 x 512, both are so small that the allocator reuses their memory, and that the cache still
+# holds a product when it is added to something. Narrower blocks, and those of several threads, have
+# more rows, because every call costs time.
 _SIDE = 2**9
 
 
@@ -41,18 +42,15 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
     return out
 
 
-def add_product(messages: Tensor, x: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """Computes `messages + x @ matrix`, in place unless `out` is given."""
+def add_product(messages: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+    """Computes `messages + x @ matrix` in place."""
     # MKL needs no memory for the product itself; oneDNN makes up for it with few or many columns.
     linear = None if _FEW_COLUMNS < matrix.shape[1] < _MANY_COLUMNS else _linear(x, matrix)
     if linear is None:
-        if out is None:
-            return messages.addmm_(x, matrix)
-        return torch.addmm(messages, x, matrix, out=out)
-    total = messages if out is None else out
+        return messages.addmm_(x, matrix)
     for block, own in _blocks(linear, x, matrix):
-        torch.add(messages[block], own, out=total[block])
-    return total
+        messages[block].add_(own)
+    return messages
 
 
 def sum_of_products(y: Tensor, x: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ def _blocks(
 ) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """Computes `x @ matrix` in blocks, and yields where each of them belongs."""
     num_columns = min(matrix.shape[1], _SIDE)
-    num_rows = _SIDE**3 // num_columns**2
+    num_rows = _SIDE**2 * torch.get_num_threads() // num_columns
     for j in range(0, matrix.shape[1], num_columns):
         columns = slice(j, j + num_columns)
         other = matrix[:, columns].contiguous().t()
