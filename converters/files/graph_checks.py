@@ -146,7 +146,7 @@ def _check_parts(key: str, parts: Sequence[Placement]) -> None:
     if len(parts) > 1:
         taken = torch.zeros(first.shape, dtype=torch.uint8)
         for p in parts:
-            view = p._viewed(taken).view(p.view)
+            view = p.viewed(taken.unsqueeze(0))[0]
             view[p.slices] += 1
         if not bool((taken == 1).all()):
             wrong = int((taken != 1).sum())

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch as PyGBatch
 from torch_geometric.data.batch import DynamicInheritance
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from nfn_graph.data._graph import WeightGraph
+from nfn_graph.data._graph import WeightGraph, attribute_of
 from nfn_graph.data._layout import Layout
 from nfn_graph.features import group_of_rows
 from nfn_graph.messages import UserError
@@ -100,16 +100,22 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         keys: list[Key] = [*{**own.neuron, **spec.neuron}, *{**own.weight, **spec.weight}]
         rows = {number: [layout.num_rows(key) for key in keys] for number, layout in kinds.items()}
         sizes = torch.tensor([rows[id(layout)] for layout in layouts]).t().contiguous()
-        parts = _Parts(len(layouts))
-        parts.add_attribute("layout", [inside[id(layout)] for layout in layouts], None)
-        for name, values in (attributes or {}).items():
-            parts.add_attribute(name, values, parts.none)
+        labels = {"layout": [inside[id(layout)] for layout in layouts], **(attributes or {})}
+        none = torch.zeros(len(layouts), dtype=torch.long)
+        mapping: dict[Any, dict[str, Any]] = {"_global_store": labels}
+        slices: dict[Any, Any] = dict.fromkeys(labels, torch.arange(len(layouts) + 1))
+        increments: dict[Any, Any] = {**dict.fromkeys(labels, none), "layout": None}
         for key, counts in zip(keys, sizes, strict=True):
-            parts.add_store(key, stores[key], counts)
-        batch: Batch = cls.from_dict(parts.mapping)
+            name = attribute_of(key)
+            pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            mapping[key] = {name: stores[key]}
+            if isinstance(key, str):
+                mapping[key]["batch"] = group_of_rows(counts, int(pointers[-1]))
+                mapping[key]["ptr"] = pointers.clone()
+            slices[key], increments[key] = {name: pointers}, {name: none}
+        batch: Batch = cls.from_dict(mapping)
         batch._num_graphs = len(layouts)
-        batch._inc_dict = parts.increments
-        batch._slice_dict = parts.slices
+        batch._inc_dict, batch._slice_dict = increments, slices
         return batch
 
     def get_example(self, idx: int) -> WeightGraph:
@@ -121,11 +127,8 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         if not isinstance(graph, WeightGraph):
             raise TypeError(f"Expected a batch of WeightGraphs (got {type(graph).__name__})")
         graph.layout = graph.layout.inside(None)
-        types = graph.layout.spec.types
-        keys: list[Key] = [*graph.node_types, *graph.edge_types]
-        for key in keys:
-            if key not in types:
-                del graph[key]
+        for key in {*graph.node_types, *graph.edge_types} - graph.layout.spec.types.keys():
+            del graph[key]
         return graph
 
     def __reduce__(self) -> Any:
@@ -198,42 +201,7 @@ class _CollatedWhenSent:
         self._graphs = graphs
 
     def __reduce__(self) -> Any:
-        return _collate, (self._graphs,)
-
-
-def _collate(graphs: GraphList) -> Batch:
-    return graphs.collate()
-
-
-class _Parts:
-    """The result of PyG's collate, put together without graphs of the single networks.
-
-    Args:
-        count: The number of networks.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.each = torch.arange(count + 1)
-        self.none = torch.zeros(count, dtype=torch.long)
-        self.mapping: dict[Any, dict[str, Any]] = {"_global_store": {}}
-        self.slices: dict[Any, Any] = {}
-        self.increments: dict[Any, Any] = {}
-
-    def add_attribute(self, name: str, values: Any, increments: Tensor | None) -> None:
-        """Adds an attribute of the graphs, with one row per network."""
-        self.mapping["_global_store"][name] = values
-        self.slices[name], self.increments[name] = self.each, increments
-
-    def add_store(self, key: Key, x: Tensor, counts: Tensor) -> None:
-        """Adds the features of a type, given the number of rows of every network."""
-        attribute = "x" if isinstance(key, str) else "edge_attr"
-        pointers = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        self.mapping[key] = {attribute: x}
-        if isinstance(key, str):
-            self.mapping[key]["batch"] = group_of_rows(counts, int(pointers[-1]))
-            self.mapping[key]["ptr"] = pointers.clone()
-        self.slices[key] = {attribute: pointers}
-        self.increments[key] = {attribute: self.none}
+        return type(self._graphs).collate, (self._graphs,)
 
 
 def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
@@ -245,20 +213,17 @@ def _inside(graph: WeightGraph, spec: NetworkSpec) -> WeightGraph:
     out = copy.copy(graph)
     out.layout = layout
     like = graph[own.weights[0].key].edge_attr
-    for neuron in spec.neurons:
-        if neuron.name not in own.neuron:
-            out[neuron.name].x = like.new_empty(0, neuron.taps, like.shape[-1])
-    for weight in spec.weights:
-        if weight.key not in own.weight:
-            out[weight.key].edge_attr = like.new_empty(0, weight.taps, like.shape[-1])
+    for key, taps in spec.taps.items():
+        if key not in own.taps:
+            out[key][attribute_of(key)] = like.new_empty(0, taps, like.shape[-1])
     return out
 
 
 def _check_channels(graphs: Sequence[WeightGraph]) -> None:
     channels = [next(iter(graph.edge_stores)).edge_attr.shape[-1] for graph in graphs]
-    if len(set(channels)) > 1:
-        first = next(i for i, c in enumerate(channels) if c != channels[0])
-        raise UserError(
-            f"Expected {channels[0]} channels of every graph, as in graph 0 "
-            f"(got {channels[first]} in graph {first})"
-        )
+    for number, found in enumerate(channels):
+        if found != channels[0]:
+            raise UserError(
+                f"Expected {channels[0]} channels of every graph, as in graph 0 "
+                f"(got {found} in graph {number})"
+            )

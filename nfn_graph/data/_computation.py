@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import EllipsisType
 from typing import Any, Union
@@ -11,7 +11,15 @@ from typing import Any, Union
 from nfn_graph.messages import UserError
 
 
-@dataclass(frozen=True)
+def own_fields(value: Any) -> dict[str, Any]:
+    """The fields of a data class without cached values.
+
+    `torch.load` refuses the types of some cached values, and hashes differ between processes.
+    """
+    return {field.name: value.__dict__[field.name] for field in fields(value)}
+
+
+@dataclass(frozen=True, repr=False)
 class Ref:
     """The result of an earlier step.
 
@@ -25,11 +33,11 @@ class Ref:
 
     step: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"%{self.step}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Range:
     """A hashable replacement for `slice`, whose bounds may be results of steps.
 
@@ -47,7 +55,7 @@ class Range:
     stop: int | Ref | None = None
     step: int | Ref | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         parts = (self.start, self.stop, self.step)
         return ":".join("" if part is None else str(part) for part in parts)
 
@@ -164,9 +172,7 @@ class Computation:
         return hash((self.steps, self.outputs, self.activations, self.reason))
 
     def __getstate__(self) -> dict[str, Any]:
-        # The hashes of strings differ between processes.
-        derived = ("_hash", "last_uses", "parameters", "num_inputs")
-        return {name: value for name, value in vars(self).items() if name not in derived}
+        return own_fields(self)
 
     @classmethod
     def unknown(cls, reason: str) -> Computation:
@@ -184,20 +190,13 @@ class Computation:
         moved: dict[int, Ref] = {}
         for number, step in enumerate(self.steps):
             steps.append(step.renamed(moved))
-            if step.operation == "parameter":
-                tensor = step.args[0]
-                known = views.get(tensor, ()) if isinstance(tensor, int) else ()
-                for operation, args in known:
-                    steps.append(Step(operation, (Ref(len(steps) - 1), *args)))
+            tensor = step.args[0] if step.operation == "parameter" else None
+            for operation, args in views.get(tensor, ()) if isinstance(tensor, int) else ():
+                steps.append(Step(operation, (Ref(len(steps) - 1), *args)))
             moved[number] = Ref(len(steps) - 1)
-        return Computation(
-            tuple(steps),
-            tuple(moved[ref.step] for ref in self.outputs),
-            tuple(
-                replace(neurons, value=moved[neurons.value.step]) for neurons in self.activations
-            ),
-            self.reason,
-        )
+        outputs = tuple(moved[ref.step] for ref in self.outputs)
+        activations = (replace(n, value=moved[n.value.step]) for n in self.activations)
+        return Computation(tuple(steps), outputs, tuple(activations), self.reason)
 
     @cached_property
     def last_uses(self) -> tuple[tuple[int, ...], ...]:
@@ -211,14 +210,16 @@ class Computation:
     @cached_property
     def parameters(self) -> tuple[int, ...]:
         """The numbers of the tensors that the computation reads."""
-        found = [step.args[0] for step in self.steps if step.operation == "parameter"]
-        return tuple(dict.fromkeys(number for number in found if isinstance(number, int)))
+        return tuple(dict.fromkeys(self._numbers("parameter")))
 
     @cached_property
     def num_inputs(self) -> int:
         """The number of inputs of the network."""
-        numbers = [step.args[0] for step in self.steps if step.operation == "input"]
-        return 1 + max((n for n in numbers if isinstance(n, int)), default=-1)
+        return 1 + max(self._numbers("input"), default=-1)
+
+    def _numbers(self, operation: str) -> list[int]:
+        found = [step.args[0] for step in self.steps if step.operation == operation]
+        return [number for number in found if isinstance(number, int)]
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -246,9 +247,4 @@ def _renamed(value: Argument, moved: Mapping[int, Ref]) -> Any:
 
 
 def _shown(value: Argument) -> str:
-    if isinstance(value, tuple):
-        inner = ", ".join(map(_shown, value))
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if value is ...:
-        return "..."
-    return str(value) if isinstance(value, Ref | Range) else repr(value)
+    return repr(value).replace("Ellipsis", "...")

@@ -96,13 +96,9 @@ class WeightGraph(HeteroData):
             raise UserError(f"Expected tensors {missing} (got {list(tensors)})")
         stores = gather_tensors(layout, tensors)
         like = next(iter(stores.values()))
-        mapping: dict[Any, dict[str, Any]] = {"_global_store": {"layout": layout}}
         for name in layout.spec.neuron:
-            x = stores.get(name)
-            mapping[name] = {"x": like.new_empty(layout.num_rows(name), 0, 1) if x is None else x}
-        for key in layout.spec.weight:
-            mapping[key] = {"edge_attr": stores[key]}
-        return cls.from_dict(mapping)
+            stores.setdefault(name, like.new_empty(layout.num_rows(name), 0, 1))
+        return cls._of({"layout": layout}, stores)
 
     @property
     def layouts(self) -> list[Layout]:
@@ -118,17 +114,17 @@ class WeightGraph(HeteroData):
     @property
     def spec(self) -> NetworkSpec:
         """The types of the network, or of all networks of a batch."""
-        given = [layout.within or layout.spec for layout in self.layouts]
-        specs = list(dict.fromkeys({id(spec): spec for spec in given}.values()))
-        first = set(specs[0].unsized.types.values())
-        for other in specs[1:]:
-            if set(other.unsized.types.values()) != first:
+        # Networks of one kind share a spec, and comparing objects is faster than comparing specs.
+        given = (layout.within or layout.spec for layout in self.layouts)
+        first, *others = dict.fromkeys({id(spec): spec for spec in given}.values())
+        for other in others:
+            if set(other.unsized.types.values()) != set(first.unsized.types.values()):
                 raise UserError(
-                    f"Expected a batch of networks that share their types (got {len(specs)} "
-                    f"different specs, collated by PyG's own Batch, which mixes up networks: "
-                    f"{specs[0].difference(other)}). {_COLLATE_HINT}"
+                    f"Expected a batch of networks that share their types (got "
+                    f"{len(others) + 1} different specs, collated by PyG's own Batch, which mixes "
+                    f"up networks: {first.difference(other)}). {_COLLATE_HINT}"
                 )
-        return NetworkSpec.union(specs)
+        return NetworkSpec.union([first, *others])
 
     def features(
         self, symmetry: Symmetry | None = None, spec: NetworkSpec | None = None
@@ -164,12 +160,9 @@ class WeightGraph(HeteroData):
 
     def with_features(self, tensors: Mapping[Any, Tensor]) -> WeightGraph:
         """Replaces the values of the network or batch; labels and all other attributes are kept."""
-        graph = copy.copy(self)
-        spec = self.spec
-        for neuron in spec.neurons:
-            graph[neuron.name].x = tensors[neuron.name]
-        for weight in spec.weights:
-            graph[weight.key].edge_attr = tensors[weight.key]
+        graph, spec = copy.copy(self), self.spec
+        for key in spec.types:
+            graph[key][attribute_of(key)] = tensors[key]
         graph._check(spec)
         return graph
 
@@ -178,16 +171,16 @@ class WeightGraph(HeteroData):
 
         Attributes that were added to single stores are dropped, since their rows change.
         """
-        graph = WeightGraph()
-        for key, value in self._global_store.items():
-            graph[key] = value
-        graph.layout = layout
-        for name in layout.spec.neuron:
-            graph[name].x = stores[name]
-        for weight in layout.spec.weight:
-            graph[weight].edge_attr = stores[weight]
+        graph = WeightGraph._of({**dict(self._global_store.items()), "layout": layout}, stores)
         graph._check(layout.spec)
         return graph
+
+    @classmethod
+    def _of(cls, labels: dict[str, Any], stores: Mapping[Key, Tensor]) -> WeightGraph:
+        mapping: dict[Any, dict[str, Any]] = {"_global_store": labels}
+        for key in labels["layout"].spec.types:
+            mapping[key] = {attribute_of(key): stores[key]}
+        return cls.from_dict(mapping)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Restores the tensors that the graph was made from, by name and bit for bit.
@@ -268,10 +261,10 @@ class WeightGraph(HeteroData):
         if device is not None and not isinstance(device, torch.dtype):
             super().to(device, *names, non_blocking=non_blocking)
         for wanted in given:
-            for stores, name in ((self.node_stores, "x"), (self.edge_stores, "edge_attr")):
-                for store in stores if name in (names or [name]) else ():
-                    if name in store:
-                        store[name] = store[name].to(wanted)
+            for store in (*self.node_stores, *self.edge_stores):
+                name = attribute_of(store._key)
+                if name in store and name in (names or [name]):
+                    store[name] = store[name].to(wanted)
         return self
 
     def materialize(self) -> HeteroData:
@@ -331,28 +324,27 @@ class WeightGraph(HeteroData):
         if "layout" not in self._global_store:
             return f"{type(self).__name__}()"
         try:
-            self._check(self.spec)
+            spec = self.spec
+            self._check(spec)
         except ValueError:
             return super().__repr__()
-        layouts = self.layouts
-        entries = list(stored_tensors(self, self.spec).values())
-        head = f"{len(layouts)} networks, " if not isinstance(self.layout, Layout) else ""
-        sizes = [
-            f"{n.name}{'[fixed]' if n.fixed else ''} {self[n.name].x.shape[0]} x {n.taps}"
-            for n in self.spec.neurons
-        ]
+        stored = stored_tensors(self, spec)
+        like = stored[spec.neurons[0].name]
+        neurons = [f"{n.name}{'[fixed]' if n.fixed else ''}" for n in spec.neurons]
         weights = [
-            f"{w.source} -> {w.target}{'' if w.name == 'weight' else f' ({w.name})'} "
-            f"{self[w.key].edge_attr.shape[0]} x {w.taps}"
-            for w in self.spec.weights
+            f"{w.source} -> {w.target}{'' if w.name == 'weight' else f' ({w.name})'}"
+            for w in spec.weights
+        ]
+        sizes = [f"{x.shape[0]} x {x.shape[1]}" for x in stored.values()]
+        types = [" ".join(pair) for pair in zip(neurons + weights, sizes, strict=True)]
+        count = "" if isinstance(self.layout, Layout) else f"{len(self.layouts)} networks, "
+        lines = [
+            f"{type(self).__name__}({count}{sum(x.shape[0] * x.shape[1] for x in stored.values())} "
+            f"entries, {like.shape[-1]} channel(s), {like.dtype}",
+            f"  neurons: {', '.join(types[: len(neurons)])}",
+            f"  weights: {', '.join(types[len(neurons) :])}",
         ]
         extra = [k for k in self._global_store.keys() if k != "layout"]  # noqa: SIM118
-        lines = [
-            f"{type(self).__name__}({head}{sum(x.shape[0] * x.shape[1] for x in entries)} "
-            f"entries, {entries[0].shape[-1]} channel(s), {entries[0].dtype}",
-            "  neurons: " + ", ".join(sizes),
-            "  weights: " + ", ".join(weights),
-        ]
         return "\n".join(lines + [f"  also: {', '.join(extra)}"] * bool(extra)) + ")"
 
     def _check(self, spec: NetworkSpec) -> None:
@@ -360,31 +352,31 @@ class WeightGraph(HeteroData):
         # Networks of one kind share a layout.
         layouts = {id(layout): layout for layout in self.layouts}
         counts = Counter(map(id, self.layouts))
+        known = {*self.node_types, *self.edge_types}
         channels = None
-        for kind, attribute, types in (
-            ("neuron", "x", spec.neuron),
-            ("weight", "edge_attr", spec.weight),
-        ):
-            known = self.node_types if kind == "neuron" else self.edge_types
-            for key, type_ in types.items():
-                x = self[key].get(attribute) if key in known else None
-                if not isinstance(x, Tensor):
-                    raise UserError(
-                        f"Expected a tensor '{attribute}' of {kind} type {key!r} (got {x}). "
-                        f"{_COLLATE_HINT}"
-                    )
-                rows = sum(counts[i] * layout.num_rows(key) for i, layout in layouts.items())
-                if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
-                    raise UserError(
-                        f"Expected features [{rows}, {type_.taps}, channels] of {kind} type "
-                        f"{key!r} (got {list(x.shape)})"
-                    )
-                channels = x.shape[2] if channels is None else channels
-                if x.shape[2] != channels:
-                    raise UserError(
-                        f"Expected {channels} channels of {kind} type {key!r}, as of the "
-                        f"others (got {x.shape[2]})"
-                    )
+        for key, type_ in spec.types.items():
+            what = f"{'neuron' if isinstance(key, str) else 'weight'} type {key!r}"
+            x = self[key].get(attribute_of(key)) if key in known else None
+            if not isinstance(x, Tensor):
+                raise UserError(
+                    f"Expected a tensor '{attribute_of(key)}' of {what} (got {x}). {_COLLATE_HINT}"
+                )
+            rows = sum(counts[i] * layout.num_rows(key) for i, layout in layouts.items())
+            if x.dim() != 3 or tuple(x.shape[:2]) != (rows, type_.taps):
+                raise UserError(
+                    f"Expected features [{rows}, {type_.taps}, channels] of {what} "
+                    f"(got {list(x.shape)})"
+                )
+            channels = x.shape[2] if channels is None else channels
+            if x.shape[2] != channels:
+                raise UserError(
+                    f"Expected {channels} channels of {what}, as of the others (got {x.shape[2]})"
+                )
+
+
+def attribute_of(key: Key) -> str:
+    """The attribute of a type's store that holds its features."""
+    return "x" if isinstance(key, str) else "edge_attr"
 
 
 def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
@@ -395,8 +387,7 @@ def stored_tensors(graph: WeightGraph, spec: NetworkSpec) -> dict[Key, Tensor]:
         >>> list(stored_tensors(graph, graph.spec))
         ['input', 'output', ('input', 'weight', 'output')]
     """
-    neurons: dict[Key, Tensor] = {name: graph[name].x for name in spec.neuron}
-    return neurons | {key: graph[key].edge_attr for key in spec.weight}
+    return {key: graph[key][attribute_of(key)] for key in spec.types}
 
 
 def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
@@ -411,10 +402,10 @@ def _check_holds(spec: NetworkSpec, own: NetworkSpec) -> None:
         if known[key] != type_:
             raise UserError(f"Expected {key!r} as in the spec: {known[key]} (got {type_})")
     for name, neuron in own.neuron.items():
-        expected_size = spec.neuron[name].size
-        if expected_size is not None and neuron.size != expected_size:
+        size = spec.neuron[name].size
+        if size not in (None, neuron.size):
             raise UserError(
-                f"Expected {expected_size} neurons of the fixed neuron type '{name}' "
-                f"(got {'different sizes' if neuron.size is None else neuron.size}). Use "
-                f"'np' and NetworkSpec.union of the specs of all networks, which leaves sizes open."
+                f"Expected {size} neurons of the fixed neuron type '{name}' (got "
+                f"{neuron.size or 'different sizes'}). Use 'np' and NetworkSpec.union of the "
+                f"specs of all networks, which leaves sizes open."
             )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nfn_graph.data._computation import Computation
+from nfn_graph.data._computation import Computation, own_fields
 from nfn_graph.data._layout_checks import check_placements, check_shape, shared_neurons
 from nfn_graph.messages import UserError
-from nfn_graph.spec import Key, NetworkSpec, Shape
+from nfn_graph.spec import Key, NetworkSpec, Shape, WeightKey
 
 PlacementAxis = Literal["target", "source", "neuron", "tap"]
 
@@ -69,7 +68,7 @@ class Placement:
     cut: tuple[tuple[int, int], ...] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return _own_fields(self)
+        return own_fields(self)
 
     @classmethod
     def whole(
@@ -100,34 +99,25 @@ class Placement:
             )
         if self.is_straight:
             return tensor.reshape(self.count, self.taps)
-        part = self._viewed(tensor).reshape(self.view)[self.slices]
+        part = self.viewed(tensor.contiguous().unsqueeze(0))[0][self.slices]
         return part.permute(self._order).reshape(self.count, self.taps)
 
     def put(self, rows: Tensor, tensor: Tensor) -> None:
         """Writes rows `[count, taps, channels]` back into a tensor `[*shape, channels]`."""
-        last = len(self.axes)
-        entries = self.ordered(rows.movedim(-1, 0)).movedim(0, last)
-        view = self._viewed(tensor).view(*self.view, rows.shape[-1])
-        view[self.slices] = entries.to(tensor.dtype)
+        entries = self.ordered(rows.movedim(-1, 0)).to(tensor.dtype)
+        self.viewed(tensor.movedim(-1, 0))[(slice(None), *self.slices)] = entries
 
     def ordered(self, rows: Tensor) -> Tensor:
         """Arranges rows `[..., count, taps]` as the entries `[..., *taken]` of the view."""
-        front = rows.shape[:-2]
-        order = self._order
-        entries = rows.reshape(*front, *(self.taken[axis] for axis in order))
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return entries.permute(*range(len(front)), *(len(front) + axis for axis in back))
+        order, num_axes = self._order, len(self.axes)
+        entries = rows.reshape(*rows.shape[:-2], *(self.taken[axis] for axis in order))
+        return entries.movedim(tuple(range(-num_axes, 0)), tuple(i - num_axes for i in order))
 
     def viewed(self, tensor: Tensor) -> Tensor:
         """Views tensors `[networks, *shape]` in the shape `view`, sharing their memory."""
         if self.cut is not None:
             tensor = tensor[(slice(None), *(slice(a, b) for a, b in self.cut))]
         return tensor.view(tensor.shape[0], *self.view)
-
-    def _viewed(self, tensor: Tensor) -> Tensor:
-        if self.cut is None:
-            return tensor
-        return tensor[tuple(slice(a, b) for a, b in self.cut)]
 
     @cached_property
     def is_straight(self) -> bool:
@@ -166,7 +156,7 @@ class Placement:
     @cached_property
     def _order(self) -> list[int]:
         rank = {"target": 0, "neuron": 0, "source": 1, "tap": 2}
-        return sorted(range(len(self.axes)), key=lambda i: (rank[self.axes[i]], i))
+        return sorted(range(len(self.axes)), key=lambda i: rank[self.axes[i]])
 
 
 @dataclass(frozen=True)
@@ -209,23 +199,31 @@ class Layout:
     computation: Computation = field(default=NOT_RECORDED, compare=False)
 
     def __post_init__(self) -> None:
-        check_shape(self.spec, self.shape)
+        check_shape(self)
         if self.placements:
-            check_placements(self.spec, self.shape, self.placements)
+            check_placements(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return _own_fields(self)
+        return own_fields(self)
 
     def shape_in(self, spec: NetworkSpec) -> Shape:
         """The sizes in the order of a spec that contains all types of this network."""
         if spec is self.spec or list(spec.taps) == list(self.spec.taps):
             return self.shape
-        sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
-        blocks = dict(zip(self.spec.weight, self.shape.blocks, strict=True))
         return Shape(
-            tuple(sizes.get(n.name, ()) for n in spec.neurons),
-            tuple(blocks.get(w.key, ()) for w in spec.weights),
+            tuple(self.sizes.get(name, ()) for name in spec.neuron),
+            tuple(self.blocks.get(key, ()) for key in spec.weight),
         )
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The sizes of the layers of every neuron type; only role types have several."""
+        return dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
+
+    @cached_property
+    def blocks(self) -> dict[WeightKey, tuple[tuple[int, int], ...]]:
+        """The `(target, source)` layers that the tensors of every weight type connect."""
+        return dict(zip(self.spec.weight, self.shape.blocks, strict=True))
 
     @cached_property
     def sources(self) -> tuple[tuple[Placement, ...], ...]:
@@ -242,9 +240,8 @@ class Layout:
 
     def inside(self, spec: NetworkSpec | None) -> Layout:
         """The layout of the same network in a batch of that spec; itself if the spec is its own."""
-        if spec == self.spec:
-            spec = None
-        return self if self.within is spec else self.noting(within=spec)
+        within = None if spec == self.spec else spec
+        return self if self.within is within else self.noting(within=within)
 
     def noting(self, **fields: Any) -> Layout:
         """Returns a copy that changes neither spec, shape nor placements, so it needs no checks."""
@@ -267,13 +264,13 @@ class Layout:
     @cached_property
     def first_rows(self) -> dict[tuple[Key, int], int]:
         """The first row of every block of a store."""
-        return {
-            (store, block[0].block): begin
-            for store, blocks in self.fillings.items()
-            for block, begin in zip(
-                blocks, accumulate((b[0].count for b in blocks), initial=0), strict=False
-            )
-        }
+        found = {}
+        for store, blocks in self.fillings.items():
+            begin = 0
+            for first, *_ in blocks:
+                found[store, first.block] = begin
+                begin += first.count
+        return found
 
     def num_rows(self, store: Key) -> int:
         """The number of rows that this network has in a store; 0 if it lacks the type."""
@@ -286,18 +283,14 @@ class Layout:
 
     @cached_property
     def _num_rows(self) -> dict[Key, int]:
-        sizes = dict(zip(self.spec.neuron, self.shape.sizes, strict=True))
+        sizes = self.sizes
         rows: dict[Key, int] = {name: sum(layers) for name, layers in sizes.items()}
-        for (source, name, target), blocks in zip(self.spec.weight, self.shape.blocks, strict=True):
+        for key, blocks in self.blocks.items():
+            source, _, target = key
+            pairs = (sizes[target][t] * sizes[source][s] for t, s in blocks)
             shared = shared_neurons(self.spec, sizes, source, target)
-            ends = ((sizes[target][t], sizes[source][s]) for t, s in blocks)
-            rows[source, name, target] = sum(t * s // shared for t, s in ends)
+            rows[key] = sum(pair // shared for pair in pairs)
         return rows
-
-
-def _own_fields(value: Any) -> dict[str, Any]:
-    """The fields of a data class without cached values, whose types `torch.load` refuses."""
-    return {field.name: value.__dict__[field.name] for field in fields(value)}
 
 
 def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, Tensor]:
@@ -312,13 +305,14 @@ def gather_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[Key, T
     """
     stores = {}
     for store, blocks in layout.fillings.items():
-        rows = [_side_by_side([p.take(tensors[p.keys[0]]) for p in block]) for block in blocks]
-        stores[store] = (torch.cat(rows) if len(rows) > 1 else rows[0]).unsqueeze(-1)
+        rows = [_joined([p.take(tensors[p.keys[0]]) for p in block], 1) for block in blocks]
+        stores[store] = _joined(rows, 0).unsqueeze(-1)
     return stores
 
 
-def _side_by_side(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    """Concatenates tensors; a single one keeps its memory."""
+    return torch.cat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, Tensor]:
@@ -333,12 +327,11 @@ def scatter_tensors(layout: Layout, stores: Mapping[Key, Tensor]) -> dict[str, T
     tensors: dict[str, Tensor] = {}
     for placement in layout.placements:
         rows = stores[placement.store]
-        tensor = tensors.get(placement.keys[0])
-        if tensor is None:
+        if placement.keys[0] not in tensors:
             shape = (*placement.shape, rows.shape[-1])
             tensor = torch.empty(shape, dtype=placement.dtype, device=rows.device)
+            tensors.update(dict.fromkeys(placement.keys, tensor))
         begin = layout.first_rows[placement.store, placement.block]
-        part = rows[begin : begin + placement.count]
-        placement.put(part[:, placement.tap : placement.tap + placement.taps], tensor)
-        tensors.update(dict.fromkeys(placement.keys, tensor))
+        part = rows.narrow(0, begin, placement.count).narrow(1, placement.tap, placement.taps)
+        placement.put(part, tensors[placement.keys[0]])
     return tensors

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nfn_graph.messages import UserError
-from nfn_graph.spec import Key, NetworkSpec, Shape
+from nfn_graph.spec import Key, NetworkSpec
 
 # A layout calls these checks when it is constructed.
 if TYPE_CHECKING:
-    from nfn_graph.data._layout import Placement
+    from nfn_graph.data._layout import Layout
 
 
-def check_shape(spec: NetworkSpec, shape: Shape) -> None:
-    """Raises an error unless the sizes are those of a network of that spec."""
+def check_shape(layout: Layout) -> None:
+    """Raises an error unless the sizes are those of a network of the spec."""
+    spec, shape = layout.spec, layout.shape
     if len(shape.sizes) != len(spec.neurons) or len(shape.blocks) != len(spec.weights):
         raise UserError(
             f"Expected sizes of {len(spec.neurons)} neuron types and blocks of "
             f"{len(spec.weights)} weight types (got {len(shape.sizes)} and {len(shape.blocks)})"
         )
-    layers = dict(zip(spec.neuron, shape.sizes, strict=True))
+    layers = layout.sizes
     for neuron in spec.neurons:
         sizes = layers[neuron.name]
         if len(sizes) != 1 and not neuron.role:
@@ -43,70 +45,69 @@ def check_shape(spec: NetworkSpec, shape: Shape) -> None:
                 f"Expected one number of neurons of type '{neuron.name}' in each of the {inside} "
                 f"neurons of '{neuron.parents[0]}' (got {sum(sizes)} neurons)"
             )
-    for weight, blocks in zip(spec.weights, shape.blocks, strict=True):
-        targets, sources = len(layers[weight.target]), len(layers[weight.source])
+    for key, blocks in layout.blocks.items():
+        targets, sources = len(layers[key[2]]), len(layers[key[0]])
         if not all(0 <= t < targets and 0 <= s < sources for t, s in blocks):
             raise UserError(
-                f"Expected tensors of weight type {weight.key} between layers below "
+                f"Expected tensors of weight type {key} between layers below "
                 f"({targets}, {sources}) (got (target, source) layers {blocks})"
             )
         # In this order, the edges of a neuron are contiguous both by target and by source.
         if any(a >= c or b >= d for (a, b), (c, d) in pairwise(blocks)):
             raise UserError(
-                f"Expected the tensors of weight type {weight.key} to connect different pairs of "
+                f"Expected the tensors of weight type {key} to connect different pairs of "
                 f"layers, in order (got (target, source) layers {blocks}). Give parallel tensors "
                 f"types with different names."
             )
 
 
-def check_placements(spec: NetworkSpec, shape: Shape, placements: tuple[Placement, ...]) -> None:
+def check_placements(layout: Layout) -> None:
     """Raises an error unless the placements fill every entry once and use all of every tensor."""
-    layers = dict(zip(spec.neuron, shape.sizes, strict=True))
-    joined = dict(zip(spec.weight, shape.blocks, strict=True))
-    taps: dict[tuple[Key, int], list[tuple[int, int]]] = {}
-    used: dict[str, int] = {}
-    for p in placements:
-        if p.store not in spec.types:
-            raise UserError(f"Expected '{p.keys[0]}' in a type of the spec (got {p.store!r})")
-        blocks = len(layers[p.store] if isinstance(p.store, str) else joined[p.store])
-        if not 0 <= p.block < blocks:
+    sizes, blocks, types = layout.sizes, layout.blocks, layout.spec.types
+    num_blocks: dict[Key, int] = {name: len(layers) for name, layers in sizes.items()}
+    num_blocks |= {key: len(pairs) for key, pairs in blocks.items()}
+    taps: dict[tuple[Key, int], list[tuple[int, int]]]
+    taps = {(key, i): [] for key, count in num_blocks.items() for i in range(count)}
+    used = Counter[str]()
+    for p in layout.placements:
+        name = p.keys[0]
+        if p.store not in types:
+            raise UserError(f"Expected '{name}' in a type of the spec (got {p.store!r})")
+        if (p.store, p.block) not in taps:
             raise UserError(
-                f"Expected '{p.keys[0]}' in a block of {p.store!r} below {blocks} (got {p.block})"
+                f"Expected '{name}' in a block of {p.store!r} below {num_blocks[p.store]} "
+                f"(got {p.block})"
             )
         if isinstance(p.store, str):
-            expected = {"neuron": layers[p.store][p.block]}
+            expected = {"neuron": sizes[p.store][p.block]}
         else:
-            target, source = joined[p.store][p.block]
-            shared = shared_neurons(spec, layers, p.store[0], p.store[2])
-            expected = {
-                "target": layers[p.store[2]][target],
-                "source": layers[p.store[0]][source] // shared,
-            }
+            source, _, target = p.store
+            row, column = blocks[p.store][p.block]
+            shared = shared_neurons(layout.spec, sizes, source, target)
+            expected = {"target": sizes[target][row], "source": sizes[source][column] // shared}
         found: dict[str, int] = {}
         for axis, count in zip(p.axes, p.taken, strict=True):
             if axis != "tap":
                 found[axis] = found.get(axis, 1) * count
         if found != expected:
             raise UserError(
-                f"Expected '{p.keys[0]}' to have {expected} neurons along its axes, the sizes "
+                f"Expected '{name}' to have {expected} neurons along its axes, the sizes "
                 f"of {p.store!r} (got {found})"
             )
-        taps.setdefault((p.store, p.block), []).append((p.tap, p.tap + p.taps))
-        used[p.keys[0]] = used.get(p.keys[0], 0) + math.prod(p.taken)
-    for key, count in spec.taps.items():
-        blocks = len(layers[key]) if isinstance(key, str) else len(joined[key])
-        for block in range(blocks):
-            runs = sorted(taps.get((key, block), []))
-            ends = [0, *(end for _, end in runs)]
-            if [begin for begin, _ in runs] != ends[:-1] or ends[-1] != count:
-                raise UserError(
-                    f"Expected tensors for all {count} taps of {key!r}, each once (got taps {runs})"
-                )
-    sizes = {p.keys[0]: math.prod(p.shape) for p in placements}
-    for name, count in used.items():
-        if count != sizes[name]:
+        taps[p.store, p.block].append((p.tap, p.tap + p.taps))
+        used[name] += math.prod(p.taken)
+    for (key, _), runs in taps.items():
+        begins, ends = zip(*sorted(runs), strict=True) if runs else ((), ())
+        if (*begins, types[key].taps) != (0, *ends):
             raise UserError(
-                f"Expected all {sizes[name]} entries of '{name}' to be placed once (got {count})"
+                f"Expected tensors for all {types[key].taps} taps of {key!r}, each once "
+                f"(got taps {sorted(runs)})"
+            )
+    for p in layout.placements:
+        if used[p.keys[0]] != math.prod(p.shape):
+            raise UserError(
+                f"Expected all {math.prod(p.shape)} entries of '{p.keys[0]}' to be placed once "
+                f"(got {used[p.keys[0]]})"
             )
 
 

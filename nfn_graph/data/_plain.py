@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch_geometric.data import Data, HeteroData
 
 from nfn_graph.spec import NetworkSpec
@@ -20,18 +22,13 @@ def to_hetero_data(graph: WeightGraph) -> HeteroData:
     features = graph.features()
     out = HeteroData()
     _keep_labels(graph, out)
-    for name, x in features.neurons.items():
-        out[name].x = x.flatten(1)
-        for key, value in graph[name].items():
-            if key != "x":
-                out[name][key] = value
-    for weight, x in features.weights.items():
-        edges = features.incidence.weights[weight]
-        out[weight].edge_index = torch.stack([edges.source, edges.target])
-        out[weight].edge_attr = x.flatten(1)
-        for key, value in graph[weight].items():
-            if key != "edge_attr":
-                out[weight][key] = value
+    for key, x in features.tensors():
+        if not isinstance(key, str):
+            edges = features.incidence.weights[key]
+            out[key].edge_index = torch.stack([edges.source, edges.target])
+        for name, value in graph[key].items():
+            out[key][name] = value
+        out[key]["x" if isinstance(key, str) else "edge_attr"] = x.flatten(1)
     return out
 
 
@@ -39,18 +36,16 @@ def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     """See `WeightGraph.to_homogeneous`."""
     features = graph.features(spec=spec)
     neurons, weights = list(features.neurons.values()), list(features.weights.values())
-    incidence = features.incidence
     batch = torch.cat([features.graph_of(name) for name in features.neurons]).long()
     # Nodes are ordered by type here, but PyG expects them ordered by network.
     order = batch.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    start, total = {}, 0
-    for name, x in features.neurons.items():
-        start[name], total = total, total + x.shape[0]
+    sizes = [len(x) for x in neurons]
+    start = dict(zip(features.neurons, accumulate(sizes, initial=0), strict=False))
     ends = [
-        torch.stack([edges.source + start[key[0]], edges.target + start[key[2]]])
-        for key, edges in incidence.weights.items()
+        torch.stack([edges.source + start[source], edges.target + start[target]])
+        for (source, _, target), edges in features.incidence.weights.items()
     ]
     data = Data()
     _keep_labels(graph, data)
@@ -58,7 +53,7 @@ def to_data(graph: WeightGraph, spec: NetworkSpec | None) -> Data:
     data.x, data.x_mask = x[order], x_mask[order]
     data.node_type = _type_ids(neurons)[order]
     data.batch = batch[order]
-    data.num_nodes = total
+    data.num_nodes = len(order)
     data.edge_index = place[torch.cat(ends, 1)]
     data.edge_attr, data.edge_mask = _pad_taps(weights)
     data.edge_type = _type_ids(weights)
@@ -72,14 +67,11 @@ def _keep_labels(graph: WeightGraph, out: Data | HeteroData) -> None:
 
 
 def _pad_taps(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The features with as many taps as the type with the most, and which of them are real."""
     most = max(x.shape[1] for x in parts)
-    padded, masks = [], []
-    for x in parts:
-        count, taps, channels = x.shape
-        padded.append(torch.cat([x, x.new_zeros(count, most - taps, channels)], 1).flatten(1))
-        mask = torch.arange(most, device=x.device) < taps
-        masks.append(mask.repeat_interleave(channels).expand(count, -1))
-    return torch.cat(padded), torch.cat(masks)
+    masks = [torch.ones_like(x, dtype=torch.bool) for x in parts]
+    padded = [[pad(x, (0, 0, 0, most - x.shape[1])).flatten(1) for x in y] for y in (parts, masks)]
+    return torch.cat(padded[0]), torch.cat(padded[1])
 
 
 def _type_ids(parts: list[Tensor]) -> Tensor:
