@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -13,6 +14,9 @@ from nfn_graph.messages import UserError
 from nfn_graph.spec import NetworkSpec, Shape
 from nfn_graph.spec._checks import check_unique
 
+# The name, shape and dtype of a weight and, if the layer has one, of its bias.
+_Layer = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
 
 def chain_layout(
     weights: Sequence[Tensor],
@@ -20,48 +24,8 @@ def chain_layout(
     keys: Sequence[tuple[str, str]] | None = None,
 ) -> tuple[Layout, dict[str, Tensor]]:
     """The layout of a chain, and its tensors by name; see `WeightGraph.from_tensors`."""
-    biases = [None] * len(weights) if biases is None else list(biases)
+    biases = [None] * len(weights) if biases is None else biases
     keys = [(f"{i}.weight", f"{i}.bias") for i in range(len(weights))] if keys is None else keys
-    _check_chain(weights, biases, keys)
-    tensors: dict[str, Tensor] = {}
-    for weight, bias, (weight_key, bias_key) in zip(weights, biases, keys, strict=True):
-        tensors |= {weight_key: weight} | ({} if bias is None else {bias_key: bias})
-    kinds = tuple((key, tuple(x.shape), x.dtype) for key, x in tensors.items())
-    return _layout_of(kinds), tensors
-
-
-@lru_cache(maxsize=256)  # Thousands of networks of one kind share a layout.
-def _layout_of(kinds: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> Layout:
-    """The layout of a chain, from the names, shapes and dtypes of its tensors."""
-    layers: list[list[tuple[str, Tensor]]] = []
-    for key, shape, dtype in kinds:
-        like = torch.empty(shape, dtype=dtype, device="meta")
-        if like.dim() > 1:
-            layers.append([(key, like)])
-        else:
-            layers[-1].append((key, like))
-    weights = [tensors[0][1] for tensors in layers]
-    spec = NetworkSpec.chain(
-        len(weights),
-        taps=[w.shape[2:].numel() for w in weights],
-        biases=[len(tensors) > 1 for tensors in layers],
-        input_size=weights[0].shape[1],
-        output_size=weights[-1].shape[0],
-    )
-    placements = []
-    for ((key, weight), *bias), type_ in zip(layers, spec.weights, strict=True):
-        kernel: list[PlacementAxis] = ["tap"] * (weight.dim() - 2)
-        axes: list[PlacementAxis] = ["target", "source", *kernel]
-        placements.append(Placement.whole(key, weight, type_.key, axes))
-        placements += [Placement.whole(k, b, type_.target, ("neuron",)) for k, b in bias]
-    sizes = [weights[0].shape[1], *(w.shape[0] for w in weights)]
-    shapes = Shape(tuple((n,) for n in sizes), (((0, 0),),) * len(weights))
-    return Layout(spec, shapes, tuple(placements))
-
-
-def _check_chain(
-    weights: Sequence[Tensor], biases: Sequence[Tensor | None], keys: Sequence[tuple[str, str]]
-) -> None:
     if not weights:
         raise UserError("Expected at least one weight tensor (got none)")
     if len(biases) != len(weights) or len(keys) != len(weights):
@@ -70,21 +34,50 @@ def _check_chain(
             f"{len(biases)} biases, {len(keys)} keys)"
         )
     check_unique([name for pair in keys for name in pair], "tensors")
+    tensors: dict[str, Tensor] = {}
+    layers: list[_Layer] = []
     for i, (weight, bias, key) in enumerate(zip(weights, biases, keys, strict=True)):
         if weight.dim() < 2 or not weight.is_floating_point() or 0 in weight.shape:
             raise UserError(
                 f"Expected '{key[0]}' to be a floating-point tensor [out, in, ...] "
                 f"(got {list(weight.shape)} of {weight.dtype})"
             )
-        if i and weight.shape[1] != weights[i - 1].shape[0]:
+        if i and weight.shape[1] != len(weights[i - 1]):
             raise UserError(
-                f"Expected '{key[0]}' to have {weights[i - 1].shape[0]} inputs, the outputs "
+                f"Expected '{key[0]}' to have {len(weights[i - 1])} inputs, the outputs "
                 f"of '{keys[i - 1][0]}' (got {weight.shape[1]})"
             )
-        if bias is not None and (
-            tuple(bias.shape) != (weight.shape[0],) or not bias.is_floating_point()
-        ):
+        if bias is not None and (list(bias.shape) != [len(weight)] or not bias.is_floating_point()):
             raise UserError(
-                f"Expected '{key[1]}' to be a floating-point tensor [{weight.shape[0]}] "
+                f"Expected '{key[1]}' to be a floating-point tensor [{len(weight)}] "
                 f"(got {list(bias.shape)} of {bias.dtype})"
             )
+        layer = {key[0]: weight} if bias is None else {key[0]: weight, key[1]: bias}
+        layers.append(tuple((name, tuple(x.shape), x.dtype) for name, x in layer.items()))
+        tensors |= layer
+    return _layout_of(tuple(layers)), tensors
+
+
+@lru_cache(maxsize=256)  # Thousands of networks of one kind share a layout.
+def _layout_of(layers: tuple[_Layer, ...]) -> Layout:
+    shapes = [shape for (_, shape, _), *_ in layers]
+    sizes = [shapes[0][1], *(shape[0] for shape in shapes)]
+    spec = NetworkSpec.chain(
+        len(layers),
+        taps=[math.prod(shape[2:]) for shape in shapes],
+        biases=[len(layer) > 1 for layer in layers],
+        input_size=sizes[0],
+        output_size=sizes[-1],
+    )
+    placements = []
+    for layer, weight in zip(layers, spec.weights, strict=True):
+        for key, shape, dtype in layer:
+            like = torch.empty(shape, dtype=dtype, device="meta")
+            kernel: list[PlacementAxis] = ["tap"] * (len(shape) - 2)
+            placements.append(
+                Placement.whole(key, like, weight.key, ["target", "source", *kernel])
+                if len(shape) > 1
+                else Placement.whole(key, like, weight.target, ["neuron"])
+            )
+    blocks = (((0, 0),),) * len(layers)
+    return Layout(spec, Shape(tuple((n,) for n in sizes), blocks), tuple(placements))

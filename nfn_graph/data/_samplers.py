@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class EdgeBatchSampler(Sampler[list[int]]):
         self.epoch = 0
         self._check()
         self._fixed = [] if shuffle else self._consecutive()
-        self._count = self._smallest_count() if shuffle else len(self._fixed)
+        self._num_steps = self._smallest_num_steps() if shuffle else len(self._fixed) // world_size
 
     @property
     def sampler(self) -> EdgeBatchSampler:
@@ -91,29 +92,26 @@ class EdgeBatchSampler(Sampler[list[int]]):
         return (step[self.rank] for step in self.steps())
 
     def __len__(self) -> int:
-        return self._count // self.world_size
+        return self._num_steps
 
     def steps(self) -> list[Batches]:
         """The batches of all ranks in every step of the epoch, the same on every rank."""
         ranks = self.world_size
         if not self.shuffle:
-            return [self._fixed[i : i + ranks] for i in range(0, self._count, ranks)]
+            return [self._fixed[i : i + ranks] for i in range(0, len(self._fixed), ranks)]
         digest = hashlib.blake2b(repr((self.seed, self.epoch)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         batches = sorted(self._draw(generator), key=self._edges, reverse=True)
         order = torch.randperm(len(self), generator=generator).tolist()
         totals = [0] * ranks
-        steps = []
+        steps: list[Batches] = []
         for step in order:
             # Batches of similar sizes share a step; the largest goes to the rank with the fewest
             # edges.
             together = batches[step * ranks : (step + 1) * ranks]
-            found: Batches = [[]] * ranks
             least_first = sorted(range(ranks), key=totals.__getitem__)
-            for rank, batch in zip(least_first, together, strict=True):
-                found[rank] = batch
-                totals[rank] += self._edges(batch)
-            steps.append(found)
+            steps.append([batch for _, batch in sorted(zip(least_first, together, strict=True))])
+            totals = [total + self._edges(b) for total, b in zip(totals, steps[-1], strict=True)]
         return steps
 
     def _draw(self, generator: torch.Generator) -> Batches:
@@ -122,26 +120,34 @@ class EdgeBatchSampler(Sampler[list[int]]):
         for factor in _ALIKE:
             grade = (sizes.log() / math.log(factor)).floor() if factor > 1 else sizes
             largest_first = grade[order].argsort(descending=True, stable=True)
-            batches = _packed(self.sizes, order[largest_first].tolist(), self._count)
+            batches = self._packed(order[largest_first].tolist(), self._num_steps)
             if all(self._edges(batch) <= self.max_edges for batch in batches):
                 break
         return batches
 
-    def _smallest_count(self) -> int:
-        """Approximately the smallest possible number of batches; a multiple of the ranks."""
-        ranks, limit = self.world_size, self.max_edges
+    def _smallest_num_steps(self) -> int:
+        """Approximately the smallest number of steps whose batches do not exceed the limit."""
         largest_first = sorted(range(len(self.sizes)), key=self.sizes.__getitem__, reverse=True)
         # No batch is empty, so there are at most as many batches as networks.
-        most = len(self.sizes) // ranks * ranks
-        count = min(most, _multiple(sum(self.sizes) / limit, ranks))
+        most = len(self.sizes) // self.world_size
+        steps = min(most, math.ceil(sum(self.sizes) / self.max_edges / self.world_size))
         while True:
-            batches = _packed(self.sizes, largest_first, count)
-            fullest = max(map(self._edges, batches))
-            if fullest <= limit:
-                return count
-            if count == most:
+            fullest = max(map(self._edges, self._packed(largest_first, steps)))
+            if fullest <= self.max_edges:
+                return steps
+            if steps == most:
                 raise self._no_equal_counts()
-            count = min(most, max(count + ranks, _multiple(count * fullest / limit, ranks)))
+            steps = min(most, max(steps + 1, math.ceil(steps * fullest / self.max_edges)))
+
+    def _packed(self, order: Iterable[int], steps: int) -> Batches:
+        """Puts one network after another into the batch with the fewest edges so far."""
+        batches: Batches = [[] for _ in range(steps * self.world_size)]
+        emptiest = [(0, where) for where in range(len(batches))]
+        for index in order:
+            edges, where = emptiest[0]
+            batches[where].append(index)
+            heapq.heapreplace(emptiest, (edges + self.sizes[index], where))
+        return batches
 
     def _consecutive(self) -> Batches:
         batches: Batches = []
@@ -153,12 +159,11 @@ class EdgeBatchSampler(Sampler[list[int]]):
             batches[-1].append(index)
             room -= size
         while len(batches) % self.world_size:
-            longest = max(range(len(batches)), key=lambda i: len(batches[i]))
-            whole = batches[longest]
-            if len(whole) == 1:
+            longest = max(batches, key=len)
+            where, middle = batches.index(longest), len(longest) // 2
+            if middle == 0:
                 raise self._no_equal_counts()
-            middle = len(whole) // 2
-            batches[longest : longest + 1] = [whole[:middle], whole[middle:]]
+            batches[where : where + 1] = [longest[:middle], longest[middle:]]
         return batches
 
     def _edges(self, batch: Iterable[int]) -> int:
@@ -208,25 +213,9 @@ def _size(network: Any) -> int:
     if isinstance(network, WeightGraph):
         return sum(layout.num_entries for layout in network.layouts)
     try:
-        return int(network.__index__())
-    except (AttributeError, TypeError):
+        return operator.index(network)
+    except TypeError:
         raise TypeError(
             f"Expected WeightGraphs, or their numbers of edges as integers "
             f"(got {type(network).__name__})"
         ) from None
-
-
-def _packed(sizes: Sequence[int], order: Iterable[int], count: int) -> Batches:
-    """Puts one network after another into the batch with the fewest edges so far."""
-    batches: Batches = [[] for _ in range(count)]
-    emptiest = [(0, where) for where in range(count)]
-    for index in order:
-        edges, where = emptiest[0]
-        batches[where].append(index)
-        heapq.heapreplace(emptiest, (edges + sizes[index], where))
-    return batches
-
-
-def _multiple(value: float, of: int) -> int:
-    """The smallest positive multiple of a number that is at least a given value."""
-    return max(1, math.ceil(value / of)) * of
