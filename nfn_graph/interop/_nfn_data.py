@@ -10,7 +10,7 @@ from torch import Tensor
 from nfn_graph.data import Batch, Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.spec import NetworkSpec, WeightKey
+from nfn_graph.spec import Key, NetworkSpec, WeightKey
 
 
 def spec_from_nfn(network_spec: Any) -> NetworkSpec:
@@ -69,17 +69,12 @@ def batch_from_nfn(features: Any) -> Batch:
         )
     networks, channels = weights[0].shape[:2]
     first = WeightGraph.from_tensors([w[0, 0] for w in weights], [b[0, 0] for b in biases])
-    spec = first.spec
-    rows = {w.key: _rows(x, 2) for w, x in zip(spec.weights, weights, strict=True)}
-    neurons = {w.target: _rows(x, 1) for w, x in zip(spec.weights, biases, strict=True)}
-    inputs = weights[0].new_empty(networks, weights[0].shape[3], 0, channels)
-    neurons[spec.weights[0].source] = inputs
-    return Batch.from_data_list(
-        [
-            first.with_features({key: x[i] for key, x in (*rows.items(), *neurons.items())})
-            for i in range(networks)
-        ]
-    )
+    types = first.spec.weights
+    stores: dict[Key, Tensor] = {w.key: _rows(x, 2) for w, x in zip(types, weights, strict=True)}
+    stores |= {w.target: _rows(x, 1) for w, x in zip(types, biases, strict=True)}
+    inputs = networks * weights[0].shape[3]
+    stores[types[0].source] = weights[0].new_empty(inputs, 0, channels)
+    return Batch.from_stores([first.layout] * networks, stores)
 
 
 def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
@@ -104,38 +99,36 @@ def to_nfn(networks: WeightGraph | WeightFeatures) -> Any:
         ) from error
     graph = networks if isinstance(networks, WeightGraph) else networks.to_graph()
     features, layouts = graph.features(), graph.layouts
-    spec = _check_chain(graph.spec)
-    shapes = {layout.shape_in(spec) for layout in layouts}
+    _check_chain(graph.spec)
+    shapes = {frozenset(layout.sizes.items()) for layout in layouts}
     if len(shapes) > 1:
         raise UserError(
             f"Expected networks of one size (got {len(shapes)} sizes). Use to_nfn(batch[i])."
         )
-    sizes = {n: size for n, (size,) in zip(spec.neuron, shapes.pop().sizes, strict=True)}
+    sizes = {name: size for name, (size,) in shapes.pop()}
     weights, biases = [], []
-    for weight in spec.weights:
+    for weight in graph.spec.weights:
         size = (sizes[weight.target], sizes[weight.source])
         kernel = _kernel(layouts[0], weight.key, weight.taps)
-        x = features.weights[weight.key]
-        weights.append(x.reshape(len(layouts), *size, *kernel, -1).movedim(-1, 1))
-        bias = features.neurons[weight.target].reshape(len(layouts), size[0], -1)
+        x = features[weight.key].reshape(len(layouts), *size, *kernel, -1)
+        bias = features[weight.target].reshape(len(layouts), size[0], -1)
+        weights.append(x.movedim(-1, 1))
         biases.append(bias.movedim(-1, 1))
     return WeightSpaceFeatures(weights, biases)
 
 
 def _rows(x: Tensor, axes: int) -> Tensor:
-    """Reshapes `[B, C, neurons..., taps...]` to `[B, count, taps, C]`."""
-    last = x.movedim(1, -1)
-    count = math.prod(x.shape[2 : 2 + axes])
-    return last.reshape(x.shape[0], count, -1, x.shape[1])
+    """Reshapes `[B, C, neurons..., taps...]` to `[rows, taps, C]`."""
+    rows = math.prod((len(x), *x.shape[2 : 2 + axes]))
+    return x.movedim(1, -1).reshape(rows, -1, x.shape[1])
 
 
-def _check_chain(spec: NetworkSpec) -> NetworkSpec:
+def _check_chain(spec: NetworkSpec) -> None:
     names = [spec.weights[0].source, *(w.target for w in spec.weights)]
     is_chain = [w.source for w in spec.weights] == names[:-1] and len(set(names)) == len(names)
     taps = [spec.neuron[name].taps for name in names]
     if not is_chain or len(names) != len(spec.neurons) or taps != [0] + [1] * len(spec.weights):
         raise UserError(f"Expected a chain of layers with a bias in each (got {spec})")
-    return spec
 
 
 def _kernel(layout: Layout, key: WeightKey, taps: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfn_graph.interop._nfn_data import spec_from_nfn
-from nfn_graph.interop._nfn_linear import carry_hnp, carry_np, carry_pointwise, find_pieces
+from nfn_graph.interop._nfn_linear import by_type, carry_hnp, carry_np, carry_pointwise, find_pieces
 from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPool, TypeScale
 from nfn_graph.messages import UserError
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
@@ -48,16 +48,20 @@ class Replacement(NamedTuple):
 def convert(module: Any, in_channels: int | None) -> list[Replacement]:
     """The layers that replace one published layer."""
     name = published_name(module)
-    if name not in _CONVERTERS:
+    if name == "ResBlock":
+        return [_res_block(module, in_channels)]
+    if name not in _COUNTERPARTS:
         reason = _REFUSED.get(name, "only layers of the package 'nfn' can come before its pooling")
         raise TypeError(
             f"Expected a layer with an exact counterpart (got {type(module).__name__}: {reason})"
         )
-    steps = _CONVERTERS[name](module, in_channels)
-    if name != "ResBlock":  # Its parts have been converted already.
-        is_trained = any(p.requires_grad for p in module.parameters())
-        for step in steps:
-            step.module.train(module.training).requires_grad_(is_trained)
+    view, make = _COUNTERPARTS[name]
+    steps = [Replacement(view, make(module, in_channels))]
+    if name == "NPLinear" and module.io_embed:
+        steps.insert(0, Replacement(None, _io_embedding(module)))
+    is_trained = any(p.requires_grad for p in module.parameters())
+    for step in steps:
+        step.module.train(module.training).requires_grad_(is_trained)
     return steps
 
 
@@ -69,14 +73,13 @@ def assemble(steps: Sequence[Replacement], view: View = "unknown") -> list[nn.Mo
         view: The view of the input. If unknown, the first layer is a :class:`Fold`.
     """
     modules: list[nn.Module] = []
-    for step in steps:
-        needed = step.view
+    for needed, module in steps:
         if needed == "any" and view == "unknown":
             needed = None
         if needed != "any" and needed != "unknown" and needed != view:
-            modules.append(Fold(needed).train(step.module.training))
+            modules.append(Fold(needed).train(module.training))
             view = needed
-        modules.append(step.module)
+        modules.append(module)
     return modules
 
 
@@ -96,38 +99,58 @@ def published_name(module: object) -> str:
     return kind.__name__ if is_known else ""
 
 
-def _fill(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Zeroes all parameters except those that are given."""
+def _of_chain(
+    carry: Callable[[Any, NetworkSpec], nn.Module],
+) -> Callable[[Any, int | None], nn.Module]:
+    """Gives a function the spec of the published layer, instead of the number of channels."""
+    return lambda module, _: carry(module, spec_from_nfn(module.network_spec))
+
+
+def _encoding(
+    like: Tensor, spec: NetworkSpec, channels: int, values: Mapping[str, Tensor], layers: bool
+) -> nn.Module:
+    """A learned encoding with these values; all others are zero."""
+    encoding = IOEncoding(spec, channels, "learned", encode_layers=layers).to(like)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in encoding.named_parameters():
             parameter.zero_()
             if name in values:
                 parameter.add_(values[name])
+    return encoding
 
 
-def _np_linear(module: Any, _: int | None) -> list[Replacement]:
-    spec = spec_from_nfn(module.network_spec)
-    linear = Replacement("np", carry_np(module, spec))
-    if not module.io_embed:
-        return [linear]
+def _positions(
+    spec: NetworkSpec, inputs: Tensor, outputs: Tensor, biases: Tensor
+) -> dict[str, Tensor]:
+    """The encodings of positions of the first weight, the last weight and the last bias."""
     first, last = spec.weights[0], spec.weights[-1]
-    encoding = IOEncoding(spec, module.c_in, "learned").to(module.in_embed)
-
-    def positions(x: Tensor, taps: int) -> Tensor:
-        """Reshapes `[1, (channels, taps), positions]` to `[positions, taps, channels]`."""
-        return x.reshape(module.c_in, taps, -1).permute(2, 1, 0)
-
-    source, target = position_name(first.key, "source"), position_name(last.key, "target")
-    values = {
-        source: positions(module.in_embed, first.taps),
-        target: positions(module.out_embed, last.taps),
-        last.target: positions(module.out_bias_embed, 1),
+    return {
+        f"positions.{position_name(first.key, 'source')}": inputs,
+        f"positions.{position_name(last.key, 'target')}": outputs,
+        f"positions.{last.target}": biases,
     }
-    _fill(encoding, {f"positions.{name}": x for name, x in values.items()})
-    return [Replacement(None, encoding), linear]
 
 
-def _pool(module: Any, symmetry: Symmetry) -> list[Replacement]:
+def _io_embedding(module: Any) -> nn.Module:
+    """The `io_embed` of an `NPLinear`, each `[1, (channels, taps), positions]`."""
+    spec = spec_from_nfn(module.network_spec)
+    embedded = (module.in_embed, module.out_embed, module.out_bias_embed)
+    taps = (spec.weights[0].taps, spec.weights[-1].taps, 1)
+    values = [
+        x.reshape(module.c_in, n, -1).permute(2, 1, 0) for x, n in zip(embedded, taps, strict=True)
+    ]
+    return _encoding(module.in_embed, spec, module.c_in, _positions(spec, *values), layers=False)
+
+
+def _learned_positions(module: Any, spec: NetworkSpec) -> nn.Module:
+    inputs, outputs = module.inp_emb.weight, module.out_emb.weight
+    values = _positions(spec, inputs.unsqueeze(1), outputs.unsqueeze(1), outputs.unsqueeze(1))
+    for key, x in by_type(spec, module.weight_emb.weight, module.bias_emb.weight):
+        values[f"layers.{module_name(key)}"] = x
+    return _encoding(inputs, spec, module.channels, values, layers=True)
+
+
+def _pool(module: Any, symmetry: Symmetry) -> nn.Module:
     spec = spec_from_nfn(module.network_spec)
     if symmetry == "hnp" and len(spec.weights) == 1:
         raise UserError(
@@ -138,16 +161,16 @@ def _pool(module: Any, symmetry: Symmetry) -> list[Replacement]:
     pieces = find_pieces(folded)[NETWORK]
     stores = [store for weight in spec.weights for store in (weight.key, weight.target)]
     index = [i for store in stores for i in range(pieces[store].start, pieces[store].stop)]
-    return [Replacement(symmetry, ReorderedPool(Pool(folded), index))]
+    return ReorderedPool(Pool(folded), index)
 
 
-def _sinusoidal(module: Any, in_channels: int | None) -> list[Replacement]:
+def _sinusoidal(module: Any, in_channels: int | None) -> nn.Module:
     if in_channels is None:
         raise UserError(
             "Expected in_channels, the channels of the input of IOSinusoidalEncoding "
             "(got None, and no later layer has this number). Use from_nfn(module, in_channels=...)."
         )
-    encoding = IOEncoding(
+    return IOEncoding(
         spec_from_nfn(module.network_spec),
         in_channels,
         "sinusoidal",
@@ -155,38 +178,21 @@ def _sinusoidal(module: Any, in_channels: int | None) -> list[Replacement]:
         num_bands=module.num_bands,
         encode_layers=module.enc_layers,
     )
-    return [Replacement(None, encoding)]
 
 
-def _learned_positions(module: Any, _: int | None) -> list[Replacement]:
-    spec = spec_from_nfn(module.network_spec)
-    inputs, outputs = module.inp_emb.weight, module.out_emb.weight
-    encoding = IOEncoding(spec, module.channels, "learned", encode_layers=True).to(inputs)
-    values: dict[str, Tensor] = {}
-    for i, weight in enumerate(spec.weights):
-        values[f"layers.{module_name(weight.key)}"] = module.weight_emb.weight[i]
-        values[f"layers.{weight.target}"] = module.bias_emb.weight[i]
-    first, last = spec.weights[0], spec.weights[-1]
-    values[f"positions.{position_name(first.key, 'source')}"] = inputs.unsqueeze(1)
-    values[f"positions.{position_name(last.key, 'target')}"] = outputs.unsqueeze(1)
-    values[f"positions.{last.target}"] = outputs.unsqueeze(1)
-    _fill(encoding, values)
-    return [Replacement(None, encoding)]
-
-
-def _fourier(module: Any, _: int | None) -> list[Replacement]:
+def _fourier(module: Any, _: int | None) -> nn.Module:
     frequencies: Tensor = module._B.detach().clone()
     layer = FourierFeatures(frequencies.shape[0], frequencies.shape[1], module.scale)
     layer.frequencies = frequencies
-    return [Replacement("any", layer)]
+    return layer
 
 
-def _tuple_op(module: Any, _: int | None) -> list[Replacement]:
+def _tuple_op(module: Any, _: int | None) -> nn.Module:
     op = module.op
     if type(op) is nn.Dropout:
-        return [Replacement("any", Dropout(op.p))]
+        return Dropout(op.p)
     if published_name(op) == "ChannelLinear":
-        return [Replacement("any", Activation(copy.deepcopy(op.linear)))]
+        return Activation(copy.deepcopy(op.linear))
     kind = type(op) if isinstance(op, nn.Module) else op
     if kind not in _ELEMENTWISE and not (kind is nn.PReLU and op.num_parameters == 1):
         raise TypeError(
@@ -196,64 +202,48 @@ def _tuple_op(module: Any, _: int | None) -> list[Replacement]:
     op = copy.deepcopy(op)
     if getattr(op, "inplace", False):
         op.inplace = False
-    return [Replacement("any", Activation(op))]
+    return Activation(op)
 
 
-def _res_block(module: Any, in_channels: int | None) -> list[Replacement]:
+def _res_block(module: Any, in_channels: int | None) -> Replacement:
     parts = [module.norm, module.base_layer, module.activation, module.dropout]
     inner = flatten(*(part for part in parts if part is not None))
     steps = [step for part in inner for step in convert(part, in_channels)]
     # Input and output are added, so the block must begin and end in the same view.
     views: list[View] = [step.view for step in steps if step.view != "any"]
     view = views[-1] if views else "any"
-    return [Replacement(view, Residual(nn.Sequential(*assemble(steps, view))))]
+    return Replacement(view, Residual(nn.Sequential(*assemble(steps, view))))
 
 
-def _simple_norm(module: Any, _: int | None) -> list[Replacement]:
-    spec = spec_from_nfn(module.network_spec)
+def _simple_norm(module: Any, spec: NetworkSpec) -> nn.Module:
+    norms = list(by_type(spec, module.w_norms, module.v_norms))
 
     def carried(parameter: str) -> dict[str, Tensor]:
-        return {
-            module_name(key): getattr(norm, parameter)
-            .detach()
-            .reshape(module.channels, -1)
-            .t()
-            .clone()
-            for key, norm in _by_type(spec, module.w_norms, module.v_norms)
-        }
+        values = ((key, getattr(norm, parameter).detach()) for key, norm in norms)
+        return {module_name(k): x.reshape(module.channels, -1).t().clone() for k, x in values}
 
-    return [Replacement("np", JointNorm(carried("gamma"), carried("beta"), module.w_norms[0].eps))]
+    return JointNorm(carried("gamma"), carried("beta"), module.w_norms[0].eps)
 
 
-def _scale(module: Any, _: int | None) -> list[Replacement]:
+def _scale(module: Any, _: int | None) -> nn.Module:
     spec = NetworkSpec.chain(len(module.weight_scales))
-    scales = _by_type(spec, module.weight_scales, module.bias_scales)
-    return [Replacement("np", TypeScale({module_name(k): x.detach().clone() for k, x in scales}))]
+    scales = by_type(spec, module.weight_scales, module.bias_scales)
+    return TypeScale({module_name(k): x.detach().clone() for k, x in scales})
 
 
-def _by_type(
-    spec: NetworkSpec, of_weights: Sequence[Any], of_biases: Sequence[Any]
-) -> Iterator[tuple[Key, Any]]:
-    for weight, first, second in zip(spec.weights, of_weights, of_biases, strict=True):
-        yield weight.key, first
-        yield weight.target, second
-
-
-_CONVERTERS: dict[str, Callable[[Any, int | None], list[Replacement]]] = {
-    "NPLinear": _np_linear,
-    "HNPLinear": lambda m, _: [Replacement("hnp", carry_hnp(m, spec_from_nfn(m.network_spec)))],
-    "Pointwise": lambda m, _: [
-        Replacement("np", carry_pointwise(m, spec_from_nfn(m.network_spec)))
-    ],
-    "NPPool": lambda m, _: _pool(m, "np"),
-    "HNPPool": lambda m, _: _pool(m, "hnp"),
-    "IOSinusoidalEncoding": _sinusoidal,
-    "LearnedPosEmbedding": _learned_positions,
-    "GaussianFourierFeatureTransform": _fourier,
-    "TupleOp": _tuple_op,
-    "ResBlock": _res_block,
-    "SimpleLayerNorm": _simple_norm,
-    "ChannelDropout": lambda m, _: [Replacement("np", MatrixDropout(m.dropout))],
-    "LearnedScale": _scale,
-    "Identity": lambda m, _: [Replacement("any", nn.Identity())],
+# For every published layer, the view that its counterpart works on, and how to make it.
+_COUNTERPARTS: dict[str, tuple[View, Callable[[Any, int | None], nn.Module]]] = {
+    "NPLinear": ("np", _of_chain(carry_np)),
+    "HNPLinear": ("hnp", _of_chain(carry_hnp)),
+    "Pointwise": ("np", _of_chain(carry_pointwise)),
+    "NPPool": ("np", lambda module, _: _pool(module, "np")),
+    "HNPPool": ("hnp", lambda module, _: _pool(module, "hnp")),
+    "IOSinusoidalEncoding": (None, _sinusoidal),
+    "LearnedPosEmbedding": (None, _of_chain(_learned_positions)),
+    "GaussianFourierFeatureTransform": ("any", _fourier),
+    "TupleOp": ("any", _tuple_op),
+    "SimpleLayerNorm": ("np", _of_chain(_simple_norm)),
+    "ChannelDropout": ("np", lambda module, _: MatrixDropout(module.dropout)),
+    "LearnedScale": ("np", _scale),
+    "Identity": ("any", lambda *_: nn.Identity()),
 }

@@ -2,7 +2,7 @@
 
 The published layers keep one small map per output tensor and kind of broadcast, with columns
 for the tensors it reads. Here each site has one map. Copying parameters therefore means finding,
-for every published map, its rows and columns in the map of a neuron type or of the network:
+for every published map, its rows and columns in the map of a site:
 
 - channels and kernel entries are `(channel, tap)` there and `(tap, channel)` here;
 - a fixed axis (HNP) is `(channel, tap, position)` there and `(position, tap, channel)` here;
@@ -13,14 +13,13 @@ for every published map, its rows and columns in the map of a neuron type or of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from nfn_graph.nn import NFLinear
-from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, WeightKey, module_name
+from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, module_name
 
 
 class MappedPiece(NamedTuple):
@@ -35,6 +34,10 @@ class MappedPiece(NamedTuple):
         """The tap after the last one."""
         return self.start + self.positions * self.taps
 
+    def of(self, channels: int) -> slice:
+        """The rows or columns of the map that belong to the tensor."""
+        return slice(self.start * channels, self.stop * channels)
+
 
 class Read(NamedTuple):
     """A tensor that a published map reads, averaged over its fixed positions or in full."""
@@ -43,20 +46,28 @@ class Read(NamedTuple):
     averaged: bool = True
 
 
-MappedPieces = dict[Key, MappedPiece]
+#: A published map, the site whose map it is a part of, the tensor it writes and those it reads.
+_Map = tuple[Any, Key, Key, Sequence[Read]]
 
 
-def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPieces]:
-    """The places of the tensors of a chain in the maps of all neuron types and of the network.
+def by_type(
+    spec: NetworkSpec, of_weights: Iterable[Any], of_biases: Iterable[Any]
+) -> Iterator[tuple[Key, Any]]:
+    """The types of a chain, layer by layer, with what belongs to each weight and bias."""
+    for weight, first, second in zip(spec.weights, of_weights, of_biases, strict=True):
+        yield weight.key, first
+        yield weight.target, second
+
+
+def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[Key, dict[Key, MappedPiece]]:
+    """The places of the tensors of a chain in the maps of all sites.
 
     Args:
         spec: The folded spec of a layer.
         pointwise: Whether the maps of its neurons read only their own taps.
     """
-    pieces: dict[str, MappedPieces] = {}
+    pieces: dict[Key, dict[Key, MappedPiece]] = {}
     for site in spec.sites:
-        if not isinstance(site.key, str):
-            continue
         here = pieces.setdefault(site.key, {})
         alone = pointwise and site.indices
         for part in site.parts[-1:] if alone else site.parts:
@@ -70,140 +81,102 @@ def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[str, MappedPi
 
 def carry_np(published: Any, spec: NetworkSpec) -> NFLinear:
     """Makes our layer with the parameters of an `NPLinear`, except for its `io_embed`."""
-    carrier = _Carrier(published, spec.fold("np"), published.c_in, published.c_out)
-    everything = _means(spec)
-    for i, weight in enumerate(spec.weights):
-        rows = [Read(weight.key)]
-        if i > 0:
-            rows += [Read(spec.weights[i - 1].key), Read(weight.source)]
-        columns = [Read(weight.key), Read(weight.target)]
-        if i + 1 < len(spec.weights):
-            columns.append(Read(spec.weights[i + 1].key))
-        carrier.add_layer(i, weight.key, rows, columns, everything)
-    return carrier.layer
+    maps: list[_Map] = []
+    for i in range(len(spec.weights)):
+        maps += _free_layer(published, spec, i, _means(spec))
+    return _carry(maps, spec.fold("np"), published.c_in, published.c_out)
 
 
 def carry_hnp(published: Any, spec: NetworkSpec) -> NFLinear:
     """Makes our layer with the parameters of an `HNPLinear`; those that it lacks are 0."""
-    carrier = _Carrier(published, spec.fold("hnp"), published.c_in, published.c_out)
-    keys = [weight.key for weight in spec.weights]
-    first, last = keys[0], keys[-1]
-    after_first, before_last, output = first[2], last[0], last[2]
-    everything = [*_means(spec), Read(first, False), Read(last, False), Read(output, False)]
+    keys = list(spec.weight)
+    first, last = Read(keys[0], False), Read(keys[-1], False)
+    after_first, before_last, output = keys[0][2], keys[-1][0], keys[-1][2]
+    everything = [*_means(spec), first, last, Read(output, False)]
     is_short = len(keys) == 2
-    rows = [Read(first, False), Read(keys[1]), Read(after_first)]
-    rows += [Read(last, False)] * is_short
-    carrier.add(after_first, published.w0_rpt, first, rows)
-    carrier.add(NETWORK, published.w0_rbdcst, first, everything)
-    carrier.add(after_first, published.bias_0, after_first, rows)
-    carrier.add(NETWORK, published.bias_0_rc, after_first, everything)
-    for i, key in enumerate(keys[1:-1], 1):
-        rows = [Read(key), Read(keys[i - 1]), Read(key[0])]
-        rows += [Read(first, False)] * (i == 1)
-        columns = [Read(key), Read(key[2]), Read(keys[i + 1])]
-        columns += [Read(last, False)] * (i == len(keys) - 2)
-        carrier.add_layer(i, key, rows, columns, everything)
-    columns = [Read(last, False), Read(keys[-2])] + [Read(first, False)] * is_short
-    carrier.add(before_last, published.wfin_cpt, last, columns)
-    carrier.add(NETWORK, published.wfin_cbdcst, last, everything)
-    carrier.add(NETWORK, published.bias_fin_rc, output, everything)
-    return carrier.layer
+    rows = [first, Read(keys[1]), Read(after_first), *([last] if is_short else [])]
+    columns = [last, Read(keys[-2]), *([first] if is_short else [])]
+    maps: list[_Map] = [
+        (published.w0_rpt, after_first, keys[0], rows),
+        (published.w0_rbdcst, NETWORK, keys[0], everything),
+        (published.bias_0, after_first, after_first, rows),
+        (published.bias_0_rc, NETWORK, after_first, everything),
+        (published.wfin_cpt, before_last, keys[-1], columns),
+        (published.wfin_cbdcst, NETWORK, keys[-1], everything),
+        (published.bias_fin_rc, NETWORK, output, everything),
+    ]
+    for i in range(1, len(keys) - 1):
+        beside_first, beside_last = i == 1, i == len(keys) - 2
+        more = [first] if beside_first else [], [last] if beside_last else []
+        maps += _free_layer(published, spec, i, everything, *more)
+    return _carry(maps, spec.fold("hnp"), published.c_in, published.c_out)
 
 
 def carry_pointwise(published: Any, spec: NetworkSpec) -> NFLinear:
     """Makes our layer with the parameters of a `Pointwise`."""
+    modules = by_type(spec, published.weight_maps, published.bias_maps)
+    maps: list[_Map] = [(module, key, key, [Read(key)]) for key, module in modules]
     channels = published.in_channels, published.out_channels
-    carrier = _Carrier(published, spec.fold("np"), *channels, pointwise=True)
-    maps = zip(spec.weights, published.weight_maps, published.bias_maps, strict=True)
-    for weight, weight_map, bias_map in maps:
-        carrier.add_edges(weight_map, weight.key)
-        carrier.add(weight.target, bias_map, weight.target, [Read(weight.target)])
-    return carrier.layer
+    return _carry(maps, spec.fold("np"), *channels, pointwise=True)
 
 
-class _Carrier:
-    """Adds published maps to a layer whose parameters are all zero at first."""
-
-    def __init__(
-        self,
-        published: Any,
-        spec: FoldedSpec,
-        in_channels: int,
-        out_channels: int,
-        pointwise: bool = False,
-    ) -> None:
-        like = next(published.parameters())
-        # Our layer has at most as many parameters as the published one, so no limit is needed.
-        limit = max(2**28, sum(p.numel() for p in published.parameters()))
-        layer = NFLinear(spec, in_channels, out_channels, pointwise=pointwise, max_parameters=limit)
-        self.published = published
-        self.layer = layer.to(device=like.device, dtype=like.dtype)
-        self.pieces = find_pieces(spec, pointwise)
-        with torch.no_grad():
-            for parameter in self.layer.parameters():
-                parameter.zero_()
-
-    def add_layer(
-        self,
-        i: int,
-        key: WeightKey,
-        rows: Sequence[Read],
-        columns: Sequence[Read],
-        everything: Sequence[Read],
-    ) -> None:
-        """Adds all maps to the weight and the bias of layer `i`, both axes of which are free."""
-        maps = dict(self.published.named_children())
-        source, _, target = key
-        self.add_edges(maps[f"layer_{i}"], key)
-        self.add(source, maps[f"layer_{i}_r"], key, rows)
-        self.add(target, maps[f"layer_{i}_c"], key, columns)
-        self.add(NETWORK, maps[f"layer_{i}_rc"], key, everything)
-        self.add(target, maps[f"bias_{i}"], target, columns)
-        self.add(NETWORK, maps[f"bias_{i}_rc"], target, everything)
-
-    @torch.no_grad()
-    def add_edges(self, published: Any, key: WeightKey) -> None:
-        """Adds a map from the entries of a weight to themselves."""
-        piece = self.pieces[NETWORK][key]
-        parameter = self.layer.maps[module_name(key)]
-        parameter += self._reordered(published.weight.flatten(1), piece, piece)
-        self._add_constant(published.bias, key)
-
-    @torch.no_grad()
-    def add(self, at: str, published: Any, to: Key, reads: Sequence[Read]) -> None:
-        """Adds a map at a neuron type or the network, from several tensors to one."""
-        pieces, channels = self.pieces[at], self.layer.in_channels
-        parameter = self.layer.maps[at]
-        out = pieces[to]
-        rows = slice(out.start * self.layer.out_channels, out.stop * self.layer.out_channels)
-        widths = [
-            channels * pieces[r.store].taps * (1 if r.averaged else pieces[r.store].positions)
-            for r in reads
-        ]
-        parts = published.weight.flatten(1).split(widths, 1)
-        for read, part in zip(reads, parts, strict=True):
-            piece = pieces[read.store]
-            columns = slice(piece.start * channels, piece.stop * channels)
-            parameter[rows, columns] += self._reordered(part, out, piece)
-        self._add_constant(published.bias, to)
-
-    def _reordered(self, part: Tensor, out: MappedPiece, read: MappedPiece) -> Tensor:
-        """Reorders rows and columns, `(channel, tap, position)` to `(position, tap, channel)`."""
-        rows = (self.layer.out_channels, out.taps, out.positions)
-        x = part.reshape(*rows, self.layer.in_channels, read.taps, -1)
-        if x.shape[-1] != read.positions:
-            x = x.expand(*x.shape[:-1], read.positions) / read.positions
-        return x.permute(2, 1, 0, 5, 4, 3).flatten(3).flatten(0, 2)
-
-    def _add_constant(self, bias: Tensor | None, to: Key) -> None:
-        constant = self.layer.bias
-        if bias is None or constant is None:
-            return
-        piece, channels = self.pieces[NETWORK][to], self.layer.out_channels
-        x = bias.reshape(channels, piece.taps, piece.positions).permute(2, 1, 0).flatten()
-        constant[piece.start * channels : piece.stop * channels] += x
+def _free_layer(
+    published: Any,
+    spec: NetworkSpec,
+    i: int,
+    everything: Sequence[Read],
+    more_rows: Sequence[Read] = (),
+    more_columns: Sequence[Read] = (),
+) -> Iterator[_Map]:
+    """The maps to the weight and the bias of layer `i`, both axes of which are free."""
+    maps = dict(published.named_children())
+    keys = list(spec.weight)
+    key = keys[i]
+    source, _, target = key
+    before = [Read(keys[i - 1]), Read(source)] if i else []
+    rows = [Read(key), *before, *more_rows]
+    columns = [Read(key), Read(target), *map(Read, keys[i + 1 : i + 2]), *more_columns]
+    yield maps[f"layer_{i}"], key, key, [Read(key)]
+    yield maps[f"layer_{i}_r"], source, key, rows
+    yield maps[f"layer_{i}_c"], target, key, columns
+    yield maps[f"layer_{i}_rc"], NETWORK, key, everything
+    yield maps[f"bias_{i}"], target, target, columns
+    yield maps[f"bias_{i}_rc"], NETWORK, target, everything
 
 
 def _means(spec: NetworkSpec) -> list[Read]:
     """The means of all weights, then of all biases."""
     return [Read(w.key) for w in spec.weights] + [Read(w.target) for w in spec.weights]
+
+
+@torch.no_grad()
+def _carry(
+    maps: Sequence[_Map], spec: FoldedSpec, c_in: int, c_out: int, pointwise: bool = False
+) -> NFLinear:
+    """Makes a layer whose maps are the sums of the published ones."""
+    # Our layer has at most as many parameters as the published one, so no limit is needed.
+    limit = max(2**28, sum(p.numel() for module, *_ in maps for p in module.parameters()))
+    layer = NFLinear(spec, c_in, c_out, pointwise=pointwise, max_parameters=limit)
+    layer = layer.to(maps[0][0].weight)
+    for parameter in layer.parameters():
+        parameter.zero_()
+    pieces = find_pieces(spec, pointwise)
+    for module, at, to, reads in maps:
+        here, out = pieces[at], pieces[at][to]
+        widths = [
+            c_in * here[r.store].taps * (1 if r.averaged else here[r.store].positions)
+            for r in reads
+        ]
+        for read, part in zip(reads, module.weight.flatten(1).split(widths, 1), strict=True):
+            piece = here[read.store]
+            x = part.reshape(c_out, out.taps, out.positions, c_in, piece.taps, -1)
+            if x.shape[-1] != piece.positions:
+                x = x.expand(*x.shape[:-1], piece.positions) / piece.positions
+            # From `(channel, tap, position)` to `(position, tap, channel)`, rows and columns.
+            x = x.permute(2, 1, 0, 5, 4, 3).flatten(3).flatten(0, 2)
+            layer.maps[module_name(at)][out.of(c_out), piece.of(c_in)] += x
+        if layer.bias is not None and module.bias is not None:
+            whole = pieces[NETWORK][to]
+            x = module.bias.reshape(c_out, whole.taps, whole.positions)
+            layer.bias[whole.of(c_out)] += x.permute(2, 1, 0).flatten()
+    return layer
