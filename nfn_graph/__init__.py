@@ -73,27 +73,20 @@ __all__ = [
     "use_backend",
 ]
 
-# The folders, and the folder of each public name that is not a layer. They are imported at first
-# use, so that the command line can answer before torch is loaded.
-_ROOMS = ("data", "features", "memory", "nn", "ops", "run", "spec", "symmetry")
-_NAMES = {
-    "data": ("Batch", "DataLoader", "EdgeBatchSampler", "WeightGraph"),
-    "features": ("WeightFeatures",),
-    "memory": ("keep_memory",),
-    "messages": ("UserError",),
-    "ops": ("use_backend",),
-    "spec": ("FoldedSpec", "NetworkSpec", "NeuronType", "WeightType"),
-}
+# The modules that give the public names, each after those that it imports. They are imported at
+# first use, so that the command line can answer before torch is loaded.
+_SOURCES = ("messages", "memory", "spec", "features", "data", "ops", "nn")
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _ROOMS:
+    if name in (*_SOURCES, "run", "symmetry"):
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = next((room for room, names in _NAMES.items() if name in names), "nn")
-    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{room}"), name)
-    return found
+    for source in _SOURCES if name in __all__ else ():
+        module = importlib.import_module(f"{__name__}.{source}")
+        if hasattr(module, name):
+            globals()[name] = found = getattr(module, name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

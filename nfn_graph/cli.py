@@ -38,60 +38,67 @@ class Command(NamedTuple):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of its subcommands, read from its table on demand."""
-        module, _, table = self.table.partition(":")
-        if not module:
-            return ()
         try:
-            return tuple(getattr(importlib.import_module(module), table))
+            return tuple(_imported(self.table)) if self.table else ()
         except ModuleNotFoundError:
             return ()
 
 
-COMMANDS = {
-    "inspect": Command(
-        "nfn_graph.converters.commands:inspect", "Show what checkpoint files contain."
-    ),
-    "convert": Command(
-        "nfn_graph.converters.commands:convert", "Convert checkpoint files to graphs in a store."
-    ),
-    "store": Command(
-        "nfn_graph.converters.commands:store", "Summarise a store and check its files."
-    ),
-    "export": Command(
-        "nfn_graph.converters.commands:export", "Write the networks of a store to files."
-    ),
-    "run": Command(
-        "nfn_graph.converters.commands:run", "Run the network of a checkpoint file on inputs."
-    ),
-    "draw": Command("nfn_graph.converters.commands:draw", "Draw the network of a checkpoint file."),
-    "zoo": Command(
-        "nfn_graph.tasks.zoo.zoo_commands:zoo",
-        "Build or import collections of trained networks.",
-        "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
-    ),
-    "train": Command(
-        "nfn_graph.tasks.train:train",
-        "Train a model on the networks of a zoo.",
-        "nfn_graph.tasks.train:TASKS",
-    ),
-    "evaluate": Command(
-        "nfn_graph.tasks.train:evaluate", "Evaluate a trained model on other networks."
-    ),
-    "predict": Command(
-        "nfn_graph.tasks.train:predict", "Apply a trained model to checkpoint files."
-    ),
-    "compare": Command(
-        "nfn_graph.tasks.train:compare", "Compare runs by means and standard errors over seeds."
-    ),
-    "edit": Command("nfn_graph.tasks.edit:edit", "Edit the image that an INR stores."),
-    "prune": Command("nfn_graph.tasks.prune:prune", "Prune an initialisation before training."),
-    "retrain": Command(
-        "nfn_graph.tasks.prune:retrain", "Train initialisations with masks and compare them."
-    ),
-    "demo": Command(
-        "nfn_graph.tasks.demo:demo", "Build a zoo, train models on it and write a report."
-    ),
+def _imported(place: str) -> Any:
+    """The object at a place such as `package.module:name`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# By module, the commands that are functions of the same name, with their descriptions.
+_FUNCTIONS = {
+    "converters.commands": {
+        "inspect": "Show what checkpoint files contain.",
+        "convert": "Convert checkpoint files to graphs in a store.",
+        "store": "Summarise a store and check its files.",
+        "export": "Write the networks of a store to files.",
+        "run": "Run the network of a checkpoint file on inputs.",
+        "draw": "Draw the network of a checkpoint file.",
+    },
+    "tasks.zoo.zoo_commands": {"zoo": "Build or import collections of trained networks."},
+    "tasks.train": {
+        "train": "Train a model on the networks of a zoo.",
+        "evaluate": "Evaluate a trained model on other networks.",
+        "predict": "Apply a trained model to checkpoint files.",
+        "compare": "Compare runs by means and standard errors over seeds.",
+    },
+    "tasks.edit": {"edit": "Edit the image that an INR stores."},
+    "tasks.prune": {
+        "prune": "Prune an initialisation before training.",
+        "retrain": "Train initialisations with masks and compare them.",
+    },
+    "tasks.demo": {"demo": "Build a zoo, train models on it and write a report."},
 }
+_TABLES = {
+    "zoo": "nfn_graph.tasks.zoo.zoo_commands:COMMANDS",
+    "train": "nfn_graph.tasks.train:TASKS",
+}
+COMMANDS = {
+    name: Command(f"nfn_graph.{module}:{name}", description, _TABLES.get(name, ""))
+    for module, functions in _FUNCTIONS.items()
+    for name, description in functions.items()
+}
+
+_HELP = """\
+usage: nfn-graph [-h] [--version [-v]] COMMAND ...
+
+Convert checkpoints to graphs, and train models that read the weights of networks.
+
+commands:
+{commands}
+
+examples:
+  nfn-graph inspect model.pt
+  nfn-graph convert checkpoints/ --out graphs/
+  nfn-graph draw model.safetensors -o model.png
+  nfn-graph demo
+
+nfn-graph COMMAND --help shows the options of a command."""
 
 # Exit codes other than 0.
 PART_FAILED, WRONG_CALL, BUG, INTERRUPTED, CLOSED_PIPE = 1, 2, 70, 130, 141
@@ -101,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0, or one of those above."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
-        print(_help())
+        width = max(map(len, COMMANDS))
+        rows = (f"  {name:{width}}  {c.description}" for name, c in COMMANDS.items())
+        print(_HELP.format(commands="\n".join(rows)))
         return 0 if given else WRONG_CALL
     if given[0] in ("-V", "--version"):
         print("\n".join(_versions(verbose=given[1:] in (["-v"], ["--verbose"]))))
@@ -132,12 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    module, _, function = COMMANDS[name].function.partition(":")
     try:
         with _exit_when_interrupted():
-            command = getattr(importlib.import_module(module), function)
+            command = _imported(COMMANDS[name].function)
     except ModuleNotFoundError as error:
-        room = module.split(".")[1]
+        room = COMMANDS[name].function.split(".")[1]
         raise ModuleNotFoundError(
             f"Expected the packages that 'nfn-graph {name}' needs (got: {error}). Install them "
             f"with: pip install 'nfn-graph[{room}]'"
@@ -186,20 +194,15 @@ def _parse(
     def bind(*args: Any, **kwargs: Any) -> functools.partial[int]:
         return functools.partial(command, *args, **kwargs)
 
+    # tyro leaves out the examples when it reads a docstring by itself.
+    description = (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
+
     def parsed(words: list[str]) -> functools.partial[int]:
-        call: functools.partial[int] = tyro.cli(
-            bind,
-            prog=f"nfn-graph {name}",
-            args=words,
-            # tyro leaves out the examples when it reads a docstring by itself.
-            description=(inspect.getdoc(command) or "").partition("\n\nArgs:")[0],
-        )
-        return call
+        return tyro.cli(bind, prog=f"nfn-graph {name}", args=words, description=description)
 
     parts = COMMANDS[name].parts
-    complaint, page = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(io.StringIO()) as complaint:
             return parsed(arguments)
     except SystemExit as stop:
         if not stop.code:
@@ -211,24 +214,25 @@ def _parse(
         if isinstance(reason, UserError):
             raise reason from None
     part = [word for word in arguments[:1] if word in parts]
-    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
-        parsed([*part, "--help"])
     raise UserError(
         f"Expected the arguments that 'nfn-graph {' '.join([name, *part])} --help' shows (got: "
         f"{_first_section(complaint.getvalue())})"
-        f"{_meant(arguments, () if part else parts, page.getvalue())}"
+        f"{_meant(arguments, () if part else parts, _help_of(parsed, part))}"
     )
+
+
+def _help_of(parse: Callable[[list[str]], object], part: list[str]) -> str:
+    """What `--help` prints, without colours."""
+    with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+        parse([*part, "--help"])
+    return _plain(page.getvalue())
 
 
 def _options_of_parts(name: str, parse: Callable[[list[str]], object]) -> str:
     """The options of all subcommands by name, first those that every subcommand has."""
-    options: dict[str, list[str]] = {}
-    for part in COMMANDS[name].parts:
-        with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
-            parse([part, "--help"])
-        # The name of an option begins its line, possibly after a short one: `-o PATH, --output`.
-        pattern = r"^[│ ] {1,2}(?:-\w[^,]*, )?(--(?!help)[a-z][a-z0-9-]*)"
-        options[part] = re.findall(pattern, _plain(page.getvalue()), re.MULTILINE)
+    # The name of an option begins its line, possibly after a short one: `-o PATH, --output`.
+    pattern = re.compile(r"^[│ ] {1,2}(?:-\w[^,]*, )?(--(?!help)[a-z][a-z0-9-]*)", re.MULTILINE)
+    options = {p: pattern.findall(_help_of(parse, [p])) for p in COMMANDS[name].parts}
     first, *others = options.values()
     common = [option for option in first if all(option in other for other in others)]
     rows = {"all": common} if common else {}
@@ -254,7 +258,7 @@ def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:
         parts: The subcommands, one of which is expected.
         page: The help text of the command, which lists its options.
     """
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", _plain(page)))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page))
     for word in (argument.partition("=")[0] for argument in arguments):
         known = options if word.startswith("--") else set(parts)
         nearest = None if word in known else _nearest(word, known)
@@ -327,29 +331,6 @@ def _versions(verbose: bool) -> list[str]:
             with contextlib.suppress(PackageNotFoundError):
                 lines.append(f"{name} {version(name)}")
     return lines
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = [f"  {name.ljust(width)}  {c.description}" for name, c in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: nfn-graph [-h] [--version [-v]] COMMAND ...",
-            "",
-            "Convert checkpoints to graphs, and train models that read the weights of networks.",
-            "",
-            "commands:",
-            *commands,
-            "",
-            "examples:",
-            "  nfn-graph inspect model.pt",
-            "  nfn-graph convert checkpoints/ --out graphs/",
-            "  nfn-graph draw model.safetensors -o model.png",
-            "  nfn-graph demo",
-            "",
-            "nfn-graph COMMAND --help shows the options of a command.",
-        ]
-    )
 
 
 if __name__ == "__main__":

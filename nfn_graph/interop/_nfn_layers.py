@@ -15,7 +15,7 @@ from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPo
 from nfn_graph.messages import UserError
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
 from nfn_graph.nn.encoding import position_name
-from nfn_graph.spec import NETWORK, Key, NetworkSpec, Symmetry, module_name
+from nfn_graph.spec import NETWORK, NetworkSpec, Symmetry, module_name
 
 View = Symmetry | Literal["any", "unknown"] | None
 
