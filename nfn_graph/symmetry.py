@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -71,15 +71,13 @@ class Permutation:
 
     def _carrying(self, graph: WeightGraph) -> list[Layout]:
         """The layouts in which the tensors that were left out of the graph are permuted as well."""
-        first = dict.fromkeys(self.index, 0)
         layouts = []
+        start = dict.fromkeys(self.index, 0)
         for layout in graph.layouts:
-            own = {}
-            for name, index in self.index.items():
-                start, count = first[name], layout.num_rows(name)
-                own[name] = index[start : start + count] - start
-                first[name] += count
+            end = {name: begin + layout.num_rows(name) for name, begin in start.items()}
+            own = {name: i[start[name] : end[name]] - start[name] for name, i in self.index.items()}
             layouts.append(layout.noting(carried={**layout.carried, **_moved_aside(layout, own)}))
+            start = end
         return layouts
 
     def _moved(self, name: str, rows: Tensor) -> Tensor:
@@ -126,10 +124,16 @@ def sample(
         >>> moved["hidden1"].x.sort(0).values.equal(graph["hidden1"].x.sort(0).values)
         True
     """
+    return from_orders(graph, symmetry, lambda size: torch.randperm(size, generator=generator))
+
+
+def from_orders(
+    graph: WeightGraph, symmetry: Symmetry, order: Callable[[int], Tensor]
+) -> Permutation:
+    """Makes a group element from `order(size)` for each set that is permuted independently."""
     places = {}
     for name, sizes in layer_sizes(graph, symmetry).items():
-        found = [torch.randperm(size, generator=generator) for size in sizes]
-        places[name] = torch.cat(found) if found else torch.empty(0, dtype=torch.long)
+        places[name] = torch.cat([torch.empty(0, dtype=torch.long), *map(order, sizes)])
     return from_places(graph, places)
 
 
@@ -140,20 +144,15 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
     """
     if symmetry not in ("np", "hnp"):
         raise UserError(f"Expected the symmetry 'np' or 'hnp' (got {symmetry!r})")
-    spec = graph.spec
-    shapes = [
-        dict(zip(spec.neuron, layout.shape_in(spec).sizes, strict=True)) for layout in graph.layouts
-    ]
     found: dict[str, list[int]] = {}
-    for neuron in spec.neurons:
+    for neuron in graph.spec.neurons:
         if (symmetry == "hnp" and neuron.fixed) or len(neuron.parents) == 2:
             continue
         found[neuron.name] = []
-        for sizes in shapes:
-            for size in sizes[neuron.name]:
-                parents = [n for parent in neuron.parents for n in sizes[parent]]
-                inside = parents[0] if parents else 1
-                found[neuron.name] += [size // inside] * inside
+        for sizes in (layout.sizes for layout in graph.layouts):
+            for size in sizes.get(neuron.name, ()):
+                parents = math.prod(sum(sizes[name]) for name in neuron.parents)
+                found[neuron.name] += [size // parents] * parents
     return found
 
 
@@ -173,9 +172,9 @@ def from_places(graph: WeightGraph, places: Mapping[str, Tensor]) -> Permutation
         moved = [parent for parent in neuron.parents if parent in index]
         if neuron.name not in places and not moved:
             continue
-        digits = {neuron.name: places.get(neuron.name, position).to(raw.device)}
-        if not neuron.parents:
-            index[neuron.name] = own - position + digits[neuron.name]
+        place = places.get(neuron.name, position).to(raw.device)
+        if neuron.parents:
+            index[neuron.name] = raw.incidence.moved(neuron.name, index, {neuron.name: place})
         else:
-            index[neuron.name] = raw.incidence.moved(neuron.name, index, digits)
+            index[neuron.name] = own - position + place
     return Permutation(index)

@@ -116,13 +116,9 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
         >>> labels.shape, int(labels.max()) + 1 == spec.fold("hnp").num_orbits
         (torch.Size([17, 17]), True)
     """
-    raw = graph.features()
-    sizes = [x.shape[0] * x.shape[1] for _, x in raw.tensors()]
-    total = sum(sizes)
-    numbers = torch.arange(total, dtype=torch.float64).split(sizes)
-    parts = {key: n for (key, _), n in zip(raw.tensors(), numbers, strict=True)}
-    numbered = raw.map_types(lambda key, x: parts[key].reshape(*x.shape[:2], 1)).to_graph()
-    moves = [_entries(move.apply(numbered).features()) for move in _transpositions(graph, symmetry)]
+    total = len(_entries(graph))
+    numbered = _filled(graph, torch.arange(total, dtype=torch.float64), 1)
+    moves = [_entries(move.apply(numbered)).long() for move in _transpositions(graph, symmetry)]
     labels = torch.arange(total * total).reshape(total, total)
     while True:
         before = labels
@@ -145,9 +141,9 @@ def _transpositions(graph: WeightGraph, symmetry: Symmetry) -> list[Permutation]
     return moves
 
 
-def _entries(features: WeightFeatures) -> Tensor:
-    """The entries of one network with one channel, as positions."""
-    return torch.cat([x.flatten() for _, x in features.unfold().tensors()]).long()
+def _entries(graph: WeightGraph) -> Tensor:
+    """The entries of a network with one channel."""
+    return torch.cat([x.flatten() for _, x in graph.features().tensors()])
 
 
 def matrices_of(
@@ -165,7 +161,7 @@ def matrices_of(
         >>> len(matrices) == folded.num_orbits
         True
     """
-    entries = sum(x.shape[0] * x.shape[1] for _, x in graph.features().tensors())
+    entries = len(_entries(graph))
     inputs = entries * channels[0]
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)
     batch = Batch.from_data_list([_filled(graph, unit, channels[0]) for unit in units])
@@ -194,11 +190,11 @@ def _filled(graph: WeightGraph, values: Tensor, channels: int) -> WeightGraph:
     """Fills a graph with the entries of a vector, ordered by entry and then by channel."""
     raw = graph.features()
     parts = values.split([x.shape[0] * x.shape[1] * channels for _, x in raw.tensors()])
-    by_key = {key: part for (key, _), part in zip(raw.tensors(), parts, strict=True)}
-    return (
-        raw.map(lambda x: x.expand(-1, -1, channels))
-        .map_types(lambda key, x: by_key[key].reshape(x.shape))
-        .to_graph()
+    return graph.with_features(
+        {
+            key: part.reshape(*x.shape[:2], channels)
+            for (key, x), part in zip(raw.tensors(), parts, strict=True)
+        }
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from nfn_graph.nn import (
     Standardize,
 )
 from nfn_graph.spec import FoldedSpec, Symmetry
-from nfn_graph.symmetry import Permutation, from_places, layer_sizes
+from nfn_graph.symmetry import Permutation, from_orders
 
 #: Layers that take features of any spec.
 _ANY_VIEW = (Activation, Dropout, FourierFeatures)
@@ -59,15 +59,10 @@ def assert_equivariant(
         >>> graph = random_graph(spec, {"hidden1": 4})
         >>> assert_equivariant(NFLinear(spec.fold("hnp"), 1, 8).double(), graph, "hnp")
     """
-    graph = _as_graph(graph)
-    symmetry = _symmetry_of(function) if symmetry is None else symmetry
-    expected = _as_graph(function(_input(function, graph, symmetry, folded)))
-    for _ in range(trials):
-        permutation = _moving(graph, symmetry)
-        moved = _input(function, permutation.apply(graph), symmetry, folded)
-        permuted = dict(permutation.apply(expected).features().tensors())
+    for permutation, expected, actual in _trials(function, graph, symmetry, folded, trials):
+        permuted = dict(permutation.apply(_as_graph(expected)).features().tensors())
         scale = max(float(y.detach().abs().max()) for y in permuted.values() if y.numel())
-        for key, x in _as_graph(function(moved)).features().tensors():
+        for key, x in _as_graph(actual).features().tensors():
             _assert_close(x, permuted[key], f"f(σU) and σf(U) at {key!r}", scale, tolerance)
 
 
@@ -90,14 +85,31 @@ def assert_invariant(
         >>> graph = random_graph(spec, {"hidden1": 4})
         >>> assert_invariant(NFN(spec, (8,), "hnp", out_features=3).double(), graph)
     """
+    for _, expected, actual in _trials(function, graph, symmetry, folded, trials):
+        scale = float(expected.detach().abs().max())
+        _assert_close(actual, expected, "f(σU) and f(U)", scale, tolerance)
+
+
+def _trials(
+    function: Callable[[Any], Any],
+    graph: WeightGraph | WeightFeatures,
+    symmetry: Symmetry | None,
+    folded: bool | None,
+    trials: int,
+) -> Iterator[tuple[Permutation, Any, Any]]:
+    """Random elements, with the outputs for the graph and for the permuted graph."""
     graph = _as_graph(graph)
     symmetry = _symmetry_of(function) if symmetry is None else symmetry
     expected = function(_input(function, graph, symmetry, folded))
     for _ in range(trials):
-        permutation = _moving(graph, symmetry)
-        actual = function(_input(function, permutation.apply(graph), symmetry, folded))
-        scale = float(expected.detach().abs().max())
-        _assert_close(actual, expected, "f(σU) and f(U)", scale, tolerance)
+        permutation = from_orders(graph, symmetry, _moving)
+        if permutation.is_identity:
+            raise UserError(
+                f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
+                f"the law can be tested (got only the identity)"
+            )
+        moved = _input(function, permutation.apply(graph), symmetry, folded)
+        yield permutation, expected, function(moved)
 
 
 def _symmetry_of(function: object) -> Symmetry:
@@ -147,25 +159,12 @@ def _as_graph(output: WeightFeatures | WeightGraph) -> WeightGraph:
     return output.to_graph() if isinstance(output, WeightFeatures) else output
 
 
-def _moving(graph: WeightGraph, symmetry: Symmetry) -> Permutation:
-    """Samples an element that moves something in every layer that has two neurons."""
-    places = {}
-    for name, sizes in layer_sizes(graph, symmetry).items():
-        layers = [torch.empty(0, dtype=torch.long)]
-        for size in sizes:
-            still = torch.arange(size)
-            layer = torch.randperm(size)
-            while size > 1 and torch.equal(layer, still):
-                layer = torch.randperm(size)
-            layers.append(layer)
-        places[name] = torch.cat(layers)
-    permutation = from_places(graph, places)
-    if permutation.is_identity:
-        raise UserError(
-            f"Expected a network with at least two neurons that '{symmetry}' permutes, so that "
-            f"the law can be tested (got only the identity)"
-        )
-    return permutation
+def _moving(size: int) -> Tensor:
+    """A random order that moves something, if there are two neurons."""
+    order = torch.randperm(size)
+    while size > 1 and torch.equal(order, torch.arange(size)):
+        order = torch.randperm(size)
+    return order
 
 
 def _assert_close(x: Tensor, y: Tensor, what: str, scale: float, tolerance: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -41,39 +42,33 @@ def random_graph(
     unknown = [name for name in sizes or {} if name not in spec.neuron]
     if unknown:
         raise UserError(f"Expected sizes of {list(spec.neuron)} (got one of {unknown[0]!r})")
-    shape = _shape(spec, sizes or {})
-    graph = WeightGraph()
-    graph.layout = layout = Layout(spec, shape)
-    for neuron in spec.neurons:
-        count = layout.num_rows(neuron.name)
-        shape_x = (count, neuron.taps, channels)
-        graph[neuron.name].x = torch.randn(shape_x, dtype=dtype, generator=generator)
-    for weight in spec.weights:
-        shape_x = (layout.num_rows(weight.key), weight.taps, channels)
-        graph[weight.key].edge_attr = torch.randn(shape_x, dtype=dtype, generator=generator)
-    return graph
+    layout = Layout(spec, _shape(spec, sizes or {}))
+    shapes = {
+        key: (layout.num_rows(key), type_.taps, channels) for key, type_ in spec.types.items()
+    }
+    return WeightGraph().rebuilt(
+        layout,
+        {key: torch.randn(x, dtype=dtype, generator=generator) for key, x in shapes.items()},
+    )
 
 
 def _shape(spec: NetworkSpec, sizes: Mapping[str, int | tuple[int, ...]]) -> Shape:
     selves = {w.source for w in spec.weights if spec.is_self(w)}
     layers: dict[str, tuple[int, ...]] = {}
     for i, neuron in enumerate(spec.neurons):
-        default: int | tuple[int, ...] = neuron.size or (4 if neuron.name in selves else 2 + i % 2)
-        if neuron.role:
-            default = (2, 3)
-        size = sizes.get(neuron.name, default)
+        width = neuron.size or (4 if neuron.name in selves else 2 + i % 2)
+        size = sizes.get(neuron.name, (2, 3) if neuron.role else width)
         layers[neuron.name] = size if isinstance(size, tuple) else (size,)
+        inside = math.prod(sum(layers[parent]) for parent in neuron.parents)
         if len(neuron.parents) == 1:
-            layers[neuron.name] = (sum(layers[neuron.name]) * sum(layers[neuron.parents[0]]),)
+            layers[neuron.name] = (sum(layers[neuron.name]) * inside,)
         elif len(neuron.parents) == 2:
-            first, second = neuron.parents
-            pairs = sum(layers[first]) * sum(layers[second])
-            layers[neuron.name] = (pairs // shared_neurons(spec, layers, first, second),)
+            layers[neuron.name] = (inside // shared_neurons(spec, layers, *neuron.parents),)
     blocks = []
     for weight in spec.weights:
-        targets, sources = len(layers[weight.target]), len(layers[weight.source])
-        if weight.source == weight.target and targets > 1:
-            blocks.append(tuple((i + 1, i) for i in range(targets - 1)))
+        count = len(layers[weight.source])
+        if weight.source == weight.target and count > 1:
+            blocks.append(tuple((i + 1, i) for i in range(count - 1)))
         else:
-            blocks.append(((0, sources - 1),))
+            blocks.append(((0, count - 1),))
     return Shape(tuple(layers.values()), tuple(blocks))
