@@ -251,13 +251,7 @@ def _options_of_parts(name: str, parse: Callable[[list[str]], object]) -> str:
 
 
 def _meant(arguments: Sequence[str], parts: Sequence[str], page: str) -> str:
-    """Suggests what the first unknown word may have been meant to be.
-
-    Args:
-        arguments: The words that were given.
-        parts: The subcommands, one of which is expected.
-        page: The help text of the command, which lists its options.
-    """
+    """Suggests a subcommand, or an option on a help page, for the first word that is unknown."""
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", page))
     for word in (argument.partition("=")[0] for argument in arguments):
         known = options if word.startswith("--") else set(parts)

@@ -157,12 +157,10 @@ def layer_sizes(graph: WeightGraph, symmetry: Symmetry) -> dict[str, list[int]]:
 
 
 def from_places(graph: WeightGraph, places: Mapping[str, Tensor]) -> Permutation:
-    """Makes the group element that permutes the neurons of each layer, or within each parent.
+    """Makes a group element from the position of the neuron that moves to each place.
 
-    Args:
-        graph: The graph or batch.
-        places: For some neuron types with an index of their own, the position of the neuron that
-            moves to each place, counted in its layer or inside its parent.
+    Positions are counted in a layer or inside a parent, and given for some types that have an index
+    of their own.
     """
     raw, spec = graph.features(), graph.spec
     index: dict[str, Tensor] = {}

@@ -93,7 +93,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
             raise UserError("Expected at least one layout to batch (got none)")
         # Most networks of a batch share their layout.
         kinds = {id(layout): layout for layout in layouts}
-        spec = NetworkSpec.union(dict.fromkeys(layout.spec for layout in kinds.values()))
+        spec = NetworkSpec.union(layout.spec for layout in kinds.values())
         inside = {number: layout.inside(spec) for number, layout in kinds.items()}
         # Types that the first network lacks follow its own types.
         own = layouts[0].spec

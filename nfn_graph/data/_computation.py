@@ -90,9 +90,8 @@ class Step:
     kwargs: tuple[tuple[str, Argument], ...] = ()
 
     def __str__(self) -> str:
-        shown = [_shown(arg) for arg in self.args]
-        shown += [f"{name}={_shown(arg)}" for name, arg in self.kwargs]
-        return f"{self.operation}({', '.join(shown)})"
+        shown = [*map(repr, self.args), *(f"{name}={arg!r}" for name, arg in self.kwargs)]
+        return f"{self.operation}({', '.join(shown)})".replace("Ellipsis", "...")
 
     def renamed(self, moved: Mapping[int, Ref]) -> Step:
         """Renumbers the operands of the step."""
@@ -244,7 +243,3 @@ def _renamed(value: Argument, moved: Mapping[int, Ref]) -> Any:
     if isinstance(value, Range):
         return Range(*(_renamed(bound, moved) for bound in (value.start, value.stop, value.step)))
     return tuple(_renamed(v, moved) for v in value) if isinstance(value, tuple) else value
-
-
-def _shown(value: Argument) -> str:
-    return repr(value).replace("Ellipsis", "...")

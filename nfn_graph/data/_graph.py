@@ -144,15 +144,11 @@ class WeightGraph(HeteroData):
         elif spec != own:
             _check_holds(spec, own)
         stores = stored_tensors(self, own)
-        like = self[own.weights[0].key].edge_attr
+        like = stores[own.weights[0].key]
         dtype = reduce(torch.promote_types, {x.dtype for x in stores.values()})
-        empty = like.new_empty(0, dtype=dtype)
-
-        def rows(key: Key, taps: int) -> Tensor:
-            return stores.get(key, empty.reshape(0, taps, like.shape[-1])).to(dtype)
-
-        keys: list[Key] = [*spec.weight, *spec.neuron]
-        tensors = {key: rows(key, spec.taps[key]) for key in keys}
+        for key in spec.taps.keys() - stores.keys():
+            stores[key] = like.new_empty(0, spec.taps[key], like.shape[-1])
+        tensors = {key: stores[key].to(dtype) for key in spec.taps}
         shapes = [layout.shape_in(spec) for layout in self.layouts]
         incidence = Incidence.of(spec, shapes, like.device)
         raw = WeightFeatures(tensors, spec, incidence, self)
@@ -196,10 +192,7 @@ class WeightGraph(HeteroData):
                 "nfn_graph.testing.random_graph)"
             )
         tensors = scatter_tensors(self.layout, stored_tensors(self, self.spec))
-        return {
-            key: tensor.squeeze(-1) if tensor.shape[-1] == 1 else tensor
-            for key, tensor in tensors.items()
-        }
+        return {key: x.squeeze(-1) if x.shape[-1] == 1 else x for key, x in tensors.items()}
 
     def run(
         self,
@@ -328,21 +321,17 @@ class WeightGraph(HeteroData):
             self._check(spec)
         except ValueError:
             return super().__repr__()
-        stored = stored_tensors(self, spec)
-        like = stored[spec.neurons[0].name]
-        neurons = [f"{n.name}{'[fixed]' if n.fixed else ''}" for n in spec.neurons]
-        weights = [
-            f"{w.source} -> {w.target}{'' if w.name == 'weight' else f' ({w.name})'}"
-            for w in spec.weights
-        ]
-        sizes = [f"{x.shape[0]} x {x.shape[1]}" for x in stored.values()]
-        types = [" ".join(pair) for pair in zip(neurons + weights, sizes, strict=True)]
+        names = [f"{n.name}{'[fixed]' if n.fixed else ''}" for n in spec.neurons]
+        for w in spec.weights:
+            names.append(f"{w.source} -> {w.target}{'' if w.name == 'weight' else f' ({w.name})'}")
+        stored = list(stored_tensors(self, spec).values())
+        types = [f"{n} {x.shape[0]} x {x.shape[1]}" for n, x in zip(names, stored, strict=True)]
         count = "" if isinstance(self.layout, Layout) else f"{len(self.layouts)} networks, "
         lines = [
-            f"{type(self).__name__}({count}{sum(x.shape[0] * x.shape[1] for x in stored.values())} "
-            f"entries, {like.shape[-1]} channel(s), {like.dtype}",
-            f"  neurons: {', '.join(types[: len(neurons)])}",
-            f"  weights: {', '.join(types[len(neurons) :])}",
+            f"{type(self).__name__}({count}{sum(x.shape[0] * x.shape[1] for x in stored)} "
+            f"entries, {stored[0].shape[-1]} channel(s), {stored[0].dtype}",
+            f"  neurons: {', '.join(types[: len(spec.neurons)])}",
+            f"  weights: {', '.join(types[len(spec.neurons) :])}",
         ]
         extra = [k for k in self._global_store.keys() if k != "layout"]  # noqa: SIM118
         return "\n".join(lines + [f"  also: {', '.join(extra)}"] * bool(extra)) + ")"

@@ -175,16 +175,14 @@ class EdgeBatchSampler(Sampler[list[int]]):
                 f"Expected at least one network for each of {self.world_size} ranks "
                 f"(got {len(self.sizes)})"
             )
-        smallest, largest = min(self.sizes), max(self.sizes)
-        if smallest < 1:
-            where = self.sizes.index(smallest)
-            raise UserError(f"Expected networks with edges (got {smallest} in network {where})")
-        if largest > self.max_edges:
-            where = self.sizes.index(largest)
-            raise UserError(
-                f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
-                f"{largest} in network {where}). Raise max_edges, or leave out such networks."
-            )
+        for where, size in enumerate(self.sizes):
+            if size < 1:
+                raise UserError(f"Expected networks with edges (got {size} in network {where})")
+            if size > self.max_edges:
+                raise UserError(
+                    f"Expected networks of at most max_edges = {self.max_edges} edges each (got "
+                    f"{size} in network {where}). Raise max_edges, or leave out such networks."
+                )
 
     def _no_equal_counts(self) -> ValueError:
         return ValueError(

@@ -66,12 +66,7 @@ def convert(module: Any, in_channels: int | None) -> list[Replacement]:
 
 
 def assemble(steps: Sequence[Replacement], view: View = "unknown") -> list[nn.Module]:
-    """Puts layers in a sequence, with a :class:`Fold` wherever the view changes.
-
-    Args:
-        steps: The layers.
-        view: The view of the input. If unknown, the first layer is a :class:`Fold`.
-    """
+    """Puts layers in a sequence, with a :class:`Fold` wherever the view of the input changes."""
     modules: list[nn.Module] = []
     for needed, module in steps:
         if needed == "any" and view == "unknown":

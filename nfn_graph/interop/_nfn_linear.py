@@ -60,12 +60,7 @@ def by_type(
 
 
 def find_pieces(spec: FoldedSpec, pointwise: bool = False) -> dict[Key, dict[Key, MappedPiece]]:
-    """The places of the tensors of a chain in the maps of all sites.
-
-    Args:
-        spec: The folded spec of a layer.
-        pointwise: Whether the maps of its neurons read only their own taps.
-    """
+    """The places of the tensors of a chain in the maps of all sites of a layer."""
     pieces: dict[Key, dict[Key, MappedPiece]] = {}
     for site in spec.sites:
         here = pieces.setdefault(site.key, {})

@@ -10,19 +10,13 @@ from torch import Tensor, nn
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn import Dropout, Pool
-from nfn_graph.spec import Key, module_name
+from nfn_graph.spec import module_name
 
 
 class ReorderedPool(nn.Module):
-    """Our pooling with the published shape and order: layer by layer, weight then bias.
+    """Our pooling with the published shape `[graphs, channels, entries]` and order of entries.
 
-    Args:
-        pool: The invariant layer.
-        index: For each entry of the output, its position among the entries of the pool.
-
-    Shapes:
-        - input: features of the pool's spec.
-        - output: `[graphs, channels, entries]`.
+    That order is layer by layer, weight then bias: `index` gives the places in our order.
     """
 
     index: Tensor
@@ -38,7 +32,25 @@ class ReorderedPool(nn.Module):
         return entries.index_select(1, self.index).transpose(1, 2)
 
 
-class JointNorm(nn.Module):
+class _PerType(nn.Module):
+    """A layer with parameters for every type, and for no others."""
+
+    scale: nn.ParameterDict
+
+    def forward(self, features: WeightFeatures) -> WeightFeatures:
+        """Maps every tensor with the parameters of its type."""
+        types = {module_name(key) for key, x in features.tensors() if x.shape[1]}
+        if types != set(self.scale.keys()):
+            raise UserError(
+                f"Expected features of the types {sorted(self.scale)} (got {sorted(types)})"
+            )
+        return features.map_types(lambda key, x: self._map(module_name(key), x))
+
+    def _map(self, name: str, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class JointNorm(_PerType):
     r"""The published `SimpleLayerNorm`: the taps and channels of an entry normalised together.
 
     .. math::
@@ -61,40 +73,26 @@ class JointNorm(nn.Module):
         self.shift = nn.ParameterDict(shift)
         self.eps = eps
 
-    def forward(self, features: WeightFeatures) -> WeightFeatures:
-        """Normalises every entry separately."""
-        _check_types(features, self.scale)
-        return features.map_types(self._normalize)
-
-    def _normalize(self, key: Key, x: Tensor) -> Tensor:
-        mean = x.mean((1, 2), keepdim=True)
-        y = (x - mean) / (x.std((1, 2), keepdim=True) + self.eps)
-        scaled: Tensor = y * self.scale[module_name(key)] + self.shift[module_name(key)]
-        return scaled
+    def _map(self, name: str, x: Tensor) -> Tensor:
+        std, mean = torch.std_mean(x, (1, 2), keepdim=True)
+        return (x - mean) / (std + self.eps) * self.scale[name] + self.shift[name]
 
 
-class TypeScale(nn.Module):
-    """The published `LearnedScale`: one learned factor per weight and bias tensor.
-
-    Args:
-        scale: The factor of each type.
-    """
+class TypeScale(_PerType):
+    """The published `LearnedScale`: one learned factor per weight and bias tensor."""
 
     def __init__(self, scale: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.scale = nn.ParameterDict(scale)
 
-    def forward(self, features: WeightFeatures) -> WeightFeatures:
-        """Scales every tensor."""
-        _check_types(features, self.scale)
-        return features.map_types(lambda key, x: x * self.scale[module_name(key)])
+    def _map(self, name: str, x: Tensor) -> Tensor:
+        return x * self.scale[name]
 
 
 class MatrixDropout(nn.Module):
     """The published `ChannelDropout`, which zeroes whole channels of the weights and single biases.
 
-    Args:
-        p: The probability of zeroing a value.
+    Both are zeroed with probability `p`.
     """
 
     def __init__(self, p: float) -> None:
@@ -106,9 +104,3 @@ class MatrixDropout(nn.Module):
         """Applies dropout; does nothing in `eval`."""
         weights, neurons = self.weights(features), self.neurons(features)
         return features.replace({**weights.weights, **neurons.neurons})
-
-
-def _check_types(features: WeightFeatures, known: nn.ParameterDict) -> None:
-    types = {module_name(key) for key, x in features.tensors() if x.shape[1]}
-    if types != set(known.keys()):
-        raise UserError(f"Expected features of the types {sorted(known)} (got {sorted(types)})")
