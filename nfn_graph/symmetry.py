@@ -86,9 +86,8 @@ class Permutation:
 
 def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Permutes the axes of the tensors of a network that are not part of its graph."""
-    found: dict[str, Tensor] = {}
+    found = {key: layout.carried[key].clone() for key in layout.aside}
     for key, placements in layout.aside.items():
-        tensor = layout.carried[key]
         for p in placements:
             ends = (p.store,) if isinstance(p.store, str) else (p.store[2], p.store[0])
             counts = [layout.num_rows(name) for name in ends]
@@ -97,9 +96,7 @@ def _moved_aside(layout: Layout, index: Mapping[str, Tensor]) -> dict[str, Tenso
                     f"Expected the neurons that '{key}', left out of the graph, was made for (got "
                     f"{dict(zip(ends, counts, strict=True))}). Undo transforms first."
                 )
-            if key not in found:
-                found[key] = tensor.clone()
-            rows = p.take(tensor).reshape(*counts, p.taps)
+            rows = p.take(layout.carried[key]).reshape(*counts, p.taps)
             for axis, name in enumerate(ends):
                 if name in index:
                     rows = rows.index_select(axis, index[name].to(rows.device))

@@ -14,22 +14,9 @@ from nfn_graph.spec import NetworkSpec, NeuronType, Shape, WeightType
 # file. They contain nothing but data.
 torch.serialization.add_safe_globals(
     [
-        BaseStorage,
-        Batch,
-        Computation,
-        Layout,
-        NetworkSpec,
-        NeuronType,
-        Neurons,
-        NodeStorage,
-        Placement,
-        Range,
-        Ref,
-        Shape,
-        Step,
-        WeightGraph,
-        WeightStorage,
-        WeightType,
+        *(BaseStorage, NodeStorage, WeightStorage, WeightGraph, Batch),
+        *(NetworkSpec, NeuronType, WeightType, Shape, Layout, Placement),
+        *(Computation, Step, Ref, Range, Neurons),
     ]
 )
 

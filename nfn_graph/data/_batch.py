@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.data
@@ -123,9 +123,7 @@ class Batch(PyGBatch, WeightGraph, metaclass=_StaticInheritance):  # type: ignor
         number = int(idx)
         if not -self.num_graphs <= number < self.num_graphs:
             raise IndexError(f"Expected an index below {self.num_graphs} (got {number})")
-        graph = super().get_example(number % self.num_graphs)
-        if not isinstance(graph, WeightGraph):
-            raise TypeError(f"Expected a batch of WeightGraphs (got {type(graph).__name__})")
+        graph = cast("WeightGraph", super().get_example(number % self.num_graphs))
         graph.layout = graph.layout.inside(None)
         for key in {*graph.node_types, *graph.edge_types} - graph.layout.spec.types.keys():
             del graph[key]

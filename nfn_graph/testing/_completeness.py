@@ -55,18 +55,12 @@ def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int
         >>> assert_complete(NFLinear(folded, 1, 1, bias=False), folded)
     """
     found = completeness(layer, spec, channels)
-    if found.rank == found.orbits:
-        return
-    reason = ""
-    if not spec.is_complete:
-        reason = (
-            " Role types share parameters between layers: such a layer is equivariant, "
-            "not complete."
+    reason = " Role types share parameters between layers: the layer is equivariant, not complete."
+    if found.rank != found.orbits:
+        raise AssertionError(
+            f"Expected the layer to span all {found.orbits} equivariant maps (got a span of rank "
+            f"{found.rank} from {found.parameters} parameters).{'' if spec.is_complete else reason}"
         )
-    raise AssertionError(
-        f"Expected the layer to span all {found.orbits} equivariant maps "
-        f"(got a span of rank {found.rank} from {found.parameters} parameters).{reason}"
-    )
 
 
 def completeness(
@@ -96,9 +90,9 @@ def completeness(
     matrices = matrices_of(layer, graph, spec, channels)
     _assert_constant_on_orbits(matrices, orbits)
     pairs = channels[0] * channels[1]
-    used = matrices.flatten(1).abs().amax(1) > 0
-    rank = int(torch.linalg.matrix_rank(matrices[used].flatten(1))) if used.any() else 0
-    return Completeness(int(used.sum()) // pairs, rank // pairs, int(orbits.max()) + 1)
+    used = matrices.flatten(1)[matrices.flatten(1).any(1)]
+    rank = int(torch.linalg.matrix_rank(used)) if len(used) else 0
+    return Completeness(len(used) // pairs, rank // pairs, int(orbits.max()) + 1)
 
 
 def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
