@@ -15,7 +15,7 @@ from nfn_graph.interop._nfn_modules import JointNorm, MatrixDropout, ReorderedPo
 from nfn_graph.messages import UserError
 from nfn_graph.nn import Activation, Dropout, Fold, FourierFeatures, IOEncoding, Pool, Residual
 from nfn_graph.nn.encoding import position_name
-from nfn_graph.spec import NETWORK, NetworkSpec, Symmetry, module_name
+from nfn_graph.spec import NETWORK, Key, NetworkSpec, Symmetry, module_name
 
 View = Symmetry | Literal["any", "unknown"] | None
 
@@ -101,11 +101,19 @@ def _of_chain(
     return lambda module, _: carry(module, spec_from_nfn(module.network_spec))
 
 
-def _encoding(
-    like: Tensor, spec: NetworkSpec, channels: int, values: Mapping[str, Tensor], layers: bool
+def _learned_encoding(
+    spec: NetworkSpec, channels: int, ends: Sequence[Tensor], layers: Mapping[Key, Tensor]
 ) -> nn.Module:
-    """A learned encoding with these values; all others are zero."""
-    encoding = IOEncoding(spec, channels, "learned", encode_layers=layers).to(like)
+    """An encoding with these values of positions `[positions, taps, channels]` and of layers.
+
+    The positions are those of the inputs at the first weight, and of the outputs at the last weight
+    and at the last bias.
+    """
+    first, last = spec.weights[0], spec.weights[-1]
+    names = (position_name(first.key, "source"), position_name(last.key, "target"), last.target)
+    values = {f"positions.{name}": x for name, x in zip(names, ends, strict=True)}
+    values |= {f"layers.{module_name(key)}": x for key, x in layers.items()}
+    encoding = IOEncoding(spec, channels, "learned", encode_layers=bool(layers)).to(ends[0])
     with torch.no_grad():
         for name, parameter in encoding.named_parameters():
             parameter.zero_()
@@ -114,35 +122,21 @@ def _encoding(
     return encoding
 
 
-def _positions(
-    spec: NetworkSpec, inputs: Tensor, outputs: Tensor, biases: Tensor
-) -> dict[str, Tensor]:
-    """The encodings of positions of the first weight, the last weight and the last bias."""
-    first, last = spec.weights[0], spec.weights[-1]
-    return {
-        f"positions.{position_name(first.key, 'source')}": inputs,
-        f"positions.{position_name(last.key, 'target')}": outputs,
-        f"positions.{last.target}": biases,
-    }
-
-
 def _io_embedding(module: Any) -> nn.Module:
-    """The `io_embed` of an `NPLinear`, each `[1, (channels, taps), positions]`."""
     spec = spec_from_nfn(module.network_spec)
     embedded = (module.in_embed, module.out_embed, module.out_bias_embed)
     taps = (spec.weights[0].taps, spec.weights[-1].taps, 1)
-    values = [
+    # Each is `[1, (channels, taps), positions]`.
+    ends = [
         x.reshape(module.c_in, n, -1).permute(2, 1, 0) for x, n in zip(embedded, taps, strict=True)
     ]
-    return _encoding(module.in_embed, spec, module.c_in, _positions(spec, *values), layers=False)
+    return _learned_encoding(spec, module.c_in, ends, {})
 
 
 def _learned_positions(module: Any, spec: NetworkSpec) -> nn.Module:
-    inputs, outputs = module.inp_emb.weight, module.out_emb.weight
-    values = _positions(spec, inputs.unsqueeze(1), outputs.unsqueeze(1), outputs.unsqueeze(1))
-    for key, x in by_type(spec, module.weight_emb.weight, module.bias_emb.weight):
-        values[f"layers.{module_name(key)}"] = x
-    return _encoding(inputs, spec, module.channels, values, layers=True)
+    inputs, outputs = module.inp_emb.weight.unsqueeze(1), module.out_emb.weight.unsqueeze(1)
+    layers = dict(by_type(spec, module.weight_emb.weight, module.bias_emb.weight))
+    return _learned_encoding(spec, module.channels, (inputs, outputs, outputs), layers)
 
 
 def _pool(module: Any, symmetry: Symmetry) -> nn.Module:
