@@ -110,8 +110,8 @@ def orbit_labels(graph: WeightGraph, symmetry: Symmetry) -> Tensor:
         >>> labels.shape, int(labels.max()) + 1 == spec.fold("hnp").num_orbits
         (torch.Size([17, 17]), True)
     """
-    total = len(_entries(graph))
-    numbered = _filled(graph, torch.arange(total, dtype=torch.float64), 1)
+    total = sum(x.shape[:2].numel() for _, x in graph.features().tensors())
+    numbered = _filled(graph, torch.arange(total, dtype=torch.float64).unsqueeze(0), 1)
     moves = [_entries(move.apply(numbered)).long() for move in _transpositions(graph, symmetry)]
     labels = torch.arange(total * total).reshape(total, total)
     while True:
@@ -155,10 +155,10 @@ def matrices_of(
         >>> len(matrices) == folded.num_orbits
         True
     """
-    entries = len(_entries(graph))
+    entries = sum(x.shape[:2].numel() for _, x in graph.features().tensors())
     inputs = entries * channels[0]
     units = torch.eye(inputs + 1, inputs, dtype=torch.float64)
-    batch = Batch.from_data_list([_filled(graph, unit, channels[0]) for unit in units])
+    batch = _filled(graph, units, channels[0])
     features = batch.features(spec.symmetry, spec=spec.unfolded)
     layer = copy.deepcopy(layer).double()
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
@@ -180,16 +180,15 @@ def matrices_of(
     return matrices
 
 
-def _filled(graph: WeightGraph, values: Tensor, channels: int) -> WeightGraph:
-    """Fills a graph with the entries of a vector, ordered by entry and then by channel."""
-    raw = graph.features()
-    parts = values.split([x.shape[0] * x.shape[1] * channels for _, x in raw.tensors()])
-    return graph.with_features(
-        {
-            key: part.reshape(*x.shape[:2], channels)
-            for (key, x), part in zip(raw.tensors(), parts, strict=True)
-        }
-    )
+def _filled(graph: WeightGraph, values: Tensor, channels: int) -> Batch:
+    """Networks like the graph with the entries `[networks, (entries, channels)]`."""
+    shapes = {key: x.shape[:2] for key, x in graph.features().tensors()}
+    parts = values.split([shape.numel() * channels for shape in shapes.values()], 1)
+    stores = {
+        key: part.reshape(len(values) * rows, taps, channels)
+        for (key, (rows, taps)), part in zip(shapes.items(), parts, strict=True)
+    }
+    return Batch.from_stores([graph.layout] * len(values), stores)
 
 
 def _assert_constant_on_orbits(matrices: Tensor, orbits: Tensor) -> None:
