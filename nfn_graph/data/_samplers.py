@@ -184,8 +184,8 @@ class EdgeBatchSampler(Sampler[list[int]]):
                     f"{size} in network {where}). Raise max_edges, or leave out such networks."
                 )
 
-    def _no_equal_counts(self) -> ValueError:
-        return ValueError(
+    def _no_equal_counts(self) -> UserError:
+        return UserError(
             f"Expected networks that {self.world_size} ranks can share in equal numbers of batches "
             f"with max_edges = {self.max_edges} edges (got {len(self.sizes)} networks, of which "
             f"too many fill a batch alone). Raise max_edges, or leave the last "

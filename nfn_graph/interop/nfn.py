@@ -4,17 +4,9 @@
     model(batch_from_nfn(features))        # what published(features) gives
     model(Batch.from_data_list(graphs))    # what it cannot take: networks of any widths
 
-Why it is worth moving:
-
-- *Completeness.* The published `HNPLinear` does not span all equivariant maps: the bias of
-  the last hidden layer never reaches the last weight (the paper's phi term `b^{L,L-1,j}`), and
-  part of its parameters are redundant (2-3-4-2: 142 parameters, rank 112 of 114). Ours has one
-  parameter per equivariant map, so further training of an imported model can use what the published
-  one lacks; until then those parameters are 0. One-layer networks, for which `HNPLinear` raises an
-  `IndexError`, also work.
-- *Mixed sizes.* The published package stacks networks, so all networks of a batch must have the
-  same widths. Here the widths may differ.
-- *Speed.* See `docs/performance.md`: both passes of a layer take 0.46 to 0.88 of the time.
+`docs/coming-from-nfn.md` gives the reasons to move. The parameters that the published `HNPLinear`
+lacks are 0 in an imported model and can be learned. One-layer networks, for which it raises an
+`IndexError`, work here.
 
 What comes over:
 
@@ -85,9 +77,8 @@ def from_nfn(module: nn.Module, in_channels: int | None = None) -> nn.Module:
         True
     """
     modules = list(flatten(module))
-    pooled = next(
-        (i for i, part in enumerate(modules, 1) if published_name(part) in _POOLS), len(modules)
-    )
+    pools = (i for i, part in enumerate(modules, 1) if published_name(part) in _POOLS)
+    pooled = next(pools, len(modules))
     steps: list[Replacement] = []
     for i, part in enumerate(modules[:pooled]):
         known = _in_channels(modules[i:pooled])
