@@ -96,8 +96,8 @@ class WeightGraph(HeteroData):
             raise UserError(f"Expected tensors {missing} (got {list(tensors)})")
         stores = gather_tensors(layout, tensors)
         like = next(iter(stores.values()))
-        for name in layout.spec.neuron:
-            stores.setdefault(name, like.new_empty(layout.num_rows(name), 0, 1))
+        for name in layout.spec.neuron.keys() - stores.keys():
+            stores[name] = like.new_empty(layout.num_rows(name), 0, 1)
         return cls._of({"layout": layout}, stores)
 
     @property
