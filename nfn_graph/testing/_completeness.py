@@ -55,7 +55,8 @@ def assert_complete(layer: nn.Module, spec: FoldedSpec, channels: tuple[int, int
         >>> assert_complete(NFLinear(folded, 1, 1, bias=False), folded)
     """
     found = completeness(layer, spec, channels)
-    reason = " Role types share parameters between layers: the layer is equivariant, not complete."
+    shared = "Role types share parameters between layers"
+    reason = f" {shared}: such a layer is equivariant, not complete."
     if found.rank != found.orbits:
         raise AssertionError(
             f"Expected the layer to span all {found.orbits} equivariant maps (got a span of rank "
