@@ -241,7 +241,7 @@ def layer_product(
     sizes = tuple(x.shape[1:-1])
     if window is not None:
         window.results(sizes)
-    result: Tensor = _Third.apply(_TARGETS, weights, x, layers, window, sizes)
+    result: Tensor = _Third.apply(_TARGETS, weights, x, (layers, window, sizes))
     return result
 
 
@@ -260,11 +260,10 @@ class _Third(torch.autograd.Function):
         wanted: int,
         first: Tensor,
         second: Tensor,
-        layers: Layers,
-        window: Window | None,
-        sizes: tuple[int, ...],
+        where: tuple[Layers, Window | None, tuple[int, ...]],
     ) -> Tensor:
         """Sums over edges, or multiplies the matrices of runs if these are long enough."""
+        layers, window, sizes = where
         if window is not None:
             return _products_below(wanted, first, second, layers, window, sizes)
         first, second = first.contiguous(), second.contiguous()
@@ -276,7 +275,7 @@ class _Third(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keeps the two tensors."""
-        ctx.wanted, first, second, *ctx.rest = inputs
+        ctx.wanted, first, second, ctx.where = inputs
         ctx.save_for_backward(first, second)
 
     @staticmethod
@@ -285,12 +284,12 @@ class _Third(torch.autograd.Function):
         tensors = list(ctx.saved_tensors)
         tensors.insert(ctx.wanted, grads[0])
         found = [
-            _Third.apply(i, *tensors[:i], *tensors[i + 1 :], *ctx.rest) if is_needed else None
+            _Third.apply(i, *tensors[:i], *tensors[i + 1 :], ctx.where) if is_needed else None
             for i, is_needed in zip(
                 (i for i in range(3) if i != ctx.wanted), ctx.needs_input_grad[1:3], strict=True
             )
         ]
-        return (None, *found, None, None, None)
+        return (None, *found, None)
 
     @staticmethod
     def vmap(
@@ -299,7 +298,7 @@ class _Third(torch.autograd.Function):
         wanted: int,
         first: Tensor,
         second: Tensor,
-        *rest: Any,
+        where: Any,
     ) -> tuple[Tensor, int]:
         """Runs one network after another: tensors that are differentiated many times are small."""
 
@@ -307,7 +306,7 @@ class _Third(torch.autograd.Function):
             return x if dim is None else x.select(dim, i)
 
         parts = [
-            _Third.apply(wanted, at(first, dims[1], i), at(second, dims[2], i), *rest)
+            _Third.apply(wanted, at(first, dims[1], i), at(second, dims[2], i), where)
             for i in range(info.batch_size)
         ]
         return torch.stack(parts), 0
