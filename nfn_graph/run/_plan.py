@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
 from nfn_graph.run._operations import ENTRYWISE
-from nfn_graph.run._ragged import Stored
+from nfn_graph.run._ragged import Shapes, Stored
 from nfn_graph.run._tensors import read_entries
 from nfn_graph.spec import Key, NetworkSpec
 
@@ -27,9 +27,6 @@ _MOST_INDICES = 2**24
 #: The largest factor by which zeros may enlarge the tensors of networks with convolutions.
 _MOST_PADDING = 2.0
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
-
-#: The shape of a tensor in every network.
-Shapes = tuple[tuple[int, ...], ...]
 
 _plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
 _lock = Lock()
@@ -158,7 +155,7 @@ class Group:
         flat = self._entries(number, stores)
         own = self._own_shapes(number)
         if not is_padded:
-            return Stored(flat, own)
+            return Stored(flat, own, own)
         shapes = self._padded_shapes(number)
         if shapes == own:
             return Stored(flat, own, own)

@@ -168,8 +168,8 @@ def _run_ragged(group: Group, task: Task, is_padded: bool) -> Results:
         given = [own[i] for own in shares] or [x.unsqueeze(0) for x in inputs]
         own = {number: parts[i] for number, parts in zip(numbers, tensors, strict=True)}
         with _checked(inputs):
-            results = evaluate_ragged(computation, own, given, count, wanted)
-        outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
+            results = evaluate_ragged(computation, own, given, wanted)
+        outputs = [as_same(results[ref.step]).data for ref in computation.outputs]
         activations = {
             n.name: as_rows(results[n.value.step], n.axis, count).without_padding().contiguous()
             for n in neurons
