@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from threading import Lock
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.run._operations import ENTRYWISE
 from nfn_graph.run._ragged import Shapes, Stored
-from nfn_graph.run._tensors import read_entries
 from nfn_graph.spec import Key, NetworkSpec
 
 #: The number of cached plans: most training runs repeat few mixtures of networks.
@@ -28,25 +27,19 @@ _MOST_INDICES = 2**24
 _MOST_PADDING = 2.0
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
-_plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
+_plans: dict[tuple[int, ...], Plan] = {}
 _lock = Lock()
 
 
 def plan_of(graph: WeightGraph) -> Plan:
     """The plan for the networks of a graph, which is cached by their layouts."""
-    layouts = graph.layouts
     # A plan keeps its layouts alive, so no other object can get their ids.
-    key = tuple(map(id, layouts))
+    key = tuple(map(id, graph.layouts))
     with _lock:
-        plan = _plans.get(key)
-        if plan is not None:
-            _plans.move_to_end(key)
-            return plan
-    plan = Plan(graph)
-    with _lock:
-        _plans[key] = plan
-        while len(_plans) > _MOST_PLANS:
-            _plans.popitem(last=False)
+        plan = _plans.pop(key, None)
+        plan = _plans[key] = Plan(graph) if plan is None else plan
+        if len(_plans) > _MOST_PLANS:
+            del _plans[next(iter(_plans))]
     return plan
 
 
@@ -71,8 +64,7 @@ class Plan:
             members.setdefault(self.kinds[kind].computation, {})[kind] = networks
         self.groups = [Group(self, own) for own in members.values()]
         order = [network for group in self.groups for network in group.networks]
-        is_sorted = order == list(range(len(order)))
-        self._back = None if is_sorted else sorted(range(len(order)), key=order.__getitem__)
+        self._is_sorted = order == sorted(order)
         self._indices: dict[Any, Tensor] = {}
 
     @property
@@ -89,21 +81,17 @@ class Plan:
         own = torch.tensor([layout.num_rows(key) for layout in self.kinds])
         return own[torch.tensor(self.kind_of)]
 
-    def restored(self, parts: Sequence[Tensor]) -> Tensor:
-        """Puts the concatenated values of the networks of all groups into the graph's order."""
-        joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        if self._back is None:
+    def restored(self, key: int | str, joined: Tensor) -> Tensor:
+        """Puts an output, or the rows of a neuron type, of all groups into the graph's order."""
+        if self._is_sorted:
             return joined
-        return joined.index_select(0, torch.tensor(self._back, device=joined.device))
-
-    def restored_rows(self, name: str, joined: Tensor) -> Tensor:
-        """Puts the concatenated rows of a neuron type of all groups into the graph's order."""
-        if self._back is None:
-            return joined
-        place = (name, joined.device)
+        place = (key if isinstance(key, str) else None, joined.device)
         if place not in self._indices:
-            order = torch.cat([group.own_rows(name) for group in self.groups])
-            self._indices[place] = order.argsort().to(joined.device)
+            order = [
+                group.own_rows(key) if isinstance(key, str) else torch.tensor(group.networks)
+                for group in self.groups
+            ]
+            self._indices[place] = torch.cat(order).argsort().to(joined.device)
         return joined.index_select(0, self._indices[place])
 
 
@@ -356,3 +344,29 @@ def _kinds(layouts: Sequence[Layout]) -> tuple[list[Layout], list[int]]:
             by_object[number] = by_value[value]
         kind_of.append(by_object[number])
     return kinds, kind_of
+
+
+def read_entries(layout: Layout, number: int, stores: Mapping[Key, Tensor]) -> Tensor:
+    """Reads a tensor `[networks, *shape]` of networks of one layout.
+
+    Args:
+        layout: The layout.
+        number: The number of the tensor.
+        stores: The values of every store, `[networks, rows, taps]`.
+    """
+    placements = layout.sources[number]
+    first = placements[0]
+    tensor: Tensor | None = None
+    for placement in placements:
+        rows = stores[placement.store]
+        begin = layout.first_rows[placement.store, placement.block]
+        taps = slice(placement.tap, placement.tap + placement.taps)
+        part = placement.ordered(rows[:, begin : begin + placement.count, taps])
+        if placement.is_whole:
+            return part.reshape(rows.shape[0], *first.shape)
+        if tensor is None:
+            tensor = rows.new_zeros(rows.shape[0], *first.shape)
+        placement.viewed(tensor)[(slice(None), *placement.slices)] = part
+    if tensor is None:
+        raise UserError("Expected placements of a tensor (got none)")
+    return tensor

@@ -24,7 +24,7 @@ from nfn_graph.data import Computation, Ref
 from nfn_graph.messages import UserError
 from nfn_graph.run._evaluation import carried_out
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
-from nfn_graph.run._products import Window, complete_layers, layer_product
+from nfn_graph.run._products import Layers, Window, complete_layers, layer_product
 
 #: Operations whose results share no memory with their operands.
 _FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm")
@@ -328,40 +328,30 @@ def _sizes(name: str, x: NeuronRows | Same, axis: int | None = None) -> Any:
 def _linear(x: Value, weight: Any, bias: Any = None) -> Value | None:
     if not isinstance(weight, Stored) or weight.rank != 2:
         return None
-    inputs, shared = _sources(x, -1, len(weight.shapes))
-    layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
+    inputs, layers = _sources(x, -1, weight)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
     y = y.reshape(-1, *inputs.data.shape[1:])
     result = NeuronRows(y, inputs.rank - 1, *weight.sizes(0))
     return result if bias is None else _with_vector(torch.add, result, bias, -1)
 
 
-def _sources(x: Value, axis: int, num_networks: int) -> tuple[NeuronRows, bool]:
-    """The rows that a layer reads, and whether all networks read the same ones."""
-    if isinstance(x, Same) and x.data.shape[0] == 1:
-        at = axis % x.rank
-        data = x.data[0].movedim(at, 0)
-        counts = (data.shape[0],) * num_networks
-        return NeuronRows(data, at, counts, counts), True
-    return as_rows(x, axis, num_networks), False
-
-
-def _ends(weight: Stored, x: NeuronRows) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The numbers of target and source rows."""
-    sources = tuple(shape[1] for shape in weight.shapes)
-    if sources != x.counts:
-        i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
-        raise UserError(f"Expected an input of {sources[i]} neurons (got {x.counts[i]})")
-    return tuple(shape[0] for shape in weight.shapes), sources
+def _sources(x: Value, axis: int, weight: Stored) -> tuple[NeuronRows, Layers]:
+    """The rows that a layer reads, and the layer."""
+    (targets, _), (sources, _) = weight.sizes(0), weight.sizes(1)
+    is_shared = isinstance(x, Same) and x.data.shape[0] == 1
+    rows = as_rows(x, axis, 1 if is_shared else len(sources))
+    counts = rows.counts * len(sources) if is_shared else rows.counts
+    if sources != counts:
+        expected, got = next((a, b) for a, b in zip(sources, counts, strict=True) if a != b)
+        raise UserError(f"Expected an input of {expected} neurons (got {got})")
+    return rows, complete_layers(targets, sources, is_shared, weight.data.device)
 
 
 def _with_vector(
     function: Callable[..., Tensor], x: NeuronRows, vector: Value, axis: int
 ) -> NeuronRows:
     """Applies an entrywise operation with a vector along the neurons."""
-    if vector.rank != 1:
-        raise NotRaggedError
-    if x.at != axis % x.rank:
+    if vector.rank != 1 or x.at != axis % x.rank:
         raise NotRaggedError
     column = _aligned(vector, 1, -1, x.counts)
     return replace(x, data=function(x.data, column.reshape(-1, *[1] * (x.rank - 1))))
@@ -382,10 +372,8 @@ def _convolution(spatial: int) -> _Handler:
         kernels = {shape[2:] for shape in weight.shapes}
         if len(kernels) > 1:
             raise NotRaggedError
-        kernel = kernels.pop()
+        inputs, layers = _sources(x, 1, weight)
         if len(set(weight.shapes)) == 1 and (bias is None or isinstance(bias, Stored)):
-            inputs, shared = _sources(x, 1, len(weight.shapes))
-            _ends(weight, inputs)
             # Torch's own convolution runs the networks side by side without copying windows.
             y = getattr(F, f"conv{spatial}d")(
                 inputs.data.transpose(0, 1),
@@ -394,14 +382,12 @@ def _convolution(spatial: int) -> _Handler:
                 stride,
                 padding,
                 dilation,
-                1 if shared else len(weight.shapes),
+                len(inputs.counts),
             )
             return NeuronRows(y.transpose(0, 1), 1, *weight.sizes(0))
-        dilations = _each(dilation, spatial)
+        kernel, dilations = kernels.pop(), _each(dilation, spatial)
         pads = _pads(padding, kernel, dilations)
         window = Window(kernel, _each(stride, spatial), dilations, pads)
-        inputs, shared = _sources(x, 1, len(weight.shapes))
-        layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
         # If the inputs are the last axis, windows are copied in long contiguous pieces.
         y = layer_product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
         result = NeuronRows(y, 1, *weight.sizes(0))
