@@ -44,11 +44,7 @@ def plan_of(graph: WeightGraph) -> Plan:
 
 
 class Plan:
-    """The plan by which the networks of a graph are run.
-
-    Args:
-        graph: The graph.
-    """
+    """The groups of networks of a graph that run together."""
 
     def __init__(self, graph: WeightGraph) -> None:
         self.layouts = graph.layouts
@@ -75,11 +71,6 @@ class Plan:
             return None
         number = min(map(self.kind_of.index, unknown))
         return number, str(self.kinds[self.kind_of[number]].computation.reason)
-
-    def counts(self, key: Key) -> Tensor:
-        """The number of rows that every network has in a store."""
-        own = torch.tensor([layout.num_rows(key) for layout in self.kinds])
-        return own[torch.tensor(self.kind_of)]
 
     def restored(self, key: int | str, joined: Tensor) -> Tensor:
         """Puts an output, or the rows of a neuron type, of all groups into the graph's order."""
@@ -123,7 +114,7 @@ class Group:
             for step in self.computation.steps
         )
         self._is_whole = self.networks == list(range(len(plan.layouts)))
-        self._shapes: dict[Any, Shapes] = {}
+        self._shapes: dict[tuple[int, bool], Shapes] = {}
         self._straight: dict[int, Placement | None] = {}
         self._indices: dict[Any, Tensor] = {}
 
@@ -141,10 +132,8 @@ class Group:
             is_padded: Whether to pad the tensor with zeros.
         """
         flat = self._entries(number, stores)
-        own = self._own_shapes(number)
-        if not is_padded:
-            return Stored(flat, own, own)
-        shapes = self._padded_shapes(number)
+        own = self._shapes_of(number, False)
+        shapes = self._shapes_of(number, True) if is_padded else own
         if shapes == own:
             return Stored(flat, own, own)
         zeros = flat.new_zeros(sum(map(math.prod, shapes)))
@@ -163,36 +152,32 @@ class Group:
             found += [(count + i) // number for i in range(number)]
         return found
 
-    def _own_shapes(self, number: int) -> Shapes:
-        if number not in self._shapes:
-            own = [(layout.sources[number][0].shape, n) for layout, n in self.kinds]
-            self._shapes[number] = tuple(shape for shape, n in own for _ in range(n))
-        return self._shapes[number]
-
-    def _padded_shapes(self, number: int) -> Shapes:
-        """The shapes of a tensor after it is padded with zeros."""
-        if ("padded", number) not in self._shapes:
-            own = [(shape, n) for _, shape, _, n in self._padded_views(number)]
-            found = tuple(shape for shape, n in own for _ in range(n))
-            self._shapes["padded", number] = found
-        return self._shapes["padded", number]
+    def _shapes_of(self, number: int, is_padded: bool) -> Shapes:
+        """The shapes of a tensor in all networks, perhaps after it is padded with zeros."""
+        place = number, is_padded
+        if place not in self._shapes:
+            each = [layout.sources[number][0].shape for layout, _ in self.kinds]
+            if is_padded:
+                each = [shape for _, shape, _ in self._padded_views(number)]
+            kinds = zip(each, self.kinds, strict=True)
+            self._shapes[place] = tuple(shape for shape, (_, n) in kinds for _ in range(n))
+        return self._shapes[place]
 
     def _padded_places(self, number: int) -> Tensor:
         """The places of the original entries of a tensor after it is padded with zeros."""
         found, begin = [], 0
-        for own, _, view, n in self._padded_views(number):
+        for (own, _, view), (_, n) in zip(self._padded_views(number), self.kinds, strict=True):
             end = begin + n * math.prod(view)
             places = torch.arange(begin, end).reshape(n, *view)
             found.append(places[(slice(None), *map(slice, own))].reshape(-1))
             begin = end
         return torch.cat(found)
 
-    def _padded_views(
-        self, number: int
-    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]]:
-        for (layout, n), sizes in zip(self.kinds, self.padded or (), strict=True):
+    def _padded_views(self, number: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """The view of a tensor, and its shape and view after padding, in each kind of network."""
+        for (layout, _), sizes in zip(self.kinds, self.padded or (), strict=True):
             (placement,) = layout.sources[number]
-            yield placement.view, *_padded_view(placement, layout.spec, sizes), n
+            yield placement.view, *_padded_view(placement, layout.spec, sizes)
 
     def rows(self, key: Key, x: Tensor) -> Tensor:
         """Selects the rows of the group's networks from a store of the graph."""
@@ -202,7 +187,8 @@ class Group:
 
     def own_rows(self, key: Key) -> Tensor:
         """The places of the rows of the group's networks in a store of the graph."""
-        counts, chosen = self._plan.counts(key), torch.tensor(self.networks)
+        by_kind = torch.tensor([layout.num_rows(key) for layout in self._plan.kinds])
+        counts, chosen = by_kind[self._plan.kind_of], torch.tensor(self.networks)
         own = counts[chosen]
         # The rows before those of a network differ between the group and the graph.
         shift = (counts.cumsum(0) - counts)[chosen] - (own.cumsum(0) - own)
@@ -215,8 +201,7 @@ class Group:
         if place is not None:
             x = self.rows(place.store, stores[place.store])
             return x[:, place.tap : place.tap + place.taps].reshape(-1)
-        # Otherwise, read the places of the entries in the way of the entries, and use them as an
-        # index.
+        # Otherwise, the places of the entries are read like the entries, and used as an index.
         keys = list(dict.fromkeys(p.store for own, _ in self.kinds for p in own.sources[number]))
         flat = torch.cat([self.rows(key, stores[key]).reshape(-1) for key in keys])
         index = self._index(number, flat.device, lambda: self._places(number, keys, stores))

@@ -125,7 +125,8 @@ class Stored:
 
     def sizes(self, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sizes along an axis, and those before padding."""
-        return tuple(shape[axis] for shape in self.shapes), tuple(shape[axis] for shape in self.own)
+        sizes = tuple(shape[axis] for shape in self.shapes)
+        return sizes, tuple(shape[axis] for shape in self.own) if self.is_padded else sizes
 
     def split(self, counts: Sequence[int]) -> list[Stored]:
         """Splits the tensor by networks into parts with these numbers of networks."""
@@ -337,7 +338,7 @@ def _linear(x: Value, weight: Any, bias: Any = None) -> Value | None:
 
 def _sources(x: Value, axis: int, weight: Stored) -> tuple[NeuronRows, Layers]:
     """The rows that a layer reads, and the layer."""
-    (targets, _), (sources, _) = weight.sizes(0), weight.sizes(1)
+    targets, sources = (tuple(shape[axis] for shape in weight.shapes) for axis in (0, 1))
     is_shared = isinstance(x, Same) and x.data.shape[0] == 1
     rows = as_rows(x, axis, 1 if is_shared else len(sources))
     counts = rows.counts * len(sources) if is_shared else rows.counts
