@@ -36,7 +36,6 @@ _FINITE_AT_ZERO = """
 """
 _KEEPS_FINITE = frozenset(_FINITE_AT_ZERO.split())
 
-
 #: The shape of a tensor in every network.
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -85,6 +84,10 @@ class NeuronRows:
     def rank(self) -> int:
         """The number of axes of the value in one network."""
         return self.data.dim()
+
+    def along(self, axis: int) -> int:
+        """The axis of `data` for an axis of a network other than that of the neurons."""
+        return axis + (axis < self.at)
 
     @property
     def is_padded(self) -> bool:
@@ -181,14 +184,15 @@ def _overwriting(computation: Computation) -> frozenset[int]:
     steps = computation.steps
     named = [*computation.outputs, *(neurons.value for neurons in computation.activations)]
     uses = Counter(ref.step for ref in (*named, *(r for step in steps for r in step.operands)))
-    found = []
-    for number, step in enumerate(steps):
-        operands = list(step.operands)
-        if step.operation == "relu" and len(operands) == len(step.args) == 1 and not step.kwargs:
-            (ref,) = operands
-            if steps[ref.step].operation in _FRESH and uses[ref.step] == 1:
-                found.append(number)
-    return frozenset(found)
+    return frozenset(
+        number
+        for number, step in enumerate(steps)
+        if step.operation == "relu"
+        and step.args
+        and all(
+            uses[ref.step] == 1 and steps[ref.step].operation in _FRESH for ref in step.operands
+        )
+    )
 
 
 def as_same(value: Any) -> Any:
@@ -463,7 +467,7 @@ def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Value | None:
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
     if x.at not in (first, last) or (x.is_padded and x.at != first):
         return None
-    joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
+    joined = [x.along(axis) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
     if x.at != first:
@@ -482,40 +486,16 @@ def _reshape(x: Value, *sizes: Any, **named: Any) -> Value | None:
     return None
 
 
-def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronRows:
-    """Reduces a value along axes other than that of the neurons."""
-    own = {axis + (axis < x.at) for axis in axes}
-    # The memory order is kept, so that the derivative has the layout of the values.
-    order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
-    places = [place for place, axis in enumerate(order) if axis in own]
-    data = OPERATIONS[name](x.data.permute(order), places, True)
-    data = data.permute(sorted(range(x.rank), key=order.__getitem__))
-    if keepdim:
-        return replace(x, data=data)
-    at = x.at - sum(axis < x.at for axis in axes)
-    return replace(x, data=data.squeeze(tuple(own)), at=at)
-
-
-def _average_pool(spatial: int) -> _Handler:
-    """Makes a handler for average pooling to a given number of positions, usually one."""
-    elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
-
-    def apply(x: Value, *args: Any, **kwargs: Any) -> Any:
-        size = args[0] if args else kwargs["output_size"]
-        is_one = size is not None and set(_each(size, spatial)) == {1}
-        if isinstance(x, NeuronRows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
-            return _reduced("mean", x, set(range(2, spatial + 2)), True)
-        return elsewhere(x, *args, **kwargs)
-
-    return apply
-
-
 def _reduction(name: str) -> _Handler:
     def apply(x: Value, dim: Any = None, keepdim: bool = False, **others: Any) -> Value | None:
         if not isinstance(x, NeuronRows) or dim is None or others:
             return None
         axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
-        return None if x.at in axes else _reduced(name, x, axes, keepdim)
+        if x.at in axes:
+            return None
+        at = x.at - (0 if keepdim else sum(axis < x.at for axis in axes))
+        data = OPERATIONS[name](x.data, tuple(map(x.along, axes)), keepdim)
+        return replace(x, data=data, at=at)
 
     return apply
 
@@ -524,9 +504,9 @@ def _squeeze(x: Value, dim: Any = None) -> Value | None:
     if not isinstance(x, NeuronRows) or not isinstance(dim, int) or dim % x.rank == x.at:
         return None
     axis = dim % x.rank
-    if x.data.shape[axis + (axis < x.at)] != 1:
+    if x.data.shape[x.along(axis)] != 1:
         return x
-    return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
+    return replace(x, data=x.data.squeeze(x.along(axis)), at=x.at - (axis < x.at))
 
 
 def _permute(x: Value, *dims: Any, **named: Any) -> Value | None:
@@ -540,7 +520,7 @@ def _permute(x: Value, *dims: Any, **named: Any) -> Value | None:
         return None
     order = [axis % x.rank for axis in order]
     # The neurons always come first in the data; the other axes are permuted.
-    others = [axis + (axis < x.at) for axis in order if axis != x.at]
+    others = [x.along(axis) for axis in order if axis != x.at]
     return replace(x, data=x.data.permute(0, *others), at=order.index(x.at))
 
 
@@ -572,8 +552,7 @@ def _cat(values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
             for v in values
         ):
             return None
-        at = axis % like.rank
-        return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
+        return replace(like, data=torch.cat([v.data for v in values], like.along(axis % like.rank)))
     rows = [as_rows(v, axis, len(like.counts)) for v in values]
     if any(v.is_padded for v in rows):
         raise NotRaggedError
@@ -583,7 +562,7 @@ def _cat(values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     return NeuronRows(data, like.at, counts, counts)
 
 
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
 #: They return None for values that have the same shape in all networks, or must have.
 _HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
@@ -598,6 +577,5 @@ _HANDLERS: dict[str, _Handler] = {
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
-    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }

@@ -207,7 +207,7 @@ def _run_stacked(
     task: Task,
 ) -> Results:
     computation = layout.computation
-    tensors = {n: read_entries(layout, n, stores) for n in computation.parameters}
+    tensors = {n: read_entries(layout, n, stores) for n in range(len(layout.sources))}
     neurons = computation.activations if task.has_activations else ()
 
     def run_one(tensors: dict[int, Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -225,9 +225,10 @@ def _run_stacked(
             found = [x.unsqueeze(0) for x in run_one(one, *inputs)]
         else:
             found = together(tensors, *inputs)
-    outputs = len(computation.outputs)
-    activations = {n.name: x.flatten(0, 1) for n, x in zip(neurons, found[outputs:], strict=True)}
-    return {**dict(enumerate(found[:outputs])), **activations}
+    results: Results = dict(enumerate(found[: len(computation.outputs)]))
+    for n, x in zip(neurons, found[len(results) :], strict=True):
+        results[n.name] = x.flatten(0, 1)
+    return results
 
 
 def _one_after_the_other(parts: Sequence[Results]) -> Results:

@@ -12,7 +12,7 @@ from torch_geometric.transforms import BaseTransform
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.spec import Key, NetworkSpec, WeightKey
+from nfn_graph.spec import Key, NetworkSpec
 from nfn_graph.transforms._rescaling import Kind, Rescaling, rescalings
 
 
@@ -328,12 +328,8 @@ def canonical_phases(phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def hidden_chain(spec: NetworkSpec) -> list[str]:
     """The hidden neuron types of a network that has one bias per neuron, first layer first."""
-    into: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
-    out: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
-    for weight in spec.weights:
-        into[weight.target].append(weight.key)
-        out[weight.source].append(weight.key)
-    hidden = [n for n in spec.neurons if into[n.name] and out[n.name]]
+    sources, targets = ({w.key[end] for w in spec.weights} for end in (0, 2))
+    hidden = [n for n in spec.neurons if n.name in sources & targets]
     for neuron in hidden:
         if neuron.taps != 1 or neuron.role or neuron.fixed:
             raise UserError(
