@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -53,24 +54,16 @@ class Plan:
         self.like = spec.weights[0].key
         self.kinds, self.kind_of = _kinds(self.layouts)
         members: dict[Computation, dict[int, list[int]]] = {}
-        by_kind: list[list[int]] = [[] for _ in self.kinds]
         for network, kind in enumerate(self.kind_of):
-            by_kind[kind].append(network)
-        for kind, networks in enumerate(by_kind):
-            members.setdefault(self.kinds[kind].computation, {})[kind] = networks
+            own = members.setdefault(self.kinds[kind].computation, {})
+            own.setdefault(kind, []).append(network)
         self.groups = [Group(self, own) for own in members.values()]
         order = [network for group in self.groups for network in group.networks]
         self._is_sorted = order == sorted(order)
+        reasons = (layout.computation.reason for layout in self.layouts)
+        #: The first network whose computation is not known, and the reason.
+        self.unknown = next(((i, why) for i, why in enumerate(reasons) if why is not None), None)
         self._indices: dict[Any, Tensor] = {}
-
-    @property
-    def reason(self) -> tuple[int, str] | None:
-        """The first network whose computation is not known, and the reason."""
-        unknown = [i for i, layout in enumerate(self.kinds) if layout.computation.reason]
-        if not unknown:
-            return None
-        number = min(map(self.kind_of.index, unknown))
-        return number, str(self.kinds[self.kind_of[number]].computation.reason)
 
     def restored(self, key: int | str, joined: Tensor) -> Tensor:
         """Puts an output, or the rows of a neuron type, of all groups into the graph's order."""
@@ -97,14 +90,14 @@ class Group:
     def __init__(self, plan: Plan, members: Mapping[int, Sequence[int]]) -> None:
         self._plan = plan
         self.computation = plan.kinds[next(iter(members))].computation
-        own = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
-        sizes = _padded_sizes(own)
+        kinds = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
+        sizes = _padded_sizes(kinds)
+        own = zip(sizes or [()] * len(kinds), kinds, members.values(), strict=True)
+        in_order = sorted(own, key=itemgetter(0))
         #: The sizes to which the networks of each kind are padded, if that is worthwhile.
         self.padded = None if sizes is None else sorted(sizes)
-        order = range(len(own)) if sizes is None else sorted(range(len(own)), key=sizes.__getitem__)
-        numbers = list(members)
-        self.kinds = [own[i] for i in order]
-        self.networks = [network for i in order for network in members[numbers[i]]]
+        self.kinds = [kind for _, kind, _ in in_order]
+        self.networks = [network for _, _, networks in in_order for network in networks]
         #: Whether all of its operations support networks of different sizes.
         self.is_ragged = True
         #: Whether it consists only of linear layers and functions of single entries.

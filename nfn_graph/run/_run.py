@@ -82,8 +82,8 @@ def run(
 
 
 def _check_known(plan: Plan) -> None:
-    if plan.reason is not None:
-        number, reason = plan.reason
+    if plan.unknown is not None:
+        number, reason = plan.unknown
         which = "the network" if len(plan.layouts) == 1 else f"network {number}"
         raise UserError(
             f"Expected a graph that records what its network computes (got no record for {which}: "
