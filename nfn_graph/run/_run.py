@@ -258,10 +258,12 @@ def _of_all_groups(plan: Plan, results: Sequence[Results]) -> Results:
 
 def _cat(key: int | str, parts: Sequence[Tensor]) -> Tensor:
     """Concatenates an output, or the activations of a neuron type, of several networks."""
+    if len(parts) == 1:
+        return parts[0]
     shapes = [list(shape) for shape in dict.fromkeys(x.shape[1:] for x in parts)]
     if len(shapes) > 1:
         what = "outputs of one shape"
         if isinstance(key, str):
             what = f"activations of '{key}' at one number of positions"
         raise UserError(f"Expected {what} (got {shapes}). Run each batch[i].")
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    return torch.cat(list(parts))
