@@ -263,14 +263,14 @@ class _Third(torch.autograd.Function):
         where: tuple[Layers, Window | None, tuple[int, ...]],
     ) -> Tensor:
         """Sums over edges, or multiplies the matrices of runs if these are long enough."""
-        layers, window, _ = where
-        if window is None:
-            first, second = first.contiguous(), second.contiguous()
-            short = _SHORT_INNER_RUN if wanted == _WEIGHTS else _SHORT_RUN
-            runs = len(layers.runs)
-            if runs > 1 and layers.num_edges * second.shape[1] < short * runs:
-                return _sums_over_edges(wanted, first, second, layers.edges)
-        return _products_of_runs(wanted, first, second, *where)
+        layers, window, sizes = where
+        if window is not None:
+            return _products_below(wanted, first, second, layers, window, sizes)
+        first, second = first.contiguous(), second.contiguous()
+        short = _SHORT_INNER_RUN if wanted == _WEIGHTS else _SHORT_RUN
+        if len(layers.runs) == 1 or layers.num_edges * second.shape[1] >= short * len(layers.runs):
+            return _products(wanted, first, second, layers)
+        return _sums_over_edges(wanted, first, second, layers.edges)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -336,51 +336,66 @@ def _sums_over_edges(wanted: int, first: Tensor, second: Tensor, edges: Edges) -
     )[0]
 
 
-def _products_of_runs(
+def _products(wanted: int, first: Tensor, second: Tensor, layers: Layers) -> Tensor:
+    """The products of linear layers, run by run."""
+    columns = second.shape[1]
+    shapes = (layers.num_edges,), (layers.num_targets, columns), (layers.num_sources, columns)
+    result = second.new_empty(shapes[wanted])
+    tensors = [first, second]
+    tensors.insert(wanted, result)
+    weights, y, x = tensors
+    for run in layers.runs:
+        w, own_y = run.of_edges(weights, 1), run.of_targets(y)
+        own_x = run.of_sources(x).view(run.networks, run.sources, columns)
+        if wanted == _WEIGHTS:
+            torch.bmm(own_y, own_x.mT, out=w)
+        elif wanted == _TARGETS:
+            torch.bmm(w, own_x, out=own_y)
+        else:
+            torch.bmm(w.mT, own_y, out=own_x)
+    return result
+
+
+def _products_below(
     wanted: int,
     first: Tensor,
     second: Tensor,
     layers: Layers,
-    window: Window | None,
+    window: Window,
     sizes: tuple[int, ...],
 ) -> Tensor:
-    """Batched products; windows are copied for as many images and networks as stay cached."""
-    taps, results, most = 1, sizes, max(second.shape[-1], 1)
-    if window is not None:
-        taps, results = window.taps, window.results(sizes)
-        each = max(run.sources for run in layers.runs) * taps * math.prod(results)
-        most = min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), most)
+    """The products of convolutions, for as many images and networks at once as stay cached."""
+    results = window.results(sizes)
+    each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
+    most = min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), max(second.shape[-1], 1))
     seconds = second.split(most, -1)
-    weights, firsts = first.contiguous(), seconds
     if wanted == _WEIGHTS:
-        weights, firsts = first.new_empty(layers.num_edges * taps), first.split(most, -1)
+        weights, firsts = first.new_zeros(layers.num_edges * window.taps), first.split(most, -1)
+    else:
+        weights, firsts = first.contiguous(), seconds
     parts = []
-    for number, (y, x) in enumerate(zip(firsts, seconds, strict=True)):
+    for y, x in zip(firsts, seconds, strict=True):
         if wanted == _TARGETS:
             y = x.new_empty(layers.num_targets, *results, x.shape[-1])
         elif wanted == _SOURCES:
-            make = y.new_empty if window is None else y.new_zeros
-            x = make((layers.num_sources, *sizes, y.shape[-1]))
+            x = y.new_zeros(layers.num_sources, *sizes, y.shape[-1])
         y = y.contiguous()
         columns = math.prod(y.shape[1:])
-        for run in layers.runs if window is None else layers.runs_below(window, columns):
-            w, own_y, own_x = run.of_edges(weights, taps), run.of_targets(y), run.of_sources(x)
-            shape = run.networks, run.sources * taps, columns
-            if window is None:
-                below = own_x.view(shape)
-            elif wanted == _SOURCES:
-                below = own_y.new_empty(shape)
-            else:
-                below = window.columns(own_x).reshape(shape)
-            if wanted == _WEIGHTS:
-                w.baddbmm_(own_y, below.mT, beta=int(number > 0))
-            elif wanted == _TARGETS:
+        for run in layers.runs_below(window, columns):
+            w, own_y, own_x = (
+                run.of_edges(weights, window.taps),
+                run.of_targets(y),
+                run.of_sources(x),
+            )
+            if wanted == _SOURCES:
+                below = torch.bmm(w.mT, own_y)
+                window.add_to(own_x, below.view(-1, *window.kernel, *results, y.shape[-1]))
+                continue
+            below = window.columns(own_x).reshape(run.networks, run.sources * window.taps, columns)
+            if wanted == _TARGETS:
                 torch.bmm(w, below, out=own_y)
             else:
-                torch.bmm(w.mT, own_y, out=below)
-                if window is not None:
-                    below = below.view(-1, *window.kernel, *results, y.shape[-1])
-                    window.add_to(own_x, below)
+                w.baddbmm_(own_y, below.mT)
         parts.append(y if wanted == _TARGETS else x)
     if wanted == _WEIGHTS:
         return weights
