@@ -38,28 +38,13 @@ _TORCH = """
     argmin argsort einsum var_mean std_mean aminmax count_nonzero broadcast_to
     pixel_shuffle pixel_unshuffle group_norm prelu
 """
-_FUNCTIONAL = [
-    "linear",
-    "embedding",
-    "layer_norm",
-    "rms_norm",
-    "softmax",
-    "log_softmax",
-    "softmin",
-    "normalize",
-    "glu",
-    "interpolate",
-    "pad",
-    "cosine_similarity",
-    "local_response_norm",
-] + [
-    f"{name}{n}d"
-    for n in (1, 2, 3)
-    for name in (
-        *("conv", "conv_transpose", "max_pool", "avg_pool"),
-        *("adaptive_max_pool", "adaptive_avg_pool", "lp_pool"),
-    )
-]
+_FUNCTIONAL = """
+    linear embedding layer_norm rms_norm softmax log_softmax softmin normalize glu interpolate pad
+    cosine_similarity local_response_norm
+"""
+_FUNCTIONAL_BY_AXES = """
+    conv conv_transpose max_pool avg_pool adaptive_max_pool adaptive_avg_pool lp_pool
+"""
 _METHODS = """
     reshape expand expand_as repeat size dim t permute movedim moveaxis squeeze unsqueeze flip
     tile roll split norm gather index_select tril triu repeat_interleave
@@ -94,12 +79,6 @@ def _channels(x: Tensor, parameter: Tensor) -> Tensor:
     return parameter.reshape(-1, *[1] * (x.dim() - 2))
 
 
-def scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiplies a value by a weight and adds a bias, both along axis 1."""
-    x = x if weight is None else x * _channels(x, weight)
-    return x if bias is None else x + _channels(x, bias)
-
-
 def _channel_norm(statistics: Operation) -> Operation:
     def apply(
         x: Tensor,
@@ -112,10 +91,12 @@ def _channel_norm(statistics: Operation) -> Operation:
         eps: float = 1e-5,
     ) -> Tensor:
         if training or mean is None or variance is None:
-            return scaled(statistics(x, eps), weight, bias)
-        # Torch's own has no derivative in the statistics, which are features of a graph here.
-        scale = (variance + eps).rsqrt()
-        return scaled((x - _channels(x, mean)) * _channels(x, scale), weight, bias)
+            y = statistics(x, eps)
+        else:
+            # Torch's own has no derivative in the statistics, which are features of a graph here.
+            y = (x - _channels(x, mean)) * _channels(x, (variance + eps).rsqrt())
+        y = y if weight is None else y * _channels(x, weight)
+        return y if bias is None else y + _channels(x, bias)
 
     return apply
 
@@ -164,7 +145,12 @@ ENTRYWISE: dict[str, Operation] = {
 OPERATIONS: dict[str, Operation] = {
     **ENTRYWISE,
     **{name: getattr(torch, name) for name in _TORCH.split()},
-    **{name: getattr(F, name) for name in _FUNCTIONAL},
+    **{name: getattr(F, name) for name in _FUNCTIONAL.split()},
+    **{
+        f"{name}{n}d": getattr(F, f"{name}{n}d")
+        for name in _FUNCTIONAL_BY_AXES.split()
+        for n in (1, 2, 3)
+    },
     **{name: getattr(Tensor, name) for name in _METHODS.split()},
     "batch_norm": _channel_norm(
         lambda x, eps: F.batch_norm(x, None, None, None, None, True, 0, eps)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nfn_graph.data import Computation, Layout, Placement, WeightGraph
+from nfn_graph.messages import UserError
 from nfn_graph.run._operations import ENTRYWISE
-from nfn_graph.run._ragged import Stored
-from nfn_graph.run._tensors import read_entries
+from nfn_graph.run._ragged import Shapes, Stored
 from nfn_graph.spec import Key, NetworkSpec
 
 #: The number of cached plans: most training runs repeat few mixtures of networks.
@@ -28,37 +28,24 @@ _MOST_INDICES = 2**24
 _MOST_PADDING = 2.0
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
-#: The shape of a tensor in every network.
-Shapes = tuple[tuple[int, ...], ...]
-
-_plans: OrderedDict[tuple[int, ...], Plan] = OrderedDict()
+_plans: dict[tuple[int, ...], Plan] = {}
 _lock = Lock()
 
 
 def plan_of(graph: WeightGraph) -> Plan:
     """The plan for the networks of a graph, which is cached by their layouts."""
-    layouts = graph.layouts
     # A plan keeps its layouts alive, so no other object can get their ids.
-    key = tuple(map(id, layouts))
+    key = tuple(map(id, graph.layouts))
     with _lock:
-        plan = _plans.get(key)
-        if plan is not None:
-            _plans.move_to_end(key)
-            return plan
-    plan = Plan(graph)
-    with _lock:
-        _plans[key] = plan
-        while len(_plans) > _MOST_PLANS:
-            _plans.popitem(last=False)
+        plan = _plans.pop(key, None)
+        plan = _plans[key] = Plan(graph) if plan is None else plan
+        if len(_plans) > _MOST_PLANS:
+            del _plans[next(iter(_plans))]
     return plan
 
 
 class Plan:
-    """The plan by which the networks of a graph are run.
-
-    Args:
-        graph: The graph.
-    """
+    """The groups of networks of a graph that run together."""
 
     def __init__(self, graph: WeightGraph) -> None:
         self.layouts = graph.layouts
@@ -67,46 +54,28 @@ class Plan:
         self.like = spec.weights[0].key
         self.kinds, self.kind_of = _kinds(self.layouts)
         members: dict[Computation, dict[int, list[int]]] = {}
-        by_kind: list[list[int]] = [[] for _ in self.kinds]
         for network, kind in enumerate(self.kind_of):
-            by_kind[kind].append(network)
-        for kind, networks in enumerate(by_kind):
-            members.setdefault(self.kinds[kind].computation, {})[kind] = networks
+            own = members.setdefault(self.kinds[kind].computation, {})
+            own.setdefault(kind, []).append(network)
         self.groups = [Group(self, own) for own in members.values()]
         order = [network for group in self.groups for network in group.networks]
-        is_sorted = order == list(range(len(order)))
-        self._back = None if is_sorted else sorted(range(len(order)), key=order.__getitem__)
+        self._is_sorted = order == sorted(order)
+        reasons = (layout.computation.reason for layout in self.layouts)
+        #: The first network whose computation is not known, and the reason.
+        self.unknown = next(((i, why) for i, why in enumerate(reasons) if why is not None), None)
         self._indices: dict[Any, Tensor] = {}
 
-    @property
-    def reason(self) -> tuple[int, str] | None:
-        """The first network whose computation is not known, and the reason."""
-        unknown = [i for i, layout in enumerate(self.kinds) if layout.computation.reason]
-        if not unknown:
-            return None
-        number = min(map(self.kind_of.index, unknown))
-        return number, str(self.kinds[self.kind_of[number]].computation.reason)
-
-    def counts(self, key: Key) -> Tensor:
-        """The number of rows that every network has in a store."""
-        own = torch.tensor([layout.num_rows(key) for layout in self.kinds])
-        return own[torch.tensor(self.kind_of)]
-
-    def restored(self, parts: Sequence[Tensor]) -> Tensor:
-        """Puts the concatenated values of the networks of all groups into the graph's order."""
-        joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        if self._back is None:
+    def restored(self, key: int | str, joined: Tensor) -> Tensor:
+        """Puts an output, or the rows of a neuron type, of all groups into the graph's order."""
+        if self._is_sorted:
             return joined
-        return joined.index_select(0, torch.tensor(self._back, device=joined.device))
-
-    def restored_rows(self, name: str, joined: Tensor) -> Tensor:
-        """Puts the concatenated rows of a neuron type of all groups into the graph's order."""
-        if self._back is None:
-            return joined
-        place = (name, joined.device)
+        place = (key if isinstance(key, str) else None, joined.device)
         if place not in self._indices:
-            order = torch.cat([group.own_rows(name) for group in self.groups])
-            self._indices[place] = order.argsort().to(joined.device)
+            order = [
+                group.own_rows(key) if isinstance(key, str) else torch.tensor(group.networks)
+                for group in self.groups
+            ]
+            self._indices[place] = torch.cat(order).argsort().to(joined.device)
         return joined.index_select(0, self._indices[place])
 
 
@@ -121,14 +90,14 @@ class Group:
     def __init__(self, plan: Plan, members: Mapping[int, Sequence[int]]) -> None:
         self._plan = plan
         self.computation = plan.kinds[next(iter(members))].computation
-        own = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
-        sizes = _padded_sizes(own)
+        kinds = [(plan.kinds[kind], len(networks)) for kind, networks in members.items()]
+        sizes = _padded_sizes(kinds)
+        own = zip(sizes or [()] * len(kinds), kinds, members.values(), strict=True)
+        in_order = sorted(own, key=itemgetter(0))
         #: The sizes to which the networks of each kind are padded, if that is worthwhile.
         self.padded = None if sizes is None else sorted(sizes)
-        order = range(len(own)) if sizes is None else sorted(range(len(own)), key=sizes.__getitem__)
-        numbers = list(members)
-        self.kinds = [own[i] for i in order]
-        self.networks = [network for i in order for network in members[numbers[i]]]
+        self.kinds = [kind for _, kind, _ in in_order]
+        self.networks = [network for _, _, networks in in_order for network in networks]
         #: Whether all of its operations support networks of different sizes.
         self.is_ragged = True
         #: Whether it consists only of linear layers and functions of single entries.
@@ -138,7 +107,7 @@ class Group:
             for step in self.computation.steps
         )
         self._is_whole = self.networks == list(range(len(plan.layouts)))
-        self._shapes: dict[Any, Shapes] = {}
+        self._shapes: dict[tuple[int, bool], Shapes] = {}
         self._straight: dict[int, Placement | None] = {}
         self._indices: dict[Any, Tensor] = {}
 
@@ -156,10 +125,8 @@ class Group:
             is_padded: Whether to pad the tensor with zeros.
         """
         flat = self._entries(number, stores)
-        own = self._own_shapes(number)
-        if not is_padded:
-            return Stored(flat, own)
-        shapes = self._padded_shapes(number)
+        own = self._shapes_of(number, False)
+        shapes = self._shapes_of(number, True) if is_padded else own
         if shapes == own:
             return Stored(flat, own, own)
         zeros = flat.new_zeros(sum(map(math.prod, shapes)))
@@ -178,36 +145,32 @@ class Group:
             found += [(count + i) // number for i in range(number)]
         return found
 
-    def _own_shapes(self, number: int) -> Shapes:
-        if number not in self._shapes:
-            own = [(layout.sources[number][0].shape, n) for layout, n in self.kinds]
-            self._shapes[number] = tuple(shape for shape, n in own for _ in range(n))
-        return self._shapes[number]
-
-    def _padded_shapes(self, number: int) -> Shapes:
-        """The shapes of a tensor after it is padded with zeros."""
-        if ("padded", number) not in self._shapes:
-            own = [(shape, n) for _, shape, _, n in self._padded_views(number)]
-            found = tuple(shape for shape, n in own for _ in range(n))
-            self._shapes["padded", number] = found
-        return self._shapes["padded", number]
+    def _shapes_of(self, number: int, is_padded: bool) -> Shapes:
+        """The shapes of a tensor in all networks, perhaps after it is padded with zeros."""
+        place = number, is_padded
+        if place not in self._shapes:
+            each = [layout.sources[number][0].shape for layout, _ in self.kinds]
+            if is_padded:
+                each = [shape for _, shape, _ in self._padded_views(number)]
+            kinds = zip(each, self.kinds, strict=True)
+            self._shapes[place] = tuple(shape for shape, (_, n) in kinds for _ in range(n))
+        return self._shapes[place]
 
     def _padded_places(self, number: int) -> Tensor:
         """The places of the original entries of a tensor after it is padded with zeros."""
         found, begin = [], 0
-        for own, _, view, n in self._padded_views(number):
+        for (own, _, view), (_, n) in zip(self._padded_views(number), self.kinds, strict=True):
             end = begin + n * math.prod(view)
             places = torch.arange(begin, end).reshape(n, *view)
             found.append(places[(slice(None), *map(slice, own))].reshape(-1))
             begin = end
         return torch.cat(found)
 
-    def _padded_views(
-        self, number: int
-    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]]:
-        for (layout, n), sizes in zip(self.kinds, self.padded or (), strict=True):
+    def _padded_views(self, number: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """The view of a tensor, and its shape and view after padding, in each kind of network."""
+        for (layout, _), sizes in zip(self.kinds, self.padded or (), strict=True):
             (placement,) = layout.sources[number]
-            yield placement.view, *_padded_view(placement, layout.spec, sizes), n
+            yield placement.view, *_padded_view(placement, layout.spec, sizes)
 
     def rows(self, key: Key, x: Tensor) -> Tensor:
         """Selects the rows of the group's networks from a store of the graph."""
@@ -217,7 +180,8 @@ class Group:
 
     def own_rows(self, key: Key) -> Tensor:
         """The places of the rows of the group's networks in a store of the graph."""
-        counts, chosen = self._plan.counts(key), torch.tensor(self.networks)
+        by_kind = torch.tensor([layout.num_rows(key) for layout in self._plan.kinds])
+        counts, chosen = by_kind[self._plan.kind_of], torch.tensor(self.networks)
         own = counts[chosen]
         # The rows before those of a network differ between the group and the graph.
         shift = (counts.cumsum(0) - counts)[chosen] - (own.cumsum(0) - own)
@@ -230,8 +194,7 @@ class Group:
         if place is not None:
             x = self.rows(place.store, stores[place.store])
             return x[:, place.tap : place.tap + place.taps].reshape(-1)
-        # Otherwise, read the places of the entries in the way of the entries, and use them as an
-        # index.
+        # Otherwise, the places of the entries are read like the entries, and used as an index.
         keys = list(dict.fromkeys(p.store for own, _ in self.kinds for p in own.sources[number]))
         flat = torch.cat([self.rows(key, stores[key]).reshape(-1) for key in keys])
         index = self._index(number, flat.device, lambda: self._places(number, keys, stores))
@@ -359,3 +322,29 @@ def _kinds(layouts: Sequence[Layout]) -> tuple[list[Layout], list[int]]:
             by_object[number] = by_value[value]
         kind_of.append(by_object[number])
     return kinds, kind_of
+
+
+def read_entries(layout: Layout, number: int, stores: Mapping[Key, Tensor]) -> Tensor:
+    """Reads a tensor `[networks, *shape]` of networks of one layout.
+
+    Args:
+        layout: The layout.
+        number: The number of the tensor.
+        stores: The values of every store, `[networks, rows, taps]`.
+    """
+    placements = layout.sources[number]
+    first = placements[0]
+    tensor: Tensor | None = None
+    for placement in placements:
+        rows = stores[placement.store]
+        begin = layout.first_rows[placement.store, placement.block]
+        taps = slice(placement.tap, placement.tap + placement.taps)
+        part = placement.ordered(rows[:, begin : begin + placement.count, taps])
+        if placement.is_whole:
+            return part.reshape(rows.shape[0], *first.shape)
+        if tensor is None:
+            tensor = rows.new_zeros(rows.shape[0], *first.shape)
+        placement.viewed(tensor)[(slice(None), *placement.slices)] = part
+    if tensor is None:
+        raise UserError("Expected placements of a tensor (got none)")
+    return tensor

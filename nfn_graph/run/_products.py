@@ -5,8 +5,8 @@ activations :math:`x_k` at many inputs,
 
 .. math:: y_j = \sum_{e = (j, k)} w_e x_k
 
-is bilinear, and its derivatives in the weights and in the activations are bilinear maps of the same
-kind. Three autograd functions that call each other are therefore differentiable any number of
+is bilinear. It and its two derivatives each map two of weights, targets and sources to the third,
+so one autograd function, which calls itself for its derivatives, is differentiable any number of
 times. No tensor of edges times inputs is created.
 
 Consecutive networks of equal sizes form a *run*, which is one batched product. If the runs are too
@@ -40,16 +40,7 @@ _MOST_COLUMNS = 2**21
 
 
 class Run(NamedTuple):
-    """Consecutive networks of equal sizes.
-
-    Attributes:
-        networks: The number of networks.
-        targets: The number of target rows of each network.
-        sources: The number of source rows of each network.
-        first_target: The first target row.
-        first_source: The first source row.
-        first_edge: The first edge.
-    """
+    """Consecutive networks of equal sizes, with the first row and edge that belongs to them."""
 
     networks: int
     targets: int
@@ -107,16 +98,12 @@ class Window:
         """The total number of positions."""
         return math.prod(self.kernel)
 
-    def padded(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The number of positions along each axis, including the zeros around them."""
-        return tuple(n + a + b for n, (a, b) in zip(sizes, self.pads, strict=True))
-
     def results(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The number of positions of the result along each axis."""
         found = tuple(
-            (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(
-                self.padded(sizes), self.kernel, self.stride, self.dilation, strict=True
+            (a + n + b - d * (k - 1) - 1) // s + 1
+            for n, (a, b), k, s, d in zip(
+                sizes, self.pads, self.kernel, self.stride, self.dilation, strict=True
             )
         )
         if min(found) < 1:
@@ -164,57 +151,45 @@ class Layers:
     def __init__(
         self, targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device
     ) -> None:
-        self._targets, self._sources, self._device = targets, sources, device
+        self._sizes = targets, sources, device
         self.num_targets, self.num_sources = sum(targets), sum(sources)
-        runs = []
+        self.runs: list[Run] = []
         target = source = edge = 0
         for (j, k), same in itertools.groupby(zip(targets, sources, strict=True)):
-            run = Run(len(list(same)), j, k, target, source, edge)
-            runs.append(run)
-            target += run.networks * j
-            source += run.networks * k
-            edge += run.networks * j * k
+            networks = len(list(same))
+            self.runs.append(Run(networks, j, k, target, source, edge))
+            target += networks * j
+            source += networks * k
+            edge += networks * j * k
         self.num_edges = edge
-        self.runs = tuple(runs)
-
-    def has_long_runs(self, columns: int, short: int) -> bool:
-        """Whether batched products of the runs are faster than sums over edges."""
-        return len(self.runs) == 1 or self.num_edges * columns >= short * len(self.runs)
 
     @property
     def edges(self) -> Edges:
         """The rows that the edges connect."""
-        return _edges(self._targets, self._sources, self._device)
+        return _edges(*self._sizes)
+
+    def runs_below(self, window: Window, positions: int) -> Iterator[Run]:
+        """Splits runs into as many networks as windows at so many positions stay cached for."""
+        for run in self.runs:
+            each = run.sources * window.taps * positions
+            yield from run.split(max(1, _MOST_COLUMNS // max(each, 1)))
 
 
 @lru_cache(maxsize=512)
 def complete_layers(
     targets: tuple[int, ...], sources: tuple[int, ...], is_shared: bool, device: torch.device
 ) -> Layers:
-    """Makes the completely connected layers of several networks.
-
-    Args:
-        targets: The number of target rows of every network.
-        sources: The number of source rows of every network.
-        is_shared: Whether all networks read the same rows, so that they form one large layer.
-        device: The device of the indices.
-    """
+    """Makes :class:`Layers`; if all networks share their sources, they form one large layer."""
     if is_shared:
         return Layers((sum(targets),), sources[:1], device)
     return Layers(targets, sources, device)
 
 
 class Edges(NamedTuple):
-    """The rows that the weights of complete layers connect, network after network.
+    """The rows that the edges of complete layers connect, in the order of the targets.
 
-    Attributes:
-        source: The source row of every edge, in the order of the targets.
-        target: The target row of every edge.
-        pointers: The first edge of every target, and the end of the last one.
-        order: The edges in the order of their sources.
-        target_by_source: The target row of every edge in that order.
-        pointers_by_source: The first edge of every source in that order, and the end of the last
-            one.
+    `order` sorts the edges by their sources, and `*_by_source` are in that order. The pointers are
+    the first edge of every target, or source, and the end of the last one.
     """
 
     source: Tensor
@@ -254,7 +229,7 @@ def _before(counts: Tensor) -> Tensor:
 def layer_product(
     weights: Tensor, x: Tensor, layers: Layers, window: Window | None = None
 ) -> Tensor:
-    """Computes the rows of all targets.
+    """Computes the rows of all targets, `[targets, inputs]` or `[targets, *results, inputs]`.
 
     Args:
         weights: The weights of all edges, `[edges * taps]`.
@@ -262,28 +237,68 @@ def layer_product(
             convolutions.
         layers: The rows that the edges connect.
         window: The window of a convolution; None for a linear layer.
-
-    Returns:
-        `[targets, inputs]`, or `[targets, *results, inputs]`.
     """
+    sizes = tuple(x.shape[1:-1])
     if window is not None:
-        window.results(tuple(x.shape[1:-1]))
-    result: Tensor = Product.apply(weights, x, layers, window, tuple(x.shape[1:-1]))
+        window.results(sizes)
+    result: Tensor = _Third.apply(_TARGETS, weights, x, (layers, window, sizes))
     return result
 
 
-class _Bilinear(torch.autograd.Function):
-    """One of three maps of two tensors, given layers, a window and the positions of the sources."""
+#: The tensors of a product, in this order; a map is named by the one that it computes.
+_WEIGHTS, _TARGETS, _SOURCES = range(3)
+
+
+class _Third(torch.autograd.Function):
+    """The map from two of weights, targets and sources to the third, whose number is `wanted`.
+
+    Each is the derivative of the sum of :math:`w_e y_j x_k` in the wanted tensor.
+    """
+
+    @staticmethod
+    def forward(
+        wanted: int,
+        first: Tensor,
+        second: Tensor,
+        where: tuple[Layers, Window | None, tuple[int, ...]],
+    ) -> Tensor:
+        """Sums over edges, or multiplies the matrices of runs if these are long enough."""
+        layers, window, sizes = where
+        if window is not None:
+            return _products_below(wanted, first, second, layers, window, sizes)
+        first, second = first.contiguous(), second.contiguous()
+        short = _SHORT_INNER_RUN if wanted == _WEIGHTS else _SHORT_RUN
+        if len(layers.runs) == 1 or layers.num_edges * second.shape[1] >= short * len(layers.runs):
+            return _products(wanted, first, second, layers)
+        return _sums_over_edges(wanted, first, second, layers.edges)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keeps the two tensors."""
-        first, second, *ctx.rest = inputs
+        ctx.wanted, first, second, ctx.where = inputs
         ctx.save_for_backward(first, second)
 
-    @classmethod
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The same kind of map, with the derivative in the place of the result."""
+        tensors = list(ctx.saved_tensors)
+        tensors.insert(ctx.wanted, grads[0])
+        found = [
+            _Third.apply(i, *tensors[:i], *tensors[i + 1 :], ctx.where) if is_needed else None
+            for i, is_needed in zip(
+                (i for i in range(3) if i != ctx.wanted), ctx.needs_input_grad[1:3], strict=True
+            )
+        ]
+        return (None, *found, None)
+
+    @staticmethod
     def vmap(
-        cls, info: Any, dims: tuple[int | None, ...], first: Tensor, second: Tensor, *rest: Any
+        info: Any,
+        dims: tuple[int | None, ...],
+        wanted: int,
+        first: Tensor,
+        second: Tensor,
+        where: Any,
     ) -> tuple[Tensor, int]:
         """Runs one network after another: tensors that are differentiated many times are small."""
 
@@ -291,164 +306,97 @@ class _Bilinear(torch.autograd.Function):
             return x if dim is None else x.select(dim, i)
 
         parts = [
-            cls.apply(at(first, dims[0], i), at(second, dims[1], i), *rest)
+            _Third.apply(wanted, at(first, dims[1], i), at(second, dims[2], i), where)
             for i in range(info.batch_size)
         ]
         return torch.stack(parts), 0
 
 
-class Product(_Bilinear):
-    """The map from weights and sources to targets; see :func:`layer_product`."""
+# Torch asks for the signature in every call, and inspecting it takes longer than many products.
+vars(_Third.forward)["__signature__"] = inspect.signature(_Third.forward)
 
-    @staticmethod
-    def forward(
-        weights: Tensor, x: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
-    ) -> Tensor:
-        """Sums over the edges of every target."""
-        weights = weights.contiguous()
-        if window is None:
-            if not layers.has_long_runs(x.shape[1], _SHORT_RUN):
-                edges = layers.edges
-                return _bags(x, edges.source, edges.pointers, weights)
-            x = x.contiguous()
-            y = x.new_empty(layers.num_targets, x.shape[1])
-            for run in layers.runs:
-                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
-                torch.bmm(run.of_edges(weights, 1), own, out=run.of_targets(y))
-            return y
-        results = window.results(sizes)
-        parts = []
-        for part in x.split(_images(layers, window, results, x.shape[-1]), -1):
-            y = x.new_empty(layers.num_targets, *results, part.shape[-1])
-            columns = math.prod(y.shape[1:])
-            for run in _short(layers, window, results, part.shape[-1]):
-                own = window.columns(run.of_sources(part))
-                own = own.reshape(run.networks, run.sources * window.taps, columns)
-                torch.bmm(run.of_edges(weights, window.taps), own, out=run.of_targets(y))
-            parts.append(y)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Inner products, and sums over the edges of every source."""
-        weights, x = ctx.saved_tensors
-        return (
-            Inner.apply(grads[0], x, *ctx.rest) if ctx.needs_input_grad[0] else None,
-            Back.apply(weights, grads[0], *ctx.rest) if ctx.needs_input_grad[1] else None,
-            *(None, None, None),
+def _sums_over_edges(wanted: int, first: Tensor, second: Tensor, edges: Edges) -> Tensor:
+    if wanted == _WEIGHTS:
+        return torch.ops.aten._embedding_bag_per_sample_weights_backward(
+            first, second, edges.source, edges.pointers[:-1], edges.target, 0
         )
-
-
-class Back(_Bilinear):
-    """The map from weights and targets to sources: the derivative of :class:`Product`."""
-
-    @staticmethod
-    def forward(
-        weights: Tensor, y: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
-    ) -> Tensor:
-        """Sums over the edges of every source."""
-        weights = weights.contiguous()
-        if window is None:
-            if not layers.has_long_runs(y.shape[1], _SHORT_RUN):
-                edges = layers.edges
-                own = weights.index_select(0, edges.order)
-                return _bags(y, edges.target_by_source, edges.pointers_by_source, own)
-            y = y.contiguous()
-            x = y.new_empty(layers.num_sources, y.shape[1])
-            for run in layers.runs:
-                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
-                torch.bmm(run.of_edges(weights, 1).mT, run.of_targets(y), out=own)
-            return x
-        results = window.results(sizes)
-        parts = []
-        for part in y.split(_images(layers, window, results, y.shape[-1]), -1):
-            part = part.contiguous()
-            x = y.new_zeros(layers.num_sources, *sizes, part.shape[-1])
-            for run in _short(layers, window, results, part.shape[-1]):
-                own = torch.bmm(run.of_edges(weights, window.taps).mT, run.of_targets(part))
-                own = own.view(-1, *window.kernel, *results, part.shape[-1])
-                window.add_to(run.of_sources(x), own)
-            parts.append(x)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Inner products, and sums over the edges of every target."""
-        weights, y = ctx.saved_tensors
-        return (
-            Inner.apply(y, grads[0], *ctx.rest) if ctx.needs_input_grad[0] else None,
-            Product.apply(weights, grads[0], *ctx.rest) if ctx.needs_input_grad[1] else None,
-            *(None, None, None),
-        )
-
-
-class Inner(_Bilinear):
-    """The map from targets and sources to weights: the derivative of :class:`Product`."""
-
-    @staticmethod
-    def forward(
-        y: Tensor, x: Tensor, layers: Layers, window: Window | None, sizes: tuple[int, ...]
-    ) -> Tensor:
-        """Computes the inner products of the rows at both ends of every edge."""
-        x, y = x.contiguous(), y.contiguous()
-        if window is None:
-            if not layers.has_long_runs(x.shape[1], _SHORT_INNER_RUN):
-                source, target, pointers, *_ = layers.edges
-                return torch.ops.aten._embedding_bag_per_sample_weights_backward(
-                    y, x, source, pointers[:-1], target, 0
-                )
-            weights = x.new_empty(layers.num_edges)
-            for run in layers.runs:
-                own = run.of_sources(x).view(run.networks, run.sources, x.shape[1])
-                torch.bmm(run.of_targets(y), own.mT, out=run.of_edges(weights, 1))
-            return weights
-        results = window.results(sizes)
-        images = _images(layers, window, results, x.shape[-1])
-        weights = x.new_zeros(layers.num_edges * window.taps)
-        for left, right in zip(y.split(images, -1), x.split(images, -1), strict=True):
-            left, columns = left.contiguous(), math.prod(left.shape[1:])
-            for run in _short(layers, window, results, left.shape[-1]):
-                own = window.columns(run.of_sources(right))
-                own = own.reshape(run.networks, run.sources * window.taps, columns)
-                run.of_edges(weights, window.taps).baddbmm_(run.of_targets(left), own.mT)
-        return weights
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Sums over the edges of every target, and of every source."""
-        y, x = ctx.saved_tensors
-        return (
-            Product.apply(grads[0], x, *ctx.rest) if ctx.needs_input_grad[0] else None,
-            Back.apply(grads[0], y, *ctx.rest) if ctx.needs_input_grad[1] else None,
-            *(None, None, None),
-        )
-
-
-for _forward in (Product.forward, Back.forward, Inner.forward):
-    # Torch asks for the signature in every call, and inspecting it takes longer than many products.
-    vars(_forward)["__signature__"] = inspect.signature(_forward)
-
-
-def _images(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> int:
-    """The number of images whose windows are copied at once."""
-    each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
-    return min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), max(images, 1))
-
-
-def _short(layers: Layers, window: Window, results: tuple[int, ...], images: int) -> Iterator[Run]:
-    """Splits runs into as many networks as windows are copied for at once."""
-    for run in layers.runs:
-        each = run.sources * window.taps * math.prod(results) * images
-        yield from run.split(max(1, _MOST_COLUMNS // max(each, 1)))
-
-
-def _bags(x: Tensor, rows: Tensor, pointers: Tensor, weights: Tensor) -> Tensor:
-    if not x.shape[1]:
-        return x.new_zeros(pointers.shape[0] - 1, 0)
+    rows, pointers = edges.source, edges.pointers
+    if wanted == _SOURCES:
+        first = first.index_select(0, edges.order)
+        rows, pointers = edges.target_by_source, edges.pointers_by_source
+    if not second.shape[1]:
+        return second.new_zeros(pointers.shape[0] - 1, 0)
     return torch.embedding_bag(
-        x.detach().contiguous(),
+        second.detach(),
         rows,
         pointers,
-        per_sample_weights=weights.detach().contiguous(),
+        per_sample_weights=first.detach(),
         include_last_offset=True,
     )[0]
+
+
+def _products(wanted: int, first: Tensor, second: Tensor, layers: Layers) -> Tensor:
+    """The products of linear layers, run by run."""
+    columns = second.shape[1]
+    shapes = (layers.num_edges,), (layers.num_targets, columns), (layers.num_sources, columns)
+    result = second.new_empty(shapes[wanted])
+    tensors = [first, second]
+    tensors.insert(wanted, result)
+    weights, y, x = tensors
+    for run in layers.runs:
+        w, own_y = run.of_edges(weights, 1), run.of_targets(y)
+        own_x = run.of_sources(x).view(run.networks, run.sources, columns)
+        if wanted == _WEIGHTS:
+            torch.bmm(own_y, own_x.mT, out=w)
+        elif wanted == _TARGETS:
+            torch.bmm(w, own_x, out=own_y)
+        else:
+            torch.bmm(w.mT, own_y, out=own_x)
+    return result
+
+
+def _products_below(
+    wanted: int,
+    first: Tensor,
+    second: Tensor,
+    layers: Layers,
+    window: Window,
+    sizes: tuple[int, ...],
+) -> Tensor:
+    """The products of convolutions, for as many images and networks at once as stay cached."""
+    results = window.results(sizes)
+    each = max(run.sources for run in layers.runs) * window.taps * math.prod(results)
+    most = min(max(1, 8 * _MOST_COLUMNS // max(each, 1)), max(second.shape[-1], 1))
+    seconds = second.split(most, -1)
+    if wanted == _WEIGHTS:
+        weights, firsts = first.new_zeros(layers.num_edges * window.taps), first.split(most, -1)
+    else:
+        weights, firsts = first.contiguous(), seconds
+    parts = []
+    for y, x in zip(firsts, seconds, strict=True):
+        if wanted == _TARGETS:
+            y = x.new_empty(layers.num_targets, *results, x.shape[-1])
+        elif wanted == _SOURCES:
+            x = y.new_zeros(layers.num_sources, *sizes, y.shape[-1])
+        y = y.contiguous()
+        columns = math.prod(y.shape[1:])
+        for run in layers.runs_below(window, columns):
+            w, own_y, own_x = (
+                run.of_edges(weights, window.taps),
+                run.of_targets(y),
+                run.of_sources(x),
+            )
+            if wanted == _SOURCES:
+                below = torch.bmm(w.mT, own_y)
+                window.add_to(own_x, below.view(-1, *window.kernel, *results, y.shape[-1]))
+                continue
+            below = window.columns(own_x).reshape(run.networks, run.sources * window.taps, columns)
+            if wanted == _TARGETS:
+                torch.bmm(w, below, out=own_y)
+            else:
+                w.baddbmm_(own_y, below.mT)
+        parts.append(y if wanted == _TARGETS else x)
+    if wanted == _WEIGHTS:
+        return weights
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from nfn_graph.data import Computation, Ref
 from nfn_graph.messages import UserError
-from nfn_graph.run._evaluation import number_in, resolved
+from nfn_graph.run._evaluation import carried_out
 from nfn_graph.run._operations import ENTRYWISE, OPERATIONS, leaves
-from nfn_graph.run._products import Window, complete_layers, layer_product
+from nfn_graph.run._products import Layers, Window, complete_layers, layer_product
 
 #: Operations whose results share no memory with their operands.
 _FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm")
@@ -35,16 +36,16 @@ _FINITE_AT_ZERO = """
 """
 _KEEPS_FINITE = frozenset(_FINITE_AT_ZERO.split())
 
+#: The shape of a tensor in every network.
+Shapes = tuple[tuple[int, ...], ...]
+
 
 class NotRaggedError(Exception):
     """An operation that is supported only for networks of equal sizes."""
 
 
-class OpenSize:
-    """A size that differs between networks."""
-
-
-OPEN_SIZE = OpenSize()
+#: A size that differs between networks.
+_OPEN_SIZE = object()
 
 
 @dataclass(frozen=True)
@@ -71,30 +72,34 @@ class NeuronRows:
         data: `[neurons of all networks, *other axes]`.
         at: The axis of the neurons in a network.
         counts: The number of neurons of every network.
-        own: The number of original neurons of every network, which come first, if the networks were
-            padded with neurons that no others read.
+        own: The number of neurons of every network before padding; these neurons come first.
     """
 
     data: Tensor
     at: int
     counts: tuple[int, ...]
-    own: tuple[int, ...] | None = None
+    own: tuple[int, ...]
 
     @property
     def rank(self) -> int:
         """The number of axes of the value in one network."""
         return self.data.dim()
 
+    def along(self, axis: int) -> int:
+        """The axis of `data` for an axis of a network other than that of the neurons."""
+        return axis + (axis < self.at)
+
     @property
     def is_padded(self) -> bool:
-        """Whether some of the neurons were added by padding."""
-        return self.own is not None and self.own != self.counts
+        """Whether some of the neurons were added by padding; no others read these."""
+        return self.own != self.counts
 
     def without_padding(self) -> Tensor:
         """The rows of the original neurons."""
-        if self.own is None or not self.is_padded:
+        if not self.is_padded:
             return self.data
-        return self.data.index_select(0, _unpadded(self.counts, self.own).to(self.data.device))
+        parts = zip(self.data.split(self.counts), self.own, strict=True)
+        return torch.cat([rows[:count] for rows, count in parts])
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,12 @@ class Stored:
     Args:
         data: The entries of the tensors of all networks, in one row.
         shapes: The shape of the tensor of every network.
-        own: The shapes before padding with zeros, if the tensors were padded.
+        own: The shapes before padding with zeros.
     """
 
     data: Tensor
-    shapes: tuple[tuple[int, ...], ...]
-    own: tuple[tuple[int, ...], ...] | None = None
+    shapes: Shapes
+    own: Shapes
 
     @property
     def rank(self) -> int:
@@ -119,12 +124,12 @@ class Stored:
     @property
     def is_padded(self) -> bool:
         """Whether some of the tensors were padded with zeros."""
-        return self.own is not None and self.own != self.shapes
+        return self.own != self.shapes
 
-    def sizes(self, axis: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def sizes(self, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sizes along an axis, and those before padding."""
-        own = None if self.own is None else tuple(shape[axis] for shape in self.own)
-        return tuple(shape[axis] for shape in self.shapes), own
+        sizes = tuple(shape[axis] for shape in self.shapes)
+        return sizes, tuple(shape[axis] for shape in self.own) if self.is_padded else sizes
 
     def split(self, counts: Sequence[int]) -> list[Stored]:
         """Splits the tensor by networks into parts with these numbers of networks."""
@@ -133,7 +138,7 @@ class Stored:
         cuts = list(itertools.pairwise(accumulate(counts, initial=0)))
         sizes = [sum(map(math.prod, self.shapes[a:b])) for a, b in cuts]
         return [
-            Stored(data, self.shapes[a:b], None if self.own is None else self.own[a:b])
+            Stored(data, self.shapes[a:b], self.own[a:b])
             for data, (a, b) in zip(self.data.split(sizes), cuts, strict=True)
         ]
 
@@ -146,7 +151,6 @@ def evaluate_ragged(
     computation: Computation,
     tensors: Mapping[int, Stored],
     inputs: Sequence[Tensor],
-    num_networks: int,
     wanted: Sequence[Ref],
 ) -> list[Any]:
     """Computes the results of steps for networks that differ in width; None for unwanted ones.
@@ -155,32 +159,23 @@ def evaluate_ragged(
         computation: The steps to carry out.
         tensors: The tensors of the networks by number.
         inputs: The inputs, `[networks, ...]`, or `[1, ...]` if all networks share them.
-        num_networks: The number of networks.
         wanted: The results to keep.
     """
-    results: list[Any] = []
-    kept = {ref.step for ref in wanted}
     overwriting = frozenset() if torch.is_grad_enabled() else _overwriting(computation)
-    for number, step in enumerate(computation.steps):
-        if step.operation == "input":
-            results.append(Same(inputs[number_in(step.args)]))
-        elif step.operation == "parameter":
-            results.append(tensors[number_in(step.args)])
-        elif step.operation == "constant":
-            like = inputs[0]
-            results.append(Same(like.new_tensor(step.args[0]).unsqueeze(0)))
-        else:
-            args = [resolved(arg, results.__getitem__) for arg in step.args]
-            kwargs = {name: resolved(arg, results.__getitem__) for name, arg in step.kwargs}
-            if number in overwriting and isinstance(args[0], NeuronRows):
-                results.append(replace(args[0], data=args[0].data.relu_()))
-            else:
-                results.append(_apply(step.operation, args, kwargs, num_networks))
-        # Recently used memory is the fastest to use again.
-        for done in computation.last_uses[number]:
-            if done not in kept:
-                results[done] = None
-    return results
+
+    def apply(number: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if number in overwriting and isinstance(args[0], NeuronRows):
+            return replace(args[0], data=args[0].data.relu_())
+        return _apply(computation.steps[number].operation, args, kwargs)
+
+    return carried_out(
+        computation,
+        tensors,
+        [Same(x) for x in inputs],
+        lambda value: Same(inputs[0].new_tensor(value).unsqueeze(0)),
+        apply,
+        {ref.step for ref in wanted},
+    )
 
 
 @lru_cache(maxsize=64)
@@ -189,98 +184,87 @@ def _overwriting(computation: Computation) -> frozenset[int]:
     steps = computation.steps
     named = [*computation.outputs, *(neurons.value for neurons in computation.activations)]
     uses = Counter(ref.step for ref in (*named, *(r for step in steps for r in step.operands)))
-    found = []
-    for number, step in enumerate(steps):
-        operands = list(step.operands)
-        if step.operation == "relu" and len(operands) == len(step.args) == 1 and not step.kwargs:
-            (ref,) = operands
-            if steps[ref.step].operation in _FRESH and uses[ref.step] == 1:
-                found.append(number)
-    return frozenset(found)
+    return frozenset(
+        number
+        for number, step in enumerate(steps)
+        if step.operation == "relu"
+        and step.args
+        and all(
+            uses[ref.step] == 1 and steps[ref.step].operation in _FRESH for ref in step.operands
+        )
+    )
 
 
-def as_same(value: Any, num_networks: int) -> Any:
+def as_same(value: Any) -> Any:
     """Converts a value in any arrangement to one with the same shape in all networks."""
-    if isinstance(value, tuple | list):
-        return type(value)(as_same(item, num_networks) for item in value)
-    if isinstance(value, NeuronRows | Stored) and value.is_padded:
+    if not isinstance(value, NeuronRows | Stored):
+        return value
+    sizes = value.counts if isinstance(value, NeuronRows) else value.shapes
+    if value.is_padded or len(set(sizes)) > 1:
         raise NotRaggedError
-    if isinstance(value, NeuronRows):
-        if len(set(value.counts)) > 1:
-            raise NotRaggedError
-        data = value.data.reshape(num_networks, value.counts[0], *value.data.shape[1:])
-        return Same(data.movedim(1, value.at + 1))
     if isinstance(value, Stored):
-        if len(set(value.shapes)) > 1:
-            raise NotRaggedError
-        return Same(value.data.reshape(num_networks, *value.shapes[0]))
-    return value
+        return Same(value.data.reshape(len(sizes), *value.shapes[0]))
+    data = value.data.reshape(len(sizes), value.counts[0], *value.data.shape[1:])
+    return Same(data.movedim(1, value.at + 1))
 
 
 def as_rows(value: Value, axis: int, num_networks: int) -> NeuronRows:
     """Converts a value to rows along an axis; a shared value is repeated."""
+    at = axis % value.rank
     if isinstance(value, NeuronRows):
-        if value.at != axis % value.rank:
+        if value.at != at:
             raise NotRaggedError
         return value
-    same = as_same(value, num_networks)
-    data = same.data.expand(num_networks, *same.data.shape[1:])
-    at = axis % same.rank
-    rows = data.movedim(at + 1, 1)
-    return NeuronRows(rows.flatten(0, 1), at, (rows.shape[1],) * num_networks)
+    same = as_same(value).data
+    rows = same.expand(num_networks, *same.shape[1:]).movedim(at + 1, 1)
+    counts = (rows.shape[1],) * num_networks
+    return NeuronRows(rows.flatten(0, 1), at, counts, counts)
 
 
-def _apply(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
+def _apply(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if name in ("shape", "size", "dim") and isinstance(args[0], NeuronRows | Same):
         return _sizes(name, *args)
     given = leaves([args, kwargs])
-    if OPEN_SIZE in given:
+    if any(leaf is _OPEN_SIZE for leaf in given):
         raise NotRaggedError
     values = [v for v in given if isinstance(v, Value)]
     if not values:
         return OPERATIONS[name](*args, **kwargs)
+    found = None
     if name in _HANDLERS:
-        found = _HANDLERS[name](num_networks, *args, **kwargs)
-        return _equal_sizes(name, args, kwargs, num_networks) if found is None else found
-    if name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
+        found = _HANDLERS[name](*args, **kwargs)
+    elif name in ENTRYWISE and not all(isinstance(v, Same) for v in values):
         if name not in _KEEPS_FINITE and any(
             isinstance(v, NeuronRows) and v.is_padded for v in values
         ):
             raise NotRaggedError
-        return _entrywise(num_networks, ENTRYWISE[name], args, kwargs)
-    return _equal_sizes(name, args, kwargs, num_networks)
+        found = _entrywise(ENTRYWISE[name], args, kwargs)
+    return _equal_sizes(OPERATIONS[name], args, kwargs) if found is None else found
 
 
-def _equal_sizes(name: str, args: list[Any], kwargs: dict[str, Any], num_networks: int) -> Any:
+def _equal_sizes(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Applies any operation whose operands have the same shape in all networks."""
-    args = [as_same(arg, num_networks) for arg in args]
-    kwargs = {key: as_same(arg, num_networks) for key, arg in kwargs.items()}
-    found = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, Same)]
-    count = max(x.data.shape[0] for x in found)
-    data = [x.data.expand(count, *x.data.shape[1:]) for x in found]
+    flat, structure = tree_flatten((args, kwargs))
+    flat = [as_same(leaf) for leaf in flat]
+    count = max(leaf.data.shape[0] for leaf in flat if isinstance(leaf, Same))
 
-    def one(*tensors: Tensor) -> Any:
-        given = {id(x): tensor for x, tensor in zip(found, tensors, strict=True)}
-        return OPERATIONS[name](*_filled(args, given), **_filled(kwargs, given))
+    def one(*flat: Any) -> Any:
+        args, kwargs = tree_unflatten(flat, structure)
+        return function(*args, **kwargs)
 
-    result: Any = torch.vmap(one)(*data)
+    dims = tuple(0 if isinstance(leaf, Same) else None for leaf in flat)
+    data = [
+        leaf.data.expand(count, *leaf.data.shape[1:]) if isinstance(leaf, Same) else leaf
+        for leaf in flat
+    ]
+    result: Any = torch.vmap(one, dims)(*data)
     if isinstance(result, Tensor):
         return Same(result)
     return tuple(Same(item) for item in result)
 
 
-def _filled(value: Any, given: dict[int, Tensor]) -> Any:
-    if isinstance(value, Same):
-        return given[id(value)]
-    if isinstance(value, dict):
-        return {key: _filled(item, given) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_filled(item, given) for item in value)
-    return value
-
-
 def _entrywise(
-    num_networks: int, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> NeuronRows | Stored:
     if any(isinstance(v, Value) for v in kwargs.values()):
         raise NotRaggedError
@@ -293,27 +277,22 @@ def _entrywise(
         return replace(stored[0], data=function(*flat, **kwargs))
     rank = max(arg.rank for arg in args if isinstance(arg, Value))
     behind = {arg.at - arg.rank for arg in rows}
-    counts = {(arg.counts, arg.own or arg.counts) for arg in rows}
+    counts = {(arg.counts, arg.own) for arg in rows}
     if len(behind) > 1 or len(counts) > 1:
         raise NotRaggedError
     axis = behind.pop()
     count, own = counts.pop()
-    aligned = [
-        _aligned(arg, rank, axis, count, num_networks) if isinstance(arg, Value) else arg
-        for arg in args
-    ]
+    aligned = [_aligned(arg, rank, axis, count) if isinstance(arg, Value) else arg for arg in args]
     return NeuronRows(function(*aligned, **kwargs), rank + axis, count, own)
 
 
-def _aligned(
-    value: Value, rank: int, axis: int, counts: tuple[int, ...], num_networks: int
-) -> Tensor:
+def _aligned(value: Value, rank: int, axis: int, counts: tuple[int, ...]) -> Tensor:
     """Converts a value to `[rows or 1, *other axes]`, which broadcasts with such rows."""
     if isinstance(value, NeuronRows):
         data = value.data
     elif isinstance(value, Stored) and value.rank >= -axis:
         if any(shape[axis] != n for shape, n in zip(value.shapes, counts, strict=True)):
-            data = _repeated(as_same(value, num_networks), axis, counts)
+            data = _repeated(as_same(value), axis, counts)
         else:
             others = {(*shape[:axis], 1, *shape[axis:][1:]) for shape in value.shapes}
             if len(others) > 1 or any(n != 1 for n in next(iter(others))[:axis]):
@@ -322,7 +301,7 @@ def _aligned(
             at = len(sizes) + axis
             data = value.data.reshape(sum(counts), *sizes[:at], *sizes[at + 1 :])
     else:
-        data = _repeated(as_same(value, num_networks), axis, counts)
+        data = _repeated(as_same(value), axis, counts)
     missing = rank - data.dim()
     return data.reshape(data.shape[0], *[1] * missing, *data.shape[1:])
 
@@ -347,55 +326,44 @@ def _sizes(name: str, x: NeuronRows | Same, axis: int | None = None) -> Any:
         return x.rank
     sizes: list[Any] = list(x.data.shape[1:])
     if isinstance(x, NeuronRows):
-        own = x.own or x.counts
-        sizes.insert(x.at, own[0] if len(set(own)) == 1 else OPEN_SIZE)
+        sizes.insert(x.at, x.own[0] if len(set(x.own)) == 1 else _OPEN_SIZE)
     return tuple(sizes) if axis is None else sizes[axis]
 
 
-def _linear(num_networks: int, x: Value, weight: Any, bias: Any = None) -> Value | None:
+def _linear(x: Value, weight: Any, bias: Any = None) -> Value | None:
     if not isinstance(weight, Stored) or weight.rank != 2:
         return None
-    inputs, shared = _sources(x, -1, num_networks)
-    layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
+    inputs, layers = _sources(x, -1, weight)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
     y = y.reshape(-1, *inputs.data.shape[1:])
     result = NeuronRows(y, inputs.rank - 1, *weight.sizes(0))
-    return result if bias is None else _with_vector(num_networks, torch.add, result, bias, -1)
+    return result if bias is None else _with_vector(torch.add, result, bias, -1)
 
 
-def _sources(x: Value, axis: int, num_networks: int) -> tuple[NeuronRows, bool]:
-    """The rows that a layer reads, and whether all networks read the same ones."""
-    if isinstance(x, Same) and x.data.shape[0] == 1:
-        at = axis % x.rank
-        data = x.data[0].movedim(at, 0)
-        return NeuronRows(data, at, (data.shape[0],) * num_networks), True
-    return as_rows(x, axis, num_networks), False
-
-
-def _ends(weight: Stored, x: NeuronRows) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The numbers of target and source rows."""
-    sources = tuple(shape[1] for shape in weight.shapes)
-    if sources != x.counts:
-        i = next(i for i, (a, b) in enumerate(zip(sources, x.counts, strict=True)) if a != b)
-        raise UserError(f"Expected an input of {sources[i]} neurons (got {x.counts[i]})")
-    return tuple(shape[0] for shape in weight.shapes), sources
+def _sources(x: Value, axis: int, weight: Stored) -> tuple[NeuronRows, Layers]:
+    """The rows that a layer reads, and the layer."""
+    targets, sources = (tuple(shape[axis] for shape in weight.shapes) for axis in (0, 1))
+    is_shared = isinstance(x, Same) and x.data.shape[0] == 1
+    rows = as_rows(x, axis, 1 if is_shared else len(sources))
+    counts = rows.counts * len(sources) if is_shared else rows.counts
+    if sources != counts:
+        expected, got = next((a, b) for a, b in zip(sources, counts, strict=True) if a != b)
+        raise UserError(f"Expected an input of {expected} neurons (got {got})")
+    return rows, complete_layers(targets, sources, is_shared, weight.data.device)
 
 
 def _with_vector(
-    num_networks: int, function: Callable[..., Tensor], x: NeuronRows, vector: Value, axis: int
+    function: Callable[..., Tensor], x: NeuronRows, vector: Value, axis: int
 ) -> NeuronRows:
     """Applies an entrywise operation with a vector along the neurons."""
-    if vector.rank != 1:
+    if vector.rank != 1 or x.at != axis % x.rank:
         raise NotRaggedError
-    if x.at != axis % x.rank:
-        raise NotRaggedError
-    column = _aligned(vector, 1, -1, x.counts, num_networks)
+    column = _aligned(vector, 1, -1, x.counts)
     return replace(x, data=function(x.data, column.reshape(-1, *[1] * (x.rank - 1))))
 
 
 def _convolution(spatial: int) -> _Handler:
     def apply(
-        num_networks: int,
         x: Value,
         weight: Any,
         bias: Any = None,
@@ -409,10 +377,8 @@ def _convolution(spatial: int) -> _Handler:
         kernels = {shape[2:] for shape in weight.shapes}
         if len(kernels) > 1:
             raise NotRaggedError
-        kernel = kernels.pop()
+        inputs, layers = _sources(x, 1, weight)
         if len(set(weight.shapes)) == 1 and (bias is None or isinstance(bias, Stored)):
-            inputs, shared = _sources(x, 1, num_networks)
-            _ends(weight, inputs)
             # Torch's own convolution runs the networks side by side without copying windows.
             y = getattr(F, f"conv{spatial}d")(
                 inputs.data.transpose(0, 1),
@@ -421,18 +387,16 @@ def _convolution(spatial: int) -> _Handler:
                 stride,
                 padding,
                 dilation,
-                1 if shared else num_networks,
+                len(inputs.counts),
             )
             return NeuronRows(y.transpose(0, 1), 1, *weight.sizes(0))
-        dilations = _each(dilation, spatial)
+        kernel, dilations = kernels.pop(), _each(dilation, spatial)
         pads = _pads(padding, kernel, dilations)
         window = Window(kernel, _each(stride, spatial), dilations, pads)
-        inputs, shared = _sources(x, 1, num_networks)
-        layers = complete_layers(*_ends(weight, inputs), shared, weight.data.device)
         # If the inputs are the last axis, windows are copied in long contiguous pieces.
         y = layer_product(weight.data, inputs.data.movedim(1, -1), layers, window).movedim(-1, 1)
         result = NeuronRows(y, 1, *weight.sizes(0))
-        return result if bias is None else _with_vector(num_networks, torch.add, result, bias, 1)
+        return result if bias is None else _with_vector(torch.add, result, bias, 1)
 
     return apply
 
@@ -455,7 +419,6 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
 
 
 def _batch_norm(
-    num_networks: int,
     x: Value,
     mean: Any = None,
     variance: Any = None,
@@ -467,27 +430,22 @@ def _batch_norm(
 ) -> Value | None:
     if not isinstance(x, NeuronRows) or training or mean is None or variance is None:
         return None
-    y = _with_vector(num_networks, torch.sub, x, mean, 1)
-    y = _with_vector(num_networks, lambda a, v: a * (v + eps).rsqrt(), y, variance, 1)
-    y = y if weight is None else _with_vector(num_networks, torch.mul, y, weight, 1)
-    return y if bias is None else _with_vector(num_networks, torch.add, y, bias, 1)
+    y = _with_vector(torch.sub, x, mean, 1)
+    y = _with_vector(lambda a, v: a * (v + eps).rsqrt(), y, variance, 1)
+    y = y if weight is None else _with_vector(torch.mul, y, weight, 1)
+    return y if bias is None else _with_vector(torch.add, y, bias, 1)
 
 
-def _prelu(num_networks: int, x: Value, weight: Value) -> Value | None:
+def _prelu(x: Value, weight: Value) -> Value | None:
     if not isinstance(x, NeuronRows):
         return None
-    if isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes):
-        slope = _repeated(as_same(weight, num_networks), -1, x.counts).reshape(
-            -1, *[1] * (x.rank - 1)
-        )
-        return replace(x, data=torch.where(x.data > 0, x.data, slope * x.data))
-    return _with_vector(num_networks, lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
+    return _with_vector(lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
 
 
 def _at_positions(name: str, spatial: int | None) -> _Handler:
     """Makes a handler for an operation on single channels, along the axes after the channels."""
 
-    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
+    def apply(x: Value, *args: Any, **kwargs: Any) -> Any:
         axes = len(args[0] if args else kwargs["pad"]) // 2 if spatial is None else spatial
         if not isinstance(x, NeuronRows) or kwargs.get("return_indices"):
             return None
@@ -499,7 +457,7 @@ def _at_positions(name: str, spatial: int | None) -> _Handler:
     return apply
 
 
-def _flatten(num_networks: int, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value | None:
+def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Value | None:
     if not isinstance(x, NeuronRows):
         return None
     first, last = start_dim % x.rank, end_dim % x.rank
@@ -509,89 +467,60 @@ def _flatten(num_networks: int, x: Value, start_dim: int = 0, end_dim: int = -1)
         return replace(x, data=x.data.flatten(first + 1, last + 1), at=x.at - (last - first))
     if x.at not in (first, last) or (x.is_padded and x.at != first):
         return None
-    joined = [axis + (axis < x.at) for axis in range(first, last + 1) if axis != x.at]
+    joined = [x.along(axis) for axis in range(first, last + 1) if axis != x.at]
     data = x.data.movedim(joined, list(range(1, last - first + 1))).flatten(0, last - first)
     positions = data.shape[0] // x.data.shape[0]
     if x.at != first:
         # Positions come before neurons here.
         index = _turned(tuple((n, positions) for n in x.counts), (1, 0))
         data = data.index_select(0, index.to(data.device))
-    own = None if x.own is None else tuple(n * positions for n in x.own)
-    return NeuronRows(data, first, tuple(n * positions for n in x.counts), own)
+    counts, own = (tuple(n * positions for n in sizes) for sizes in (x.counts, x.own))
+    return NeuronRows(data, first, counts, own)
 
 
-def _reshape(num_networks: int, x: Value, *sizes: Any, **named: Any) -> Value | None:
+def _reshape(x: Value, *sizes: Any, **named: Any) -> Value | None:
     shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple) else sizes
     is_flatten = isinstance(x, NeuronRows) and x.at == 1 and len(shape) == 2 and shape[1] == -1
     if isinstance(x, NeuronRows) and is_flatten and shape[0] == x.data.shape[1]:
-        return _flatten(num_networks, x, 1)
+        return _flatten(x, 1)
     return None
 
 
-def _reduced(name: str, x: NeuronRows, axes: set[int], keepdim: bool) -> NeuronRows:
-    """Reduces a value along axes other than that of the neurons."""
-    own = {axis + (axis < x.at) for axis in axes}
-    # The memory order is kept, so that the derivative has the layout of the values.
-    order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
-    places = [place for place, axis in enumerate(order) if axis in own]
-    data = OPERATIONS[name](x.data.permute(order), places, True)
-    data = data.permute(sorted(range(x.rank), key=order.__getitem__))
-    if keepdim:
-        return replace(x, data=data)
-    at = x.at - sum(axis < x.at for axis in axes)
-    return replace(x, data=data.squeeze(tuple(own)), at=at)
-
-
-def _average_pool(spatial: int) -> _Handler:
-    """Makes a handler for average pooling to a given number of positions, usually one."""
-    elsewhere = _at_positions(f"adaptive_avg_pool{spatial}d", spatial)
-
-    def apply(num_networks: int, x: Value, *args: Any, **kwargs: Any) -> Any:
-        size = args[0] if args else kwargs["output_size"]
-        is_one = size is not None and set(_each(size, spatial)) == {1}
-        if isinstance(x, NeuronRows) and (x.at, x.rank) == (1, spatial + 2) and is_one:
-            return _reduced("mean", x, set(range(2, spatial + 2)), True)
-        return elsewhere(num_networks, x, *args, **kwargs)
-
-    return apply
-
-
 def _reduction(name: str) -> _Handler:
-    def apply(
-        num_networks: int, x: Value, dim: Any = None, keepdim: bool = False, **others: Any
-    ) -> Value | None:
+    def apply(x: Value, dim: Any = None, keepdim: bool = False, **others: Any) -> Value | None:
         if not isinstance(x, NeuronRows) or dim is None or others:
             return None
         axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
-        return None if x.at in axes else _reduced(name, x, axes, keepdim)
+        if x.at in axes:
+            return None
+        at = x.at - (0 if keepdim else sum(axis < x.at for axis in axes))
+        data = OPERATIONS[name](x.data, tuple(map(x.along, axes)), keepdim)
+        return replace(x, data=data, at=at)
 
     return apply
 
 
-def _squeeze(num_networks: int, x: Value, dim: Any = None) -> Value | None:
+def _squeeze(x: Value, dim: Any = None) -> Value | None:
     if not isinstance(x, NeuronRows) or not isinstance(dim, int) or dim % x.rank == x.at:
         return None
     axis = dim % x.rank
-    if x.data.shape[axis + (axis < x.at)] != 1:
+    if x.data.shape[x.along(axis)] != 1:
         return x
-    return replace(x, data=x.data.squeeze(axis + (axis < x.at)), at=x.at - (axis < x.at))
+    return replace(x, data=x.data.squeeze(x.along(axis)), at=x.at - (axis < x.at))
 
 
-def _permute(num_networks: int, x: Value, *dims: Any, **named: Any) -> Value | None:
+def _permute(x: Value, *dims: Any, **named: Any) -> Value | None:
     order = named.get("dims", dims[0] if dims and isinstance(dims[0], tuple) else dims)
     if isinstance(x, Stored):
         order = tuple(axis % x.rank for axis in order)
         index = _turned(x.shapes, order).to(x.data.device)
-        turned = [
-            None if shapes is None else tuple(tuple(shape[i] for i in order) for shape in shapes)
-            for shapes in (x.shapes, x.own)
-        ]
-        return Stored(x.data.index_select(0, index), turned[0] or (), turned[1])
+        turned = (tuple(tuple(s[i] for i in order) for s in shapes) for shapes in (x.shapes, x.own))
+        return Stored(x.data.index_select(0, index), *turned)
     if not isinstance(x, NeuronRows):
         return None
     order = [axis % x.rank for axis in order]
     # The neurons always come first in the data; the other axes are permuted.
-    others = [axis + (axis < x.at) for axis in order if axis != x.at]
+    others = [x.along(axis) for axis in order if axis != x.at]
     return replace(x, data=x.data.permute(0, *others), at=order.index(x.at))
 
 
@@ -607,18 +536,11 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
     return torch.cat(parts)
 
 
-@lru_cache(maxsize=32)
-def _unpadded(counts: tuple[int, ...], own: tuple[int, ...]) -> Tensor:
-    """The rows of the original neurons among those of padded networks."""
-    starts = accumulate(counts[:-1], initial=0)
-    return torch.cat([torch.arange(a, a + n) for a, n in zip(starts, own, strict=True)])
+def _transpose(x: Value) -> Value | None:
+    return _permute(x, (1, 0)) if x.rank == 2 else x
 
 
-def _transpose(num_networks: int, x: Value) -> Value | None:
-    return _permute(num_networks, x, (1, 0)) if x.rank == 2 else x
-
-
-def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
+def _cat(values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     axis = named.get("dim", axis)
     like = next((v for v in values if isinstance(v, NeuronRows)), None)
     if like is None:
@@ -630,24 +552,17 @@ def _cat(num_networks: int, values: Sequence[Any], axis: int = 0, **named: int) 
             for v in values
         ):
             return None
-        at = axis % like.rank
-        return replace(like, data=torch.cat([v.data for v in values], at + (at < like.at)))
-    rows = [as_rows(v, axis, num_networks) for v in values]
+        return replace(like, data=torch.cat([v.data for v in values], like.along(axis % like.rank)))
+    rows = [as_rows(v, axis, len(like.counts)) for v in values]
     if any(v.is_padded for v in rows):
         raise NotRaggedError
-    # From an order by part and network to an order by network and part.
-    starts = [0, *accumulate(v.data.shape[0] for v in rows)]
-    order = []
-    firsts = [list(accumulate(v.counts, initial=0)) for v in rows]
-    for network in range(num_networks):
-        for start, first in zip(starts, firsts, strict=False):
-            order.append(torch.arange(start + first[network], start + first[network + 1]))
-    data = torch.cat([v.data for v in rows])
+    by_network = zip(*(v.data.split(v.counts) for v in rows), strict=True)
     counts = tuple(map(sum, zip(*(v.counts for v in rows), strict=True)))
-    return NeuronRows(data.index_select(0, torch.cat(order).to(data.device)), like.at, counts)
+    data = torch.cat([part for parts in by_network for part in parts])
+    return NeuronRows(data, like.at, counts, counts)
 
 
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
 #: They return None for values that have the same shape in all networks, or must have.
 _HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
@@ -662,6 +577,5 @@ _HANDLERS: dict[str, _Handler] = {
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
-    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }

@@ -31,17 +31,12 @@ def _gru_step(x: Tensor, h: Tensor, state: State, projection: Tensor | None) -> 
     return (z * state[0] + (1 - z) * (n + (r + hr).sigmoid() * hn).tanh(),)
 
 
-def _tanh_step(x: Tensor, h: Tensor, state: State, projection: Tensor | None) -> State:
-    return ((x + h).tanh(),)
-
-
-def _relu_step(x: Tensor, h: Tensor, state: State, projection: Tensor | None) -> State:
-    return ((x + h).relu(),)
-
-
 _STEPS: dict[str, Step] = {
-    "lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _tanh_step, "rnn_relu": _relu_step,
-}  # fmt: skip
+    "lstm": _lstm_step,
+    "gru": _gru_step,
+    "rnn_tanh": lambda x, h, *_: ((x + h).tanh(),),
+    "rnn_relu": lambda x, h, *_: ((x + h).relu(),),
+}
 
 
 def _gates(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,7 +61,8 @@ def _network(kind: str) -> Callable[..., tuple[Tensor, ...]]:
         x = x.transpose(0, 1) if is_turned else x
         directions = 2 if bidirectional else 1
         size = len(params) // (num_layers * directions)
-        starts = (None, None) if hx is None else hx if is_lstm else (hx,)
+        states = hx if is_lstm else (hx,)
+        starts = (None,) * (1 + is_lstm) if hx is None else states
         ends: list[State] = []
         for layer in range(num_layers):
             outputs = []
@@ -74,10 +70,8 @@ def _network(kind: str) -> Callable[..., tuple[Tensor, ...]]:
                 i = layer * directions + direction
                 own = list(params[i * size : (i + 1) * size])
                 projection = own.pop() if size % 2 else None
-                first = tuple(None if start is None else start[i] for start in starts)
-                y, end = _sequence(
-                    step, x, own, projection, first if is_lstm else first[:1], bool(direction)
-                )
+                first = [None if start is None else start[i] for start in starts]
+                y, end = _sequence(step, x, own, projection, first, bool(direction))
                 outputs.append(y)
                 ends.append(end)
             x = torch.cat(outputs, -1) if bidirectional else outputs[0]

@@ -14,9 +14,8 @@ from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.messages import UserError
 from nfn_graph.ops import sum_dtype, without_autocast
 from nfn_graph.run._evaluation import evaluate
-from nfn_graph.run._plan import Group, Plan, plan_of
+from nfn_graph.run._plan import Group, Plan, plan_of, read_entries
 from nfn_graph.run._ragged import NotRaggedError, as_rows, as_same, evaluate_ragged
-from nfn_graph.run._tensors import Stores, read_tensors
 from nfn_graph.spec import Key
 
 #: An upper estimate of the number of entries of a layer's results that are computed at once.
@@ -28,28 +27,16 @@ Inputs = Tensor | Sequence[Tensor]
 Outputs = Tensor | tuple[Tensor, ...]
 
 
-@dataclass
-class Results:
-    """The results of a group of networks.
-
-    Args:
-        outputs: The outputs, each `[networks, ...]`.
-        activations: The activations of neuron types, `[neurons, ...]`, network after network.
-    """
-
-    outputs: list[Tensor]
-    activations: dict[str, Tensor]
+#: The outputs `[networks, ...]` by number, and by neuron type the activations `[neurons, ...]`,
+#: network after network.
+Results = dict[int | str, Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """The weights and inputs of a run.
+    """The entries `[rows, taps]` of all networks by store, and what to run them on.
 
-    Args:
-        stores: The entries `[rows, taps]` of all networks, network after network.
-        inputs: The inputs, with a first axis of networks if each network has its own.
-        per_network: Whether each network has its own inputs.
-        has_activations: Whether the activations are wanted as well.
+    If `per_network`, the inputs have a first axis of networks.
     """
 
     stores: Mapping[Key, Tensor]
@@ -85,19 +72,18 @@ def run(
     }
     task = Task(stores, given, per_network, return_activations)
     with without_autocast(like.device):
-        results = [_run_group(group, task) for group in plan.groups]
+        results = _of_all_groups(plan, [_run_group(group, task) for group in plan.groups])
     is_single = isinstance(graph.layout, Layout)
-    outputs = _joined_outputs(plan, results)
-    found = tuple(x[0] for x in outputs) if is_single else tuple(outputs)
+    found = tuple(x[0] if is_single else x for key, x in results.items() if isinstance(key, int))
     returned: Outputs = found[0] if len(found) == 1 else found
     if not return_activations:
         return returned
-    return returned, _joined_activations(plan, results)
+    return returned, {name: x for name, x in results.items() if isinstance(name, str)}
 
 
 def _check_known(plan: Plan) -> None:
-    if plan.reason is not None:
-        number, reason = plan.reason
+    if plan.unknown is not None:
+        number, reason = plan.unknown
         which = "the network" if len(plan.layouts) == 1 else f"network {number}"
         raise UserError(
             f"Expected a graph that records what its network computes (got no record for {which}: "
@@ -163,18 +149,20 @@ def _run_ragged(group: Group, task: Task, is_padded: bool) -> Results:
     shares = [x.split(counts) for x in inputs] if task.per_network else []
     neurons = computation.activations if task.has_activations else ()
     wanted = [*computation.outputs, *(n.value for n in neurons)]
-    parts = []
-    for i, count in enumerate(counts):
-        given = [own[i] for own in shares] or [x.unsqueeze(0) for x in inputs]
-        own = {number: parts[i] for number, parts in zip(numbers, tensors, strict=True)}
+    parts: list[Results] = []
+    for place, count in enumerate(counts):
+        given = [own[place] for own in shares] or [x.unsqueeze(0) for x in inputs]
+        own = {number: split[place] for number, split in zip(numbers, tensors, strict=True)}
         with _checked(inputs):
-            results = evaluate_ragged(computation, own, given, count, wanted)
-        outputs = [as_same(results[ref.step], count).data for ref in computation.outputs]
-        activations = {
-            n.name: as_rows(results[n.value.step], n.axis, count).without_padding().contiguous()
-            for n in neurons
-        }
-        parts.append(Results([x.expand(count, *x.shape[1:]) for x in outputs], activations))
+            results = evaluate_ragged(computation, own, given, wanted)
+        part: Results = {}
+        for i, ref in enumerate(computation.outputs):
+            x = as_same(results[ref.step]).data
+            part[i] = x.expand(count, *x.shape[1:])
+        for n in neurons:
+            rows = as_rows(results[n.value.step], n.axis, count)
+            part[n.name] = rows.without_padding().contiguous()
+        parts.append(part)
     return _one_after_the_other(parts)
 
 
@@ -192,103 +180,90 @@ def _networks_at_once(group: Group, inputs: Sequence[Tensor], per_network: bool)
 
 def _run_by_sizes(group: Group, task: Task) -> Results:
     """Runs networks of equal sizes together, with their tensors stacked."""
-    stores = {key: group.rows(key, x) for key, x in task.stores.items()}
-    inputs = task.inputs_of(group.networks)
-    results, done = [], 0
-    filled = dict.fromkeys(stores, 0)
-    for layout, count in group.kinds:
-        own: dict[Key, Tensor] = {}
-        for key, x in stores.items():
-            begin, rows = filled[key], layout.num_rows(key)
-            filled[key] += count * rows
-            own[key] = x[begin : filled[key]].reshape(count, rows, x.shape[1])
-        mine = [x[done : done + count] if task.per_network else x for x in inputs]
-        results.append(_run_uniform(layout, own, count, mine, task))
-        done += count
+    counts = [count for _, count in group.kinds]
+    inputs = [
+        x.split(counts) if task.per_network else [x] * len(counts)
+        for x in task.inputs_of(group.networks)
+    ]
+    stores = {
+        key: group.rows(key, x).split([n * layout.num_rows(key) for layout, n in group.kinds])
+        for key, x in task.stores.items()
+    }
+    results = []
+    for i, (layout, count) in enumerate(group.kinds):
+        own = {
+            key: parts[i].reshape(count, layout.num_rows(key), parts[i].shape[1])
+            for key, parts in stores.items()
+        }
+        results.append(_run_stacked(layout, own, count, [x[i] for x in inputs], task))
     return _one_after_the_other(results)
 
 
-def _run_uniform(
-    layout: Layout, stores: Stores, count: int, inputs: Sequence[Tensor], task: Task
+def _run_stacked(
+    layout: Layout,
+    stores: Mapping[Key, Tensor],
+    count: int,
+    inputs: Sequence[Tensor],
+    task: Task,
 ) -> Results:
     computation = layout.computation
-    tensors = read_tensors(layout, stores)
+    tensors = {n: read_entries(layout, n, stores) for n in range(len(layout.sources))}
     neurons = computation.activations if task.has_activations else ()
 
-    def run_one(tensors: dict[int, Tensor], *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def run_one(tensors: dict[int, Tensor], *inputs: Tensor) -> list[Tensor]:
         results = evaluate(computation, tensors, inputs)
-        activations = [results[n.value.step].movedim(n.axis, 0) for n in neurons]
-        return [results[ref.step] for ref in computation.outputs], activations
+        outputs = [results[ref.step] for ref in computation.outputs]
+        return outputs + [results[n.value.step].movedim(n.axis, 0) for n in neurons]
 
+    axis = 0 if task.per_network else None
+    together: Any = torch.vmap(run_one, (0, *[axis] * len(inputs)), randomness="error")
     if count == 1:
-        one = {number: x[0] for number, x in tensors.items()}
-        own = [x[0] if task.per_network else x for x in inputs]
-        with _checked(own):
-            outputs, activations = run_one(one, *own)
-        outputs = [x.unsqueeze(0) for x in outputs]
-    else:
-        axis = 0 if task.per_network else None
-        together: Any = torch.vmap(run_one, (0, *[axis] * len(inputs)), randomness="error")
-        with _checked(inputs):
-            outputs, activations = together(tensors, *inputs)
-        activations = [x.flatten(0, 1) for x in activations]
-    return Results(outputs, dict(zip([n.name for n in neurons], activations, strict=True)))
+        inputs = [x[0] if task.per_network else x for x in inputs]
+    with _checked(inputs):
+        if count == 1:
+            one = {number: x[0] for number, x in tensors.items()}
+            found = [x.unsqueeze(0) for x in run_one(one, *inputs)]
+        else:
+            found = together(tensors, *inputs)
+    results: Results = dict(enumerate(found[: len(computation.outputs)]))
+    for n, x in zip(neurons, found[len(results) :], strict=True):
+        results[n.name] = x.flatten(0, 1)
+    return results
 
 
 def _one_after_the_other(parts: Sequence[Results]) -> Results:
     """Concatenates the results of networks with the same computation."""
-    if len(parts) == 1:
-        return parts[0]
-    outputs = [torch.cat(own) for own in _alike([part.outputs for part in parts])]
-    names = parts[0].activations
-    return Results(
-        outputs,
-        {name: _cat_positions(name, [part.activations[name] for part in parts]) for name in names},
-    )
+    return {key: _cat(key, [part[key] for part in parts]) for key in parts[0]}
 
 
-def _alike(outputs: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Collects each output from several groups, in which it must have the same shape."""
-    numbers = [len(own) for own in outputs]
+def _of_all_groups(plan: Plan, results: Sequence[Results]) -> Results:
+    """The results of all groups in the order of the networks."""
+    numbers = [len(group.computation.outputs) for group in plan.groups]
     if len(set(numbers)) > 1:
         raise UserError(
             f"Expected networks with one number of outputs (got {numbers}). Run each batch[i]."
         )
-    found = list(zip(*outputs, strict=True))
-    for parts in found:
-        shapes = [list(x.shape[1:]) for x in parts]
-        if any(shape != shapes[0] for shape in shapes):
-            raise UserError(f"Expected outputs of one shape (got {shapes}). Run each batch[i].")
-    return found
-
-
-def _cat_positions(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Concatenates the activations of a neuron type of several groups."""
-    shapes = {x.shape[1:] for x in parts}
-    if len(shapes) > 1:
-        raise UserError(
-            f"Expected activations of '{name}' at one number of positions (got "
-            f"{sorted(map(list, shapes))}). Run each batch[i]."
-        )
-    return torch.cat(list(parts))
-
-
-def _joined_outputs(plan: Plan, results: Sequence[Results]) -> list[Tensor]:
-    """The outputs of all groups in the order of the networks."""
-    return [plan.restored(parts) for parts in _alike([result.outputs for result in results])]
-
-
-def _joined_activations(plan: Plan, results: Sequence[Results]) -> dict[str, Tensor]:
-    """The activations of all groups, network after network."""
-    found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for result in results for name in result.activations):
+    found: Results = {}
+    for key in dict.fromkeys(key for own in results for key in own):
         owners = [
-            result
-            for group, result in zip(plan.groups, results, strict=True)
-            if any(layout.num_rows(name) for layout, _ in group.kinds)
+            own
+            for group, own in zip(plan.groups, results, strict=True)
+            if isinstance(key, int) or any(layout.num_rows(key) for layout, _ in group.kinds)
         ]
         # Types whose activations are not known in all networks that have them are left out.
-        if all(name in result.activations for result in owners):
-            whole = _cat_positions(name, [result.activations[name] for result in owners])
-            found[name] = plan.restored_rows(name, whole)
+        if all(key in own for own in owners):
+            found[key] = plan.restored(key, _cat(key, [own[key] for own in owners]))
     return found
+
+
+def _cat(key: int | str, parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates an output, or the activations of a neuron type, of several networks."""
+    if len(parts) == 1:
+        return parts[0]
+    shapes = [list(shape) for shape in dict.fromkeys(x.shape[1:] for x in parts)]
+    if len(shapes) > 1:
+        what = "outputs of one shape"
+        if isinstance(key, str):
+            what = f"activations of '{key}' at one number of positions"
+        raise UserError(f"Expected {what} (got {shapes}). Run each batch[i].")
+    return torch.cat(list(parts))

@@ -12,8 +12,8 @@ from torch_geometric.transforms import BaseTransform
 from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.spec import Key, NetworkSpec, WeightKey
-from nfn_graph.transforms._rescaling import Kind, Rescaling, Taps, rescalings
+from nfn_graph.spec import Key, NetworkSpec
+from nfn_graph.transforms._rescaling import Kind, Rescaling, rescalings
 
 
 @dataclass(frozen=True)
@@ -169,31 +169,28 @@ def _move(raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling)
         (bias,) = (tensors[t.store][:, t.first, 0] for t in rescaling.incoming if t.store == name)
         phases, flip, negate = canonical_phases(bias * rescaling.w0)
         return Moved(kind, flip, negate, phases / rescaling.w0 - flip * bias)
+    biases, weights = _sums(raw, tensors, rescaling, 1 if kind == "sign" else 2)
     if kind == "sign":
-        sums = {is_bias: _sums(raw, tensors, rescaling, 1, is_bias) for is_bias in (True, False)}
-        sums[True] = torch.where(sums[True] == 0, sums[False], sums[True])
-        sign = torch.where(sums[True] < 0, -1, 1).to(zeros)
+        sums = torch.where(biases == 0, weights, biases)
+        sign = torch.where(sums < 0, -1, 1).to(zeros)
         return Moved(kind, sign, sign, zeros)
-    norms = (
-        _sums(raw, tensors, rescaling, 2, True) + _sums(raw, tensors, rescaling, 2, False)
-    ).sqrt()
+    norms = (biases + weights).sqrt()
     norms = torch.where(norms > 0, norms, 1)
     return Moved(kind, 1 / norms, norms, zeros)
 
 
 def _sums(
-    raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling, power: int, is_bias: bool
-) -> Tensor:
-    """The sum of a power of the biases, or of the incoming weights, of every neuron."""
-    name = rescaling.name
-    total = tensors[name].new_zeros(tensors[name].shape[0])
+    raw: WeightFeatures, tensors: dict[Key, Tensor], rescaling: Rescaling, power: int
+) -> tuple[Tensor, Tensor]:
+    """The sums of a power of the biases, and of the incoming weights, of every neuron."""
+    biases = weights = tensors[rescaling.name].new_zeros(tensors[rescaling.name].shape[0])
     for store, first, count in rescaling.measured:
         entries = tensors[store][:, first : first + count, 0].pow(power).sum(1)
         if isinstance(store, str):
-            total = total + entries if is_bias else total
-        elif not is_bias:
-            total = total.index_add(0, raw.incidence.weights[store].target.long(), entries)
-    return total
+            biases = biases + entries
+        else:
+            weights = weights.index_add(0, raw.incidence.weights[store].target.long(), entries)
+    return biases, weights
 
 
 def _multiply(
@@ -204,16 +201,17 @@ def _multiply(
     outgoing: Tensor,
 ) -> None:
     """Multiplies the incoming and the outgoing taps of neurons."""
-    for taps in rescaling.incoming:
-        store = taps.store
-        factor = incoming
-        if not isinstance(store, str):
-            factor = incoming[raw.incidence.weights[store].target.long()]
-        _multiply_taps(tensors, taps, factor)
-    for taps in rescaling.outgoing:
-        if isinstance(taps.store, str):
-            raise TypeError(f"Expected outgoing weights (got '{taps.store}')")
-        _multiply_taps(tensors, taps, outgoing[raw.incidence.weights[taps.store].source.long()])
+    for parts, of_neurons, end in (
+        (rescaling.incoming, incoming, "target"),
+        (rescaling.outgoing, outgoing, "source"),
+    ):
+        for store, first, number in parts:
+            x, factor = tensors[store], of_neurons
+            if not isinstance(store, str):
+                factor = factor[getattr(raw.incidence.weights[store], end).long()]
+            by_tap = x.new_ones(x.shape[0], x.shape[1], 1)
+            by_tap[:, first : first + number] = factor.view(-1, 1, 1)
+            tensors[store] = x * by_tap
 
 
 def _shift(tensors: dict[Key, Tensor], rescaling: Rescaling, shift: Tensor) -> None:
@@ -225,13 +223,6 @@ def _shift(tensors: dict[Key, Tensor], rescaling: Rescaling, shift: Tensor) -> N
     by_tap = torch.zeros_like(x)
     by_tap[:, tap] = shift.view(-1, 1)
     tensors[rescaling.name] = x + by_tap
-
-
-def _multiply_taps(tensors: dict[Key, Tensor], taps: Taps, factor: Tensor) -> None:
-    x = tensors[taps.store]
-    by_tap = x.new_ones(x.shape[0], x.shape[1], 1)
-    by_tap[:, taps.first : taps.first + taps.number] = factor.view(-1, 1, 1)
-    tensors[taps.store] = x * by_tap
 
 
 class CanonicalPhases(BaseTransform):
@@ -337,12 +328,8 @@ def canonical_phases(phases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def hidden_chain(spec: NetworkSpec) -> list[str]:
     """The hidden neuron types of a network that has one bias per neuron, first layer first."""
-    into: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
-    out: dict[str, list[WeightKey]] = {n.name: [] for n in spec.neurons}
-    for weight in spec.weights:
-        into[weight.target].append(weight.key)
-        out[weight.source].append(weight.key)
-    hidden = [n for n in spec.neurons if into[n.name] and out[n.name]]
+    sources, targets = ({w.key[end] for w in spec.weights} for end in (0, 2))
+    hidden = [n for n in spec.neurons if n.name in sources & targets]
     for neuron in hidden:
         if neuron.taps != 1 or neuron.role or neuron.fixed:
             raise UserError(

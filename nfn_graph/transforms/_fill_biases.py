@@ -98,15 +98,10 @@ def _new_biases(
     for tap in range(neuron.taps, taps if placements else 0):
         key = f"{neuron.name}.bias{tap + 1}"
         if tap == 0 and weight is not None:
-            key = _bias_key(weight.keys[0])
+            own = weight.keys[0]
+            key = f"{own.removesuffix('weight')}bias" if own.endswith("weight") else f"{own}.bias"
         if key in taken:
             raise UserError(f"Expected the name '{key}' to be free for a new bias (got a tensor)")
         empty = rows.new_empty(rows.shape[0])
         found.append(Placement.whole(key, empty, neuron.name, ("neuron",), tap))
     return found
-
-
-def _bias_key(weight_key: str) -> str:
-    if weight_key.endswith("weight"):
-        return weight_key.removesuffix("weight") + "bias"
-    return weight_key + ".bias"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class GrowKernels(ReversibleTransform):
     def __init__(self, sizes: Sequence[int] | Mapping[WeightKey, Sequence[int]]) -> None:
         if not isinstance(sizes, Sequence | Mapping):
             raise TypeError(f"Expected a kernel size such as (5, 5) (got {sizes!r})")
-        self.sizes = sizes
+        self.sizes: Sequence[int] | Mapping[Any, Sequence[int]] = sizes
 
     def __repr__(self) -> str:
         return f"GrowKernels({self.sizes})"
@@ -51,20 +52,20 @@ class GrowKernels(ReversibleTransform):
 
         Types that share a tensor grow to the same size.
         """
-        sizes: dict[WeightKey, Kernel] = {}
-        shared: dict[frozenset[WeightKey], None] = {}
+        sizes: dict[Any, Kernel] = {}
+        shared: set[frozenset[Key]] = set()
         layouts = list({id(graph.layout): graph.layout for graph in graphs}.values())
         for layout in layouts:
             for p in layout.placements:
                 if kernel := kernel_of(p):
-                    known = sizes.setdefault(_weight(p), kernel)
+                    known = sizes.setdefault(p.store, kernel)
                     if len(known) != len(kernel):
                         raise UserError(
                             f"Expected a kernel of {len(known)} axes at '{p.keys[0]}', as in "
                             f"other networks (got {kernel})"
                         )
-                    sizes[_weight(p)] = tuple(map(max, known, kernel))
-            shared.update(dict.fromkeys(map(frozenset, _stores(layout).values())))
+                    sizes[p.store] = tuple(map(max, known, kernel))
+            shared.update(map(frozenset, _stores(layout).values()))
         before = None
         while before != sizes:
             before = dict(sizes)
@@ -76,18 +77,18 @@ class GrowKernels(ReversibleTransform):
 
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
         self._check_shared(layout)
-        parts: dict[Key, list[Tensor]] = {}
         grown: dict[Placement, Placement] = {}
-        for p in sorted(layout.placements, key=lambda p: (p.block, p.tap)):
-            kernel, size = kernel_of(p), self._size(p)
-            rows = stores[p.store][:, p.tap : p.tap + p.taps]
-            first = sum(x.shape[1] for x in parts.get(p.store, []))
-            grown[p] = replace(p, tap=first)
-            if kernel and size:
-                rows = _resize(rows, kernel, size)
-                grown[p] = replace(_with_kernel(p, size), tap=first)
-            parts.setdefault(p.store, []).append(rows)
-        stores = {key: torch.cat(parts[key], 1) if key in parts else x for key, x in stores.items()}
+        # Role types, which have several blocks, come last.
+        for store, [block] in layout.fillings.items():
+            parts: list[Tensor] = []
+            tap = 0
+            for p in block:
+                size = self._size(p)
+                rows = stores[store][:, p.tap : p.tap + p.taps]
+                parts.append(_resize(rows, kernel_of(p), size))
+                grown[p] = replace(_with_kernel(p, size), tap=tap)
+                tap += parts[-1].shape[1]
+            stores[store] = torch.cat(parts, 1)
         weights = [replace(w, taps=stores[w.key].shape[1]) for w in layout.spec.weights]
         spec = NetworkSpec(layout.spec.neurons, tuple(weights))
         placements = tuple(grown[p] for p in layout.placements)
@@ -100,16 +101,14 @@ class GrowKernels(ReversibleTransform):
         return replace(layout, spec=spec, placements=placements, computation=computation), stores
 
     def _inverse(self, layout: Layout, before: Layout, stores: Stores) -> Stores:
-        parts: dict[Key, dict[int, Tensor]] = {}
-        for small, large in zip(before.placements, layout.placements, strict=True):
-            rows = stores[large.store][:, large.tap : large.tap + large.taps]
-            if kernel := kernel_of(small):
-                rows = _resize(rows, kernel_of(large), kernel)
-            parts.setdefault(small.store, {})[small.tap] = rows
-        return {
-            key: torch.cat([taps[i] for i in sorted(taps)], 1) if (taps := parts.get(key)) else x
-            for key, x in stores.items()
-        }
+        for store, [block] in before.fillings.items():
+            [grown] = layout.fillings[store]
+            parts = [
+                _resize(stores[store][:, q.tap : q.tap + q.taps], kernel_of(q), kernel_of(p))
+                for p, q in zip(block, grown, strict=True)
+            ]
+            stores[store] = torch.cat(parts, 1)
+        return stores
 
     def _check_shared(self, layout: Layout) -> None:
         if not isinstance(self.sizes, Mapping):
@@ -123,17 +122,20 @@ class GrowKernels(ReversibleTransform):
                 )
 
     def _size(self, placement: Placement) -> Kernel:
-        kernel = kernel_of(placement)
-        if not kernel:
-            return ()
-        sizes = self.sizes
-        size = sizes.get(_weight(placement), ()) if isinstance(sizes, Mapping) else sizes
-        if size:
-            _check_fits(placement, kernel, tuple(size))
-        return tuple(size)
+        """The new kernel of a placement, which is its own if it does not grow."""
+        kernel, sizes = kernel_of(placement), self.sizes
+        size = tuple(sizes.get(placement.store, ()) if isinstance(sizes, Mapping) else sizes)
+        if not kernel or not size:
+            return kernel
+        if len(size) != len(kernel) or any(k > s for k, s in zip(kernel, size, strict=True)):
+            raise UserError(
+                f"Expected a kernel of {len(size)} axes, at most {size}, at "
+                f"'{placement.keys[0]}' (got {kernel})"
+            )
+        return size
 
 
-def _check_meet(layouts: Sequence[Layout], sizes: Mapping[WeightKey, Kernel]) -> None:
+def _check_meet(layouts: Sequence[Layout], sizes: Mapping[Any, Kernel]) -> None:
     """Raises an error if numbers of taps still differ with kernels of these sizes."""
     known: dict[Key, tuple[int, str]] = {}
     for layout in layouts:
@@ -159,30 +161,15 @@ def kernel_of(placement: Placement) -> Kernel:
     return tuple(n for n, axis in zip(placement.view, placement.axes, strict=True) if axis == "tap")
 
 
-def _stores(layout: Layout) -> dict[str, list[WeightKey]]:
+def _stores(layout: Layout) -> dict[str, list[Key]]:
     """For every kernel, the types that contain a part of it."""
-    found: dict[str, list[WeightKey]] = {}
-    for p in layout.placements:
-        if kernel_of(p):
-            found.setdefault(p.keys[0], []).append(_weight(p))
-    return found
-
-
-def _weight(placement: Placement) -> WeightKey:
-    if isinstance(placement.store, str):
-        raise TypeError(f"Expected the placement of a weight (got '{placement.store}')")
-    return placement.store
-
-
-def _check_fits(placement: Placement, kernel: Kernel, size: Kernel) -> None:
-    if len(size) != len(kernel) or any(k > s for k, s in zip(kernel, size, strict=True)):
-        raise UserError(
-            f"Expected a kernel of {len(size)} axes, at most {size}, at '{placement.keys[0]}' "
-            f"(got {kernel})"
-        )
+    kernels = {own[0].keys[0]: [p.store for p in own if kernel_of(p)] for own in layout.sources}
+    return {key: stores for key, stores in kernels.items() if stores}
 
 
 def _with_kernel(placement: Placement, size: Kernel) -> Placement:
+    if kernel_of(placement) == size:
+        return placement
     new = dict(zip((i for i, a in enumerate(placement.axes) if a == "tap"), size, strict=True))
     shape = tuple(new.get(i, n) for i, n in enumerate(placement.shape))
     stop = tuple(new.get(i, n) for i, n in enumerate(placement.stop))
@@ -199,11 +186,13 @@ def _crop(small: Placement, large: Placement) -> tuple[Range, ...]:
 
 def _resize(rows: Tensor, kernel: Kernel, size: Kernel) -> Tensor:
     """Pads or crops taps `[count, prod(kernel), channels]` around their centre."""
+    if kernel == size:
+        return rows
     count, _, channels = rows.shape
-    x = rows.reshape(count, *kernel, channels)
     pads = [0, 0]
     for old, new in zip(reversed(kernel), reversed(size), strict=True):
         # Growing by d puts d // 2 zeros first; cropping removes the same ones.
-        before = (new - old) // 2 if new >= old else -((old - new) // 2)
+        before = int((new - old) / 2)
         pads += [before, new - old - before]
+    x = rows.reshape(count, *kernel, channels)
     return torch.nn.functional.pad(x, pads).reshape(count, -1, channels)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -29,7 +29,7 @@ _ODD |= {"softsign", "tanhshrink", "hardshrink", "softshrink"}
 _SHAPES = frozenset({"shape", "size", "dim", "numel"})
 _EXTREMES = frozenset({"amax", "amin"})
 _REDUCTIONS = _EXTREMES | {"mean", "sum"}
-# The positions of the statistics, and of weight and bias, among the arguments of norm layers.
+# The positions of the statistics among the arguments of norm layers, and those of weight and bias.
 _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "batch_norm": ((1, 2), (3, 4)),
     "instance_norm": ((1, 2), (3, 4)),
@@ -37,8 +37,6 @@ _NORMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "layer_norm": ((), (2, 3)),
     "rms_norm": ((), (2,)),
 }
-
-
 # The names of the arguments at these positions; the statistics have none.
 _NAMES = ("", "", "weight", "bias", "bias")
 
@@ -68,7 +66,7 @@ class Rescaling:
     kind: Kind
     incoming: tuple[Taps, ...]
     outgoing: tuple[Taps, ...]
-    measured: tuple[Taps, ...]
+    measured: tuple[Taps, ...] = ()
     w0: float = 1.0
 
 
@@ -119,23 +117,16 @@ def _rescalings(
                 found.append(_rescaling(neuron.name, sources, computation))
             except _RefusedError as error:
                 left.append((neuron.name, str(error)))
-    found.sort(key=lambda item: item[0])
-    return _in_order([rescaling for _, rescaling in found]), tuple(left)
-
-
-def _in_order(found: list[Rescaling]) -> tuple[Rescaling, ...]:
-    """Determines the taps by which each type is measured: those that no later type changes."""
-    rest = [rescaling.name for rescaling in found]
-    ordered = []
-    for rescaling in found:
+    ordered = [rescaling for _, rescaling in sorted(found, key=lambda item: item[0])]
+    for i, rescaling in enumerate(ordered):
+        rest = [later.name for later in ordered[i:]]
         measured = tuple(
             taps
             for taps in rescaling.incoming
             if isinstance(taps.store, str) or taps.store[0] not in rest
         )
-        rest.remove(rescaling.name)
-        ordered.append(replace(rescaling, measured=measured))
-    return tuple(ordered)
+        ordered[i] = replace(rescaling, measured=measured)
+    return tuple(ordered), tuple(left)
 
 
 def _rescaling(name: str, sources: _Sources, computation: Computation) -> tuple[int, Rescaling]:
@@ -154,38 +145,26 @@ def _rescaling(name: str, sources: _Sources, computation: Computation) -> tuple[
         if not incoming or not outgoing:
             raise _RefusedError("these neurons have no incoming or no outgoing weights")
         w0 = _frequency(computation, follow) if kind == "sign" else None
-        if w0 is not None:
-            return first, Rescaling(name, "phase", incoming, outgoing, (), w0)
-        return first, Rescaling(name, kind, incoming, outgoing, ())
+        found = Rescaling(name, kind, incoming, outgoing)
+        return first, found if w0 is None else replace(found, kind="phase", w0=w0)
     raise refused
 
 
 def _kept_tensors(computation: Computation) -> frozenset[int]:
     """Tensors whose own neurons are not multiplied: slopes, statistics, and inputs of a norm."""
-    kept: set[int] = set()
-    steps = computation.steps
-
-    def keep(argument: object) -> None:
-        if isinstance(argument, Ref) and steps[argument.step].operation == "parameter":
-            number = steps[argument.step].args[0]
-            if isinstance(number, int):
-                kept.add(number)
-
+    steps, kept = computation.steps, list[object]()
     for step in steps:
         if step.operation == "prelu":
-            keep(step.args[1])
-        if step.operation not in _NORMS:
-            continue
-        statistics, affine = _NORMS[step.operation]
-        if all(_argument(step, i, _NAMES[i]) is None for i in affine):
-            continue
-        for i in statistics:
-            keep(_argument(step, i))
-        before = step.args[0]
-        if isinstance(before, Ref) and _is_product(steps[before.step].operation):
-            for argument in steps[before.step].args[1:3]:
-                keep(argument)
-    return frozenset(kept)
+            kept.append(step.args[1])
+        statistics, affine = _NORMS.get(step.operation, ((), ()))
+        if any(_argument(step, i, _NAMES[i]) is not None for i in affine):
+            kept += [_argument(step, i) for i in statistics]
+            before = step.args[0]
+            if isinstance(before, Ref) and _is_product(steps[before.step].operation):
+                kept += steps[before.step].args[1:3]
+    read = [steps[argument.step] for argument in kept if isinstance(argument, Ref)]
+    numbers = [step.args[0] for step in read if step.operation == "parameter"]
+    return frozenset(number for number in numbers if isinstance(number, int))
 
 
 def _argument(step: Step, position: int, name: str = "") -> object:
@@ -240,24 +219,23 @@ def _only_read_here(argument: object, steps: Sequence[Step], uses: Counter[int])
     return None
 
 
+@dataclass
 class _Follow:
-    """Follows the factors of one neuron type through a computation."""
+    """Follows the factors of one neuron type through a computation.
 
-    def __init__(
-        self,
-        name: str,
-        kind: Kind,
-        sources: _Sources,
-        computation: Computation,
-        kept: frozenset[int],
-    ) -> None:
-        self.name, self.kind, self.sources, self.kept = name, kind, sources, kept
-        self.computation = computation
-        self.states: list[_State] = []
-        self.ranks: list[int | None] = []
-        # The functions of single entries, and the numbers of their steps.
-        self.functions: list[tuple[str, int]] = []
-        self.used: dict[int, _State] = {}
+    `states` and `ranks` belong to the steps so far, `functions` are the functions of single entries
+    with the numbers of their steps, and `used` has the states of the tensors that are multiplied.
+    """
+
+    name: str
+    kind: Kind
+    sources: _Sources
+    computation: Computation
+    kept: frozenset[int]
+    states: list[_State] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+    functions: list[tuple[str, int]] = field(default_factory=list)
+    used: dict[int, _State] = field(default_factory=dict)
 
     def run(self) -> int:
         """Raises an error if a step refuses; returns the first step whose result is multiplied."""
@@ -278,28 +256,24 @@ class _Follow:
 
     def taps(self) -> tuple[tuple[Taps, ...], tuple[Taps, ...]]:
         """The taps that are multiplied, and those that are divided."""
-        incoming: list[Taps] = []
-        outgoing: list[Taps] = []
+        found: tuple[list[Taps], list[Taps]] = ([], [])
         for number, state in self.used.items():
             (placement,) = self.sources[number]
-            taps = Taps(placement.store, placement.tap, placement.taps)
             for along in state:
-                (incoming if along.power > 0 else outgoing).append(taps)
-        return tuple(incoming), tuple(outgoing)
+                taps = Taps(placement.store, placement.tap, placement.taps)
+                found[along.power < 0].append(taps)
+        return tuple(found[0]), tuple(found[1])
 
     def _step(self, step: Step) -> tuple[_State, int | None]:
         operation = step.operation
-        if operation == "input":
-            return (), None
         if operation == "parameter":
             tensor = step.args[0]
             if not isinstance(tensor, int):
                 raise _RefusedError("its tensor has no number")
-            state = self._parameter(tensor)
-            if state:
+            if state := self._parameter(tensor):
                 self.used[tensor] = state
             return state, len(self.sources[tensor][0].shape)
-        if operation in _SHAPES:
+        if operation == "input" or operation in _SHAPES:
             return (), None
         rank = self._rank(step)
         if not any(self.states[ref.step] for ref in step.operands):
@@ -308,12 +282,9 @@ class _Follow:
             return self._product(step), rank
         if operation in _NORMS:
             return self._norm(step, rank), rank
-        handler = _HANDLERS.get(operation)
-        if handler is not None:
-            return handler(self, step), rank
-        if "pool" in operation:
-            return self._pool(step), rank
-        return self._entrywise(step), rank
+        if operation in _HANDLERS:
+            return _HANDLERS[operation](self, step), rank
+        return (self._pool if "pool" in operation else self._entrywise)(step), rank
 
     def _parameter(self, number: int) -> _State:
         """The axes of a tensor along which the neurons of the type lie."""
@@ -346,10 +317,8 @@ class _Follow:
         out, into = -2 - spatial, -1 - spatial
         if "transpose" in step.operation:
             out, into = into, out
-        if spatial:
-            named = _argument(step, 6, "groups")
-            if named not in (None, 1):
-                raise _RefusedError("a grouped convolution reads it")
+        if spatial and _argument(step, 6, "groups") not in (None, 1):
+            raise _RefusedError("a grouped convolution reads it")
         x, weight = self._contract(x, -1 - spatial, weight, into)
         made = tuple(a._replace(axis=-1 - spatial) for a in weight if a.axis == out)
         if len(made) != len(weight):
@@ -412,13 +381,8 @@ class _Follow:
         self, first: _State, axis: int, second: _State, into: int
     ) -> tuple[_State, _State]:
         """The remaining states of two factors after an axis of each is summed over."""
-        power, places = 0, []
-        for along in (
-            *(a for a in first if a.axis == axis),
-            *(a for a in second if a.axis == into),
-        ):
-            power += along.power
-            places.append(along.where)
+        summed = [*(a for a in first if a.axis == axis), *(a for a in second if a.axis == into)]
+        power, places = sum(a.power for a in summed), [a.where for a in summed]
         # A weight with one entry per neuron has no positions next to the neurons.
         fits = not places or (len(places) == 2 and places[1] in ("alone", places[0]))
         if not fits or (power % 2 if self.kind == "sign" else power):
@@ -516,9 +480,9 @@ class _Follow:
 
     def _permute(self, step: Step) -> _State:
         dims = _numbers(step.args[1:])
-        if not all(isinstance(dim, int) for dim in dims):
+        order = [dim % len(dims) - len(dims) for dim in dims if isinstance(dim, int)]
+        if len(order) < len(dims):
             raise _RefusedError("the order of its axes is computed")
-        order = [int(str(dim)) % len(dims) - len(dims) for dim in dims]
         return tuple(
             a._replace(axis=order.index(a.axis) - len(dims)) for a in self._state(step.args[0])
         )
@@ -539,12 +503,10 @@ class _Follow:
 
     def _getitem(self, step: Step) -> _State:
         x, taken = step.args[:2]
-        state, rank = self._state(x), self._rank_of(x)
-        if isinstance(taken, tuple) and len(taken) == rank:
-            whole = {i - rank for i, part in enumerate(taken) if part == Range()}
-            if all(isinstance(part, Range) for part in taken) and all(
-                a.axis in whole for a in state
-            ):
+        state = self._state(x)
+        if isinstance(taken, tuple) and len(taken) == self._rank_of(x):
+            is_whole = all(taken[a.axis] == Range() for a in state)
+            if is_whole and all(isinstance(part, Range) for part in taken):
                 return state
         raise _RefusedError("only some of its neurons are read")
 

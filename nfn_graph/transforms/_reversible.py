@@ -36,23 +36,19 @@ class ReversibleTransform(BaseTransform):
                 f"Expected a network without role types (got {data.spec}). Apply RoleTypes last."
             )
         layout, stores = self._forward(data.layout, stored_tensors(data, data.layout.spec))
-        return data.rebuilt(replace(layout, before=(self._name, data.layout)), stores)
+        return data.rebuilt(replace(layout, before=(repr(self), data.layout)), stores)
 
     def inverse(self, graph: WeightGraph) -> WeightGraph:
         """Restores the original network, with the present values of the graph."""
         _check_single(graph)
         name, before = graph.layout.before or ("none", None)
-        if name != self._name or before is None:
+        if name != repr(self) or before is None:
             raise UserError(
-                f"Expected a graph made by {self._name} (got one whose last transform is "
+                f"Expected a graph made by {self!r} (got one whose last transform is "
                 f"{name}). Undo transforms in reverse order."
             )
         stores = stored_tensors(graph, graph.layout.spec)
         return graph.rebuilt(before, self._inverse(graph.layout, before, stores))
-
-    @property
-    def _name(self) -> str:
-        return repr(self)
 
     @abstractmethod
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,26 +44,25 @@ class RoleTypes(ReversibleTransform):
 
     def _forward(self, layout: Layout, stores: Stores) -> tuple[Layout, Stores]:
         spec, plan = layout.spec, _Plan(layout.spec, self.name)
-        types: list[NeuronType | WeightType] = []
+        neurons: list[NeuronType] = []
+        weights: list[WeightType] = []
         for key, members in plan.members.items():
-            taps = {spec.taps[m] for m in members}
-            if len(taps) > 1:
-                found = {member: spec.taps[member] for member in members}
+            found = {member: spec.taps[member] for member in members}
+            if len(set(found.values())) > 1:
                 raise UserError(
                     f"Expected one number of taps for all layers of the role {key!r} "
                     f"(got {found}). {_advice(layout, members)}"
                 )
+            taps = found[members[0]]
             if isinstance(key, tuple):
-                types.append(WeightType(key[0], key[2], taps.pop(), key[1]))
+                weights.append(WeightType(key[0], key[2], taps, key[1]))
             elif key == self.name:
-                types.append(NeuronType(key, taps.pop(), role=True))
+                neurons.append(NeuronType(key, taps, role=True))
             else:
-                types.append(spec.neuron[key])
-        neurons = tuple(t for t in types if isinstance(t, NeuronType))
-        weights = tuple(t for t in types if isinstance(t, WeightType))
-        size = dict(zip(spec.neuron, layout.shape.sizes, strict=True))
+                neurons.append(spec.neuron[key])
+        size: dict[Key, tuple[int, ...]] = dict(zip(spec.neuron, layout.shape.sizes, strict=True))
         shape = Shape(
-            tuple(tuple(s for m in plan.neurons(n.name) for s in size[m]) for n in neurons),
+            tuple(tuple(s for m in plan.members[n.name] for s in size[m]) for n in neurons),
             tuple(tuple(plan.blocks[w.key]) for w in weights),
         )
         placements = tuple(
@@ -70,7 +70,7 @@ class RoleTypes(ReversibleTransform):
             for p in layout.placements
         )
         joined = {key: torch.cat([stores[m] for m in ms]) for key, ms in plan.members.items()}
-        spec = NetworkSpec(neurons, weights)
+        spec = NetworkSpec(tuple(neurons), tuple(weights))
         # Several layers now have one type, and their activations may have different positions.
         computation = replace(layout.computation, activations=())
         return replace(
@@ -145,10 +145,6 @@ class _Plan:
         """The number of the layer, or tensor, of a type within its role."""
         return self.members[self.role[key]].index(key)
 
-    def neurons(self, role: str) -> list[str]:
-        """The neuron types of a role."""
-        return [m for m in self.members[role] if isinstance(m, str)]
-
     def _join(self, key: Key, role: Key) -> None:
         self.role[key] = role
         self.members.setdefault(role, []).append(key)
@@ -160,11 +156,10 @@ class _Plan:
         junctions get types of their own.
         """
         source, target = self.role[weight.source], self.role[weight.target]
-        number = 1
-        while True:
-            name = weight.name if number == 1 else f"{weight.name}{number}"
-            key = (str(source), name, str(target))
+        key = (str(source), weight.name, str(target))
+        for number in itertools.count(2):
             last = self.blocks.get(key, [(-1, -1)])[-1]
             if last[0] < block[0] and last[1] < block[1]:
-                return key
-            number += 1
+                break
+            key = (str(source), f"{weight.name}{number}", str(target))
+        return key
