@@ -126,29 +126,34 @@ class _Layers(nn.Module):
         self.recompute = recompute
         self.standardize = Standardize(spec, in_channels) if standardize else None
         width = in_channels
-        before: list[nn.Module] = []
+        self.before = nn.Sequential()
         if fourier_features:
-            before.append(FourierFeatures(width, fourier_features, fourier_scale))
+            self.before.append(FourierFeatures(width, fourier_features, fourier_scale))
             width = 2 * fourier_features
         if io_encoding is not None:
             encoding = IOEncoding(spec, width, io_encoding, encode_layers=encode_layers)
-            before.append(encoding)
+            self.before.append(encoding)
             width = encoding.out_channels
-        self.before = nn.Sequential(*before)
-        widths = pairwise([width, *channels])
         self.layers = nn.Sequential()
-        for i, (c_in, c_out) in enumerate(widths):
-            layer = NFLinear(
-                self.folded,
-                c_in,
-                c_out,
-                pointwise=pointwise,
-                aggr=aggr,
-                max_parameters=max_parameters,
+        for i, (c_in, c_out) in enumerate(pairwise([width, *channels])):
+            stage = nn.Sequential()
+            if norm and i > 0:
+                stage.append(ChannelNorm(self.folded, c_in))
+            stage.append(
+                NFLinear(
+                    self.folded,
+                    c_in,
+                    c_out,
+                    pointwise=pointwise,
+                    aggr=aggr,
+                    max_parameters=max_parameters,
+                )
             )
-            is_active = ends_active or i < len(channels) - 1
-            behind = act if is_active else None
-            self.layers.append(_stage(layer, norm and i > 0, behind, dropout, residual))
+            if ends_active or i < len(channels) - 1:
+                stage.append(Activation(act))
+                if dropout:
+                    stage.append(Dropout(dropout))
+            self.layers.append(Residual(stage) if residual and c_in == c_out else stage)
 
     def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
         """Converts the input to features of the model's own spec, before the fold."""
@@ -166,23 +171,16 @@ class _Layers(nn.Module):
 
     def _run_layers(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the NF-Layers."""
-        for layer in self.layers:
-            features = self._run(layer, features)
-        return features
-
-    def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
         if not (self.recompute and torch.is_grad_enabled()):
-            return layer(features)
-        if torch.compiler.is_compiling():
-            return checkpoint(layer, features, use_reentrant=False)
-        # The backward pass may run after the block that chose the kernels, and in another thread.
-        backend = current_backend()
-        return checkpoint(
-            layer,
-            features,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), use_backend(backend)),
-        )
+            return self.layers(features)
+        options: dict[str, Any] = {"use_reentrant": False}
+        if not torch.compiler.is_compiling():
+            # The backward pass may run after the block that chose the kernels, in another thread.
+            backend = current_backend()
+            options["context_fn"] = lambda: (nullcontext(), use_backend(backend))
+        for layer in self.layers:
+            features = checkpoint(layer, features, **options)
+        return features
 
 
 class InvariantNFN(_Layers):
@@ -231,13 +229,10 @@ class InvariantNFN(_Layers):
         **options: Unpack[NFNOptions],
     ) -> None:
         super().__init__(spec, channels, symmetry, ends_active=True, **options)
-        last = self.layers[-1]
-        act = last[-1] if isinstance(last, nn.Sequential) else None
+        last, act = self.layers[-1], None
         # An activation inside the pool keeps one tensor less than an activation before it.
-        if isinstance(last, nn.Sequential) and isinstance(act, Activation):
-            del last[-1]
-        else:
-            act = None
+        if isinstance(last, nn.Sequential) and isinstance(last[-1], Activation):
+            act = last.pop(-1)
         self.pool = Pool(self.folded, pool, pool_full, act)
         sizes = [self.pool.num_entries * channels[-1], *head]
         self.head = mlp(sizes, out_features, head_dropout)
@@ -409,23 +404,6 @@ def NFN(
     if "edit_scale" in options:
         raise TypeError(f"Expected no out_features with edit_scale= (got {out_features})")
     return InvariantNFN(spec, channels, symmetry, out_features=out_features, **options)
-
-
-def _stage(
-    layer: NFLinear,
-    norm: bool,
-    act: str | Callable[[Tensor], Tensor] | None,
-    dropout: float,
-    residual: bool,
-) -> nn.Module:
-    """An NF-Layer with the modules before and after it."""
-    parts: list[nn.Module] = [ChannelNorm(layer.spec, layer.in_channels)] if norm else []
-    parts.append(layer)
-    if act is not None:
-        parts.append(Activation(act))
-        parts += [Dropout(dropout)] if dropout else []
-    stage = nn.Sequential(*parts)
-    return Residual(stage) if residual and layer.in_channels == layer.out_channels else stage
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:
