@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding_bag, linear
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._fused import average, bag_messages, bag_sums
+from nfn_graph.nn._fused import average, bag_messages, bag_sums, transposed
+from nfn_graph.nn._layer_checks import check_folded
 from nfn_graph.nn._message_passing import down, up
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.pool import Pool, network_summary
-from nfn_graph.ops._kernels import bag_rows
 from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
-from nfn_graph.spec import FoldedSpec, Key, Site
+from nfn_graph.spec import Key, Site
 
 
 class Stage(NamedTuple):
@@ -76,10 +76,8 @@ class ChunkedFeatures:
             )
         if chunk_edges < 1:
             raise UserError(f"Expected chunk_edges of at least 1 (got {chunk_edges})")
-        if not isinstance(features.spec, FoldedSpec):
-            raise TypeError("Expected features after the fold (got features before it)")
         self.input = features
-        self.spec = features.spec
+        self.spec = check_folded(features.spec)
         self.chunk_edges = chunk_edges
         self.stages: list[Stage] = []
         # Weights at leaves are processed in chunks; all other features are kept in memory.
@@ -139,13 +137,12 @@ class ChunkedFeatures:
             shape = (self.input.num_graphs, self.spec.taps[key] * self.small.channels)
             lowest, reduce = (-torch.inf, "amax") if pool.aggr == "max" else (0.0, "sum")
             total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
-            seen = torch.zeros(shape[0], dtype=torch.bool, device=like.device)
             for start, x in self._chunks(key, act):
                 rows = networks.narrow(0, start, len(x)).long()
-                seen.index_fill_(0, rows, True)
                 where = rows.unsqueeze(1).expand(len(x), shape[1])
                 total.scatter_reduce_(0, where, x.flatten(1).to(total.dtype), reduce)
-            totals[key] = total.where(seen.unsqueeze(1), 0.0)
+            sizes = networks.bincount(minlength=shape[0])
+            totals[key] = total.where(sizes.unsqueeze(1) > 0, 0.0)
         return network_summary(_run(act, self.small).zero_unfilled(), self.spec, pool.aggr, totals)
 
     def _sums(self, stage: Stage, dtype: torch.dtype) -> dict[int, Sequence[Tensor]]:
@@ -175,15 +172,16 @@ class ChunkedFeatures:
         incidence, dtype = self.input.incidence, values[-1].dtype
         rows = incidence.sites[self.spec.symmetry]
         sums = bag_sums(rows, dtype)
-        summaries = up(self.spec, values, lambda i, x: tables[i] if i in tables else sums(i, x))
+        summaries = up(self.spec, values, lambda i, x: tables.get(i) or sums(i, x))
         if layer.aggr == "mean":
             average(self.spec, incidence, summaries)
-        message = bag_messages(self.spec, rows, summaries, layer.site_maps(), layer.bias)
-        return down(
-            self.spec,
-            dtype,
-            lambda i, x: torch.cat(x).to(dtype) if i in tables else message(i, x),
-        )
+        matrices = transposed(layer.site_maps())
+        message = bag_messages(self.spec, rows, summaries, matrices, layer.bias)
+
+        def received_or_new(number: int, received: list[Tensor]) -> Tensor:
+            return torch.cat(received).to(dtype) if number in tables else message(number, received)
+
+        return down(self.spec, dtype, received_or_new)
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:
         """Yields the first row of every chunk and its weights `[size, taps, channels]`.
@@ -192,23 +190,18 @@ class ChunkedFeatures:
         """
         site, entries = self.spec.site[key], self.input[key]
         edges = self.input.incidence.sites[self.spec.symmetry][self.leaves[key]]
-        num_covers = len(edges.groupings)
         for start in range(0, entries.shape[0], self.chunk_edges):
             size = min(self.chunk_edges, entries.shape[0] - start)
             rows = torch.arange(start, start + size, device=entries.device)
             if site.is_self:
                 # A weight and its transpose read each other, so both are computed.
                 rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-            cover_rows = edges.cover_rows_of(rows).flatten()
-            steps = torch.arange(len(rows) + 1, device=rows.device, dtype=cover_rows.dtype)
-            x = entries.index_select(0, rows)
+            x, cover_rows = entries.index_select(0, rows), edges.cover_rows_of(rows)
             for stage in self.stages:
-                x = self._leaf_step(stage, site, x, cover_rows, num_covers * steps)
+                x = self._leaf_step(stage, site, x, cover_rows)
             yield start, self._entries(before, key, x).narrow(0, 0, size)
 
-    def _leaf_step(
-        self, stage: Stage, site: Site, x: Tensor, cover_rows: Tensor, cover_pointers: Tensor
-    ) -> Tensor:
+    def _leaf_step(self, stage: Stage, site: Site, x: Tensor, cover_rows: Tensor) -> Tensor:
         layer, message = stage.layer, stage.messages[site.key]
         read = self._entries(stage.before, site.key, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
@@ -219,8 +212,7 @@ class ChunkedFeatures:
             else:
                 if site.is_self:
                     read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
-                new = bag_rows(message, cover_rows, cover_pointers)
-                new = new.addmm_(read, matrix.t())
+                new = embedding_bag(cover_rows, message, mode="sum").addmm_(read, matrix.t())
         new = new.view(len(x), site.taps, layer.out_channels)
         new = self._entries(stage.behind, site.key, new)
         return x + new if stage.residual else new

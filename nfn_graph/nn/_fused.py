@@ -21,6 +21,7 @@ from nfn_graph.ops._matmul import product, sum_of_products
 from nfn_graph.ops._precision import cast, sum_dtype, without_autocast
 from nfn_graph.spec import FoldedSpec, Site
 
+_Layer = tuple[FoldedSpec, Incidence, bool]
 _Split = tuple[Sequence[Tensor], Sequence[Tensor | None], Tensor | None]
 
 
@@ -50,7 +51,7 @@ class _Fused(torch.autograd.Function):
         summaries = up(spec, values, bag_sums(rows, dtype))
         if mean:
             average(spec, incidence, summaries)
-        message = bag_messages(spec, rows, summaries, maps, bias)
+        message = bag_messages(spec, rows, summaries, transposed(maps), bias)
         ctx.layer = spec, incidence, mean
         ctx.save_for_backward(*tensors, *summaries)
         return tuple(down(spec, dtype, message))
@@ -62,9 +63,11 @@ class _Fused(torch.autograd.Function):
         flat = [g.contiguous() for g in grads]
         # A gradient that is differentiated again uses operations that have derivatives.
         if torch.is_grad_enabled() or is_transformed():
-            return (None, None, None, *_plain_gradient(*ctx.layer, flat, inputs, needs))
-        with without_autocast(flat[0].device):
-            return (None, None, None, *_gradient(*ctx.layer, flat, inputs, summaries, needs))
+            found = _plain_gradient(ctx.layer, flat, inputs, needs)
+        else:
+            with without_autocast(flat[0].device):
+                found = _gradient(ctx.layer, flat, inputs, summaries, needs)
+        return (None, None, None, *found)
 
 
 def bag_sums(rows: Sequence[Rows], dtype: torch.dtype) -> Callable[[int, Tensor], Sequence[Tensor]]:
@@ -90,44 +93,57 @@ def bag_messages(
     spec: FoldedSpec,
     rows: Sequence[Rows],
     summaries: Sequence[Tensor],
-    maps: Sequence[Tensor | None],
-    bias: Tensor | None,
-) -> Callable[[int, Sequence[Tensor]], Tensor]:
-    """The function by which :func:`down` computes the message of a site."""
+    matrices: Sequence[Tensor | None],
+    bias: Tensor | None = None,
+) -> Callable[[int, list[Tensor]], Tensor]:
+    """The function by which :func:`down` computes the message of a site.
 
-    def message(number: int, received: Sequence[Tensor]) -> Tensor:
-        site, matrix = spec.sites[number], maps[number]
-        matrix = None if matrix is None else matrix.t()
-        constant = None if site.indices else bias
-        return _message(site, rows[number], received, summaries[number], matrix, constant)
+    It adds the messages of the covers to the product of the summary and a matrix
+    `[inputs, outputs]`.
+    """
+
+    def message(number: int, received: list[Tensor]) -> Tensor:
+        site, read, matrix = spec.sites[number], summaries[number], matrices[number]
+        if matrix is None:  # The summary is empty.
+            return read.new_empty(read.shape[0], 0)
+        read = with_transposed(site, rows[number], read)
+        matrix = cast(matrix, read.dtype)
+        if received:
+            return bag_down(cast(_table(received), read.dtype), rows[number], read, matrix)
+        if bias is None or site.indices:
+            return product(read, matrix)
+        return torch.addmm(cast(bias, read.dtype), read, matrix)
 
     return message
 
 
+def transposed(maps: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The matrices `[inputs, outputs]` of maps."""
+    return [None if matrix is None else matrix.t() for matrix in maps]
+
+
 def _gradient(
-    spec: FoldedSpec,
-    incidence: Incidence,
-    mean: bool,
+    layer: _Layer,
     grads: Sequence[Tensor],
     inputs: Sequence[Tensor],
     summaries: Sequence[Tensor],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Computes the gradients of values, maps and bias, as far as they are needed."""
+    spec, incidence, mean = layer
     values, maps, bias = _split(spec, inputs)
     rows, dtype = incidence.sites[spec.symmetry], values[0].dtype
     # The gradient of a message is the sum of those of all finer entries that received it.
     sums = up(spec, grads, bag_sums(rows, dtype))
     scales = incidence.scales(spec, sums[-1].dtype) if mean else [None] * len(maps)
+    matrices = [_adjoint(site, matrix) for site, matrix in zip(spec.sites, maps, strict=True)]
+    of_sum = bag_messages(spec, rows, sums, matrices)
 
-    def message(number: int, received: Sequence[Tensor]) -> Tensor:
-        site, matrix, scale = spec.sites[number], maps[number], scales[number]
-        if matrix is not None and site.is_self:  # Transposing entries is self-adjoint.
-            count, reads = matrix.shape
-            matrix = matrix.reshape(count, 2, reads // 2).transpose(0, 1).flatten(0, 1)
-        if scale is None or matrix is None:
-            return _message(site, rows[number], received, sums[number], matrix)
-        own = product(sums[number], cast(matrix, sums[number].dtype))
+    def message(number: int, received: list[Tensor]) -> Tensor:
+        scale = scales[number]
+        if scale is None:
+            return of_sum(number, received)
+        own = of_sum(number, [])
         _tapped(own, scale).mul_(scale)
         return own.add_(bag_down(_table(received), rows[number])) if received else own
 
@@ -149,14 +165,10 @@ def _gradient(
 
 
 def _plain_gradient(
-    spec: FoldedSpec,
-    incidence: Incidence,
-    mean: bool,
-    grads: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    needs: Sequence[bool],
+    layer: _Layer, grads: Sequence[Tensor], inputs: Sequence[Tensor], needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Computes the same through :func:`message_passing`, which can be differentiated again."""
+    spec, incidence, mean = layer
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
@@ -169,27 +181,15 @@ def _plain_gradient(
     return [next(pulled) if need else None for need in needs]
 
 
-def _message(
-    site: Site,
-    rows: Rows,
-    received: Sequence[Tensor],
-    read: Tensor,
-    matrix: Tensor | None,
-    constant: Tensor | None = None,
-) -> Tensor:
-    """The messages of a site's covers plus the map `[inputs, outputs]` of its summary."""
-    if matrix is None:  # The summary is empty.
-        return read.new_empty(read.shape[0], 0)
-    read = with_transposed(site, rows, read)
-    matrix = cast(matrix, read.dtype)
-    if received:
-        return bag_down(cast(_table(received), read.dtype), rows, read, matrix)
-    if constant is None:
-        return product(read, matrix)
-    return torch.addmm(cast(constant, read.dtype), read, matrix)
+def _adjoint(site: Site, matrix: Tensor | None) -> Tensor | None:
+    """The map of the gradients, `[inputs, outputs]`. Transposing entries is self-adjoint."""
+    if matrix is None or not site.is_self:
+        return matrix
+    rows, reads = matrix.shape
+    return matrix.reshape(rows, 2, reads // 2).transpose(0, 1).flatten(0, 1)
 
 
-def _table(received: Sequence[Tensor]) -> Tensor:
+def _table(received: list[Tensor]) -> Tensor:
     """The messages of all covers, one cover after another."""
     return received[0] if len(received) == 1 else torch.cat(received)
 

@@ -49,9 +49,10 @@ def message_passing(
     rows, wide = incidence.sites[spec.symmetry], sum_dtype(values[0].dtype)
 
     def sums(number: int, summary: Tensor) -> list[Tensor]:
-        return [segment_sum(summary.to(wide), grouping) for grouping in rows[number].groupings]
+        x = summary.to(wide)
+        return [segment_sum(x, grouping) for grouping in rows[number].groupings]
 
-    def message(number: int, received: Sequence[Tensor]) -> Tensor:
+    def message(number: int, received: list[Tensor]) -> Tensor:
         site, matrix = spec.sites[number], maps[number]
         read = summaries[number]
         if matrix is None:
@@ -96,7 +97,7 @@ def up(
 
 
 def down(
-    spec: FoldedSpec, dtype: torch.dtype, message: Callable[[int, Sequence[Tensor]], Tensor]
+    spec: FoldedSpec, dtype: torch.dtype, message: Callable[[int, list[Tensor]], Tensor]
 ) -> list[Tensor]:
     """Computes the new entries of every site, which are the own part of its message.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._layer_checks import check_choice, check_features
+from nfn_graph.nn._layer_checks import check_choice, check_features, check_unfolded
 from nfn_graph.ops._precision import without_autocast
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 from nfn_graph.spec._checks import check_count
@@ -62,12 +62,7 @@ class IOEncoding(nn.Module):
         encode_layers: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, NetworkSpec):
-            raise TypeError(
-                f"Expected the networks' own NetworkSpec, before the fold "
-                f"(got {type(spec).__name__})"
-            )
-        self.spec = spec
+        self.spec = check_unfolded(spec)
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.kind = check_choice(kind, ("learned", "sinusoidal"))
         self.max_frequency = max_frequency

@@ -15,7 +15,7 @@ from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._chunked import ChunkedFeatures
-from nfn_graph.nn._layer_checks import check_features, check_input
+from nfn_graph.nn._layer_checks import check_features, check_input, check_unfolded
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
@@ -77,13 +77,7 @@ class NFNOptions(TypedDict, total=False):
 class _Layers(nn.Module):
     """The NF-Layers of a model and the modules before and between them.
 
-    Args:
-        spec: The networks' own spec.
-        channels: The output channels of each NF-Layer.
-        symmetry: `"np"` or `"hnp"`.
-        ends_active: Whether an activation follows the last NF-Layer, as it follows the others.
-
-    The remaining arguments are :class:`NFNOptions`.
+    If it `ends_active`, an activation follows the last NF-Layer, as it follows the others.
     """
 
     def __init__(
@@ -109,11 +103,7 @@ class _Layers(nn.Module):
         max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, NetworkSpec):
-            raise TypeError(
-                f"Expected the networks' own NetworkSpec, such as batch.spec "
-                f"(got {type(spec).__name__})"
-            )
+        check_unfolded(spec)
         if not channels:
             raise UserError("Expected the channels of at least one NF-Layer (got none)")
         if symmetry == "np" and io_encoding != "learned":
@@ -231,8 +221,9 @@ class InvariantNFN(_Layers):
         super().__init__(spec, channels, symmetry, ends_active=True, **options)
         last, act = self.layers[-1], None
         # An activation inside the pool keeps one tensor less than an activation before it.
-        if isinstance(last, nn.Sequential) and isinstance(last[-1], Activation):
-            act = last.pop(-1)
+        if isinstance(last, nn.Sequential) and isinstance(end := last[-1], Activation):
+            act = end
+            del last[-1]
         self.pool = Pool(self.folded, pool, pool_full, act)
         sizes = [self.pool.num_entries * channels[-1], *head]
         self.head = mlp(sizes, out_features, head_dropout)

@@ -149,5 +149,4 @@ def _fixed_entries(spec: FoldedSpec) -> list[int]:
             if len(spec.free(network.indices(piece.store))) < len(network.indices(piece.store)):
                 places[piece.store] = range(start, start + piece.taps)
             start += piece.taps
-    order: list[Key] = [*network.weight, *network.neuron]
-    return [i for key in order if key in places for i in places[key]]
+    return [i for key in network.taps for i in places.get(key, ())]

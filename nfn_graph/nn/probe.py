@@ -164,8 +164,7 @@ class Probe(nn.Module):
                 f"{max(side, 2) ** axes} (got {count})"
             )
         axis = torch.linspace(self.low, self.high, side)
-        points = torch.cartesian_prod(*[axis] * axes).reshape(count, axes)
-        return points.reshape(count, *self.input_shape)
+        return torch.cartesian_prod(*[axis] * axes).reshape(count, *self.input_shape)
 
 
 class ProbeNet(nn.Module):
