@@ -96,11 +96,7 @@ def bag_messages(
     matrices: Sequence[Tensor | None],
     bias: Tensor | None = None,
 ) -> Callable[[int, list[Tensor]], Tensor]:
-    """The function by which :func:`down` computes the message of a site.
-
-    It adds the messages of the covers to the product of the summary and a matrix
-    `[inputs, outputs]`.
-    """
+    """The function by which :func:`down` computes messages, with matrices `[inputs, outputs]`."""
 
     def message(number: int, received: list[Tensor]) -> Tensor:
         site, read, matrix = spec.sites[number], summaries[number], matrices[number]

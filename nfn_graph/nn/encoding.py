@@ -214,14 +214,10 @@ def append_codes(
     zeros: Tensor,
     of_types: Mapping[Key, Tensor] | None = None,
 ) -> WeightFeatures:
-    """Appends to the channels of a neuron its code, and to those of a weight that of its neurons.
+    """Appends the codes `[neurons, width]` of neurons as channels.
 
-    Args:
-        features: The features.
-        codes: The codes `[neurons, width]` of neuron types. Weights get the sum of those of their
-            source and target.
-        zeros: The code `[1, width]` of all others.
-        of_types: Codes `[1, width]` to add to all entries of a type.
+    A weight gets the sum of those of its source and its target. Neurons without a code get `zeros`,
+    `[1, width]`. The codes `of_types`, of the same shape, are added for all entries of a type.
     """
 
     def appended(key: Key, x: Tensor) -> Tensor:

@@ -99,14 +99,8 @@ def network_summary(
 ) -> Tensor:
     """One aggregate for every tap of every type, `[graphs, summary taps * channels]`.
 
-    This is the summary that the map of the network reads in the NF-Layer.
-
-    Args:
-        features: Features of that spec.
-        spec: The folded spec, which determines the order of the entries.
-        reduce: The aggregate.
-        totals: The sums (or maxima) of some kinds of entries, if they are known.
-        relu: Whether to apply a ReLU to the weights first, for a mean or a sum.
+    This is the summary that the map of the network reads in the NF-Layer. Some sums or maxima may
+    be known as `totals`. With `relu`, a mean or a sum applies a ReLU to the weights first.
     """
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []

@@ -97,8 +97,8 @@ def expand(x: Tensor, grouping: Grouping) -> Tensor:
     backend = current_backend()
     if backend == "fused":
         return Expand.apply(x, grouping, None)
-    is_supported = grouping.contiguous and x.shape[1] and not grouping.blocks
-    if backend == "torch-scatter" and is_supported:
+    is_one_call = grouping.contiguous and x.shape[1] and not grouping.blocks
+    if backend == "torch-scatter" and is_one_call:
         return import_module("torch_scatter").gather_csr(x, grouping.pointers.long())
     return plain_expand(x, grouping)
 
