@@ -129,16 +129,10 @@ class _Layers(nn.Module):
             stage = nn.Sequential()
             if norm and i > 0:
                 stage.append(ChannelNorm(self.folded, c_in))
-            stage.append(
-                NFLinear(
-                    self.folded,
-                    c_in,
-                    c_out,
-                    pointwise=pointwise,
-                    aggr=aggr,
-                    max_parameters=max_parameters,
-                )
+            layer = NFLinear(
+                self.folded, c_in, c_out, True, pointwise, aggr, max_parameters=max_parameters
             )
+            stage.append(layer)
             if ends_active or i < len(channels) - 1:
                 stage.append(Activation(act))
                 if dropout:
