@@ -28,15 +28,10 @@ from nfn_graph.spec import Key, Site
 
 
 class Stage(NamedTuple):
-    """An NF-Layer with the modules before and after it that act on single entries.
+    """An NF-Layer with the modules before and behind it, which act on single entries.
 
-    Attributes:
-        before: The modules before the layer.
-        layer: The layer.
-        behind: The modules after the layer.
-        residual: Whether the input is added to the output.
-        messages: For the weights of each leaf, the table of the messages of all covers, or the
-            constant in a pointwise layer.
+    The `messages` to the weights of each leaf are a table of the messages of all its covers, or the
+    constant of a pointwise layer.
     """
 
     before: Sequence[nn.Module]

@@ -9,12 +9,6 @@ Permuting hidden neurons does not change the outputs, and permutes the activatio
 are invariant and the activations equivariant under HNP, :math:`f(\sigma U) = \sigma f(U)`.
 Models with a probe *evaluate the network*: they need a graph that records the computation of its
 network, whereas other models only read its weights.
-
-============================  =====================================================
-:class:`Probe`                the inputs; gives outputs and activations
-:class:`ProbeNet`             an MLP on the outputs: one vector per network
-:class:`ProbeEncoding`        the activations as channels of the graph, for editors
-============================  =====================================================
 """
 
 from __future__ import annotations
