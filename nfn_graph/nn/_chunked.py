@@ -13,29 +13,25 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding_bag, linear
 
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._fused import average, down_maps, up
+from nfn_graph.nn._fused import average, bag_messages, bag_sums, transposed
+from nfn_graph.nn._layer_checks import check_folded
+from nfn_graph.nn._message_passing import down, up
 from nfn_graph.nn.elementwise import Dropout, Residual
 from nfn_graph.nn.linear import NFLinear
 from nfn_graph.nn.pool import Pool, network_summary
-from nfn_graph.ops._kernels import bag_rows
 from nfn_graph.ops._precision import autocast_dtype, sum_dtype, without_autocast
-from nfn_graph.spec import FoldedSpec, Key, Site
+from nfn_graph.spec import Key, Site
 
 
 class Stage(NamedTuple):
-    """An NF-Layer with the modules before and after it that act on single entries.
+    """An NF-Layer with the modules before and behind it, which act on single entries.
 
-    Attributes:
-        before: The modules before the layer.
-        layer: The layer.
-        behind: The modules after the layer.
-        residual: Whether the input is added to the output.
-        messages: For the weights of each leaf, the table of the messages of all covers, or the
-            constant in a pointwise layer.
+    The `messages` to the weights of each leaf are a table of the messages of all its covers, or the
+    constant of a pointwise layer.
     """
 
     before: Sequence[nn.Module]
@@ -75,10 +71,8 @@ class ChunkedFeatures:
             )
         if chunk_edges < 1:
             raise UserError(f"Expected chunk_edges of at least 1 (got {chunk_edges})")
-        if not isinstance(features.spec, FoldedSpec):
-            raise TypeError("Expected features after the fold (got features before it)")
         self.input = features
-        self.spec = features.spec
+        self.spec = check_folded(features.spec)
         self.chunk_edges = chunk_edges
         self.stages: list[Stage] = []
         # Weights at leaves are processed in chunks; all other features are kept in memory.
@@ -94,9 +88,19 @@ class ChunkedFeatures:
         """Applies stages of a model one after another."""
         for module in modules:
             stage = Stage.of(module)
+            layer = stage.layer
             read = _run(stage.before, self.small).zero_unfilled()
-            step = self._pointwise if stage.layer.pointwise else self._full
-            new = _run(stage.behind, step(stage, read))
+            values = layer.values(read)
+            tables = {} if layer.pointwise else self._sums(stage, values[-1].dtype)
+            with without_autocast(read.device):
+                if layer.pointwise:
+                    found = layer._pointwise(values, layer.site_maps())
+                    stage.messages.update(layer.constants())
+                else:
+                    found = self._message_passing(layer, values, tables)
+                    stage.messages.update({k: found[number] for k, number in self.leaves.items()})
+            held = {k: x for k, x in layer.entries(found).items() if k not in self.leaves}
+            new = _run(stage.behind, self.small._with(held))
             self.small = self.small + new if stage.residual else new
             self.stages.append(stage)
         return self
@@ -126,82 +130,73 @@ class ChunkedFeatures:
         for key in self.leaves:
             networks = self.input.incidence.graph_of(key, self.spec)
             shape = (self.input.num_graphs, self.spec.taps[key] * self.small.channels)
-            lowest = -torch.inf if pool.aggr == "max" else 0.0
+            lowest, reduce = (-torch.inf, "amax") if pool.aggr == "max" else (0.0, "sum")
             total = like.new_full(shape, lowest, dtype=sum_dtype(like.dtype))
-            seen = torch.zeros(shape[0], dtype=torch.bool, device=like.device)
             for start, x in self._chunks(key, act):
                 rows = networks.narrow(0, start, len(x)).long()
-                seen.index_fill_(0, rows, True)
-                if pool.aggr == "max":
-                    where = rows.unsqueeze(1).expand(len(x), shape[1])
-                    total.scatter_reduce_(0, where, x.flatten(1).to(total.dtype), "amax")
-                else:
-                    total.index_add_(0, rows, x.flatten(1).to(total.dtype))
-            totals[key] = total.where(seen.unsqueeze(1), 0.0)
+                where = rows.unsqueeze(1).expand(len(x), shape[1])
+                total.scatter_reduce_(0, where, x.flatten(1).to(total.dtype), reduce)
+            sizes = networks.bincount(minlength=shape[0])
+            totals[key] = total.where(sizes.unsqueeze(1) > 0, 0.0)
         return network_summary(_run(act, self.small).zero_unfilled(), self.spec, pool.aggr, totals)
 
-    def _full(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
-        layer, values = stage.layer, stage.layer.values(read)
-        dtype, incidence = values[-1].dtype, self.input.incidence
-        sums: dict[int, Tensor] = {}
+    def _sums(self, stage: Stage, dtype: torch.dtype) -> dict[int, Sequence[Tensor]]:
+        """The sums of the weights of every leaf, for each of its covers."""
+        found: dict[int, Sequence[Tensor]] = {}
         for key, number in self.leaves.items():
-            rows = incidence.sites[self.spec.symmetry][number]
-            shape = (sum(rows.cover_sizes), self.spec.taps[key] * layer.in_channels)
-            table = values[-1].new_zeros(shape, dtype=sum_dtype(dtype))
+            rows = self.input.incidence.sites[self.spec.symmetry][number]
+            shape = (sum(rows.cover_sizes), self.spec.taps[key] * stage.layer.in_channels)
+            table = torch.zeros(shape, dtype=sum_dtype(dtype), device=self.input.device)
             for start, x in self._chunks(key, stage.before):
                 numbers = torch.arange(start, start + len(x), device=x.device)
                 for cover_rows in rows.cover_rows_of(numbers).unbind(1):
                     table.index_add_(0, cover_rows, x.flatten(1).to(table.dtype))
-            sums[number] = table
-        with without_autocast(read.device):
-            summaries = up(self.spec, incidence, values, sums)
-            if layer.aggr == "mean":
-                average(self.spec, incidence, summaries)
-            maps, skipped = layer.site_maps(), list(self.leaves.values())
-            found = down_maps(self.spec, incidence, summaries, maps, layer.bias, dtype, skipped)
-        stage.messages.update({key: found[number] for key, number in self.leaves.items()})
-        return self._held(layer.entries(found))
+            found[number] = table.split_with_sizes(rows.cover_sizes)
+        return found
 
-    def _pointwise(self, stage: Stage, read: WeightFeatures) -> WeightFeatures:
-        layer, constants = stage.layer, stage.layer.constants()
-        stage.messages.update({key: constants.get(key) for key in self.leaves})
-        values = layer.values(read)
-        with without_autocast(read.device):
-            new = layer.entries(layer._pointwise(values, layer.site_maps()))
-        return self._held(new)
+    def _message_passing(
+        self, layer: NFLinear, values: Sequence[Tensor], tables: Mapping[int, Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """The new entries of all sites but the leaves, and for these, the messages of all covers.
 
-    def _held(self, new: Mapping[Key, Tensor]) -> WeightFeatures:
-        """Features of the entries that are kept in memory."""
-        return self.small._with({key: x for key, x in new.items() if key not in self.leaves})
+        Args:
+            layer: The layer.
+            values: The own entries of the other sites.
+            tables: The sums of the leaves for each of their covers.
+        """
+        incidence, dtype = self.input.incidence, values[-1].dtype
+        rows = incidence.sites[self.spec.symmetry]
+        sums = bag_sums(rows, dtype)
+        summaries = up(self.spec, values, lambda i, x: tables.get(i) or sums(i, x))
+        if layer.aggr == "mean":
+            average(self.spec, incidence, summaries)
+        matrices = transposed(layer.site_maps())
+        message = bag_messages(self.spec, rows, summaries, matrices, layer.bias)
+
+        def received_or_new(number: int, received: list[Tensor]) -> Tensor:
+            return torch.cat(received).to(dtype) if number in tables else message(number, received)
+
+        return down(self.spec, dtype, received_or_new)
 
     def _chunks(self, key: Key, before: Sequence[nn.Module] = ()) -> Iterator[tuple[int, Tensor]]:
         """Yields the first row of every chunk and its weights `[size, taps, channels]`.
 
         The weights are computed by all stages and then by the modules `before`.
         """
-        count = self.input[key].shape[0]
-        for start in range(0, count, self.chunk_edges):
-            x = self._chunk(key, start, min(self.chunk_edges, count - start), before)
-            yield start, x
-
-    def _chunk(self, key: Key, start: int, size: int, before: Sequence[nn.Module]) -> Tensor:
-        site = self.spec.site[key]
+        site, entries = self.spec.site[key], self.input[key]
         edges = self.input.incidence.sites[self.spec.symmetry][self.leaves[key]]
-        rows = torch.arange(start, start + size, device=self.input.device)
-        if site.is_self:
-            # A weight and its transpose read each other, so both are computed.
-            rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
-        num_covers = len(edges.groupings)
-        cover_rows = edges.cover_rows_of(rows).flatten()
-        steps = torch.arange(len(rows) + 1, device=cover_rows.device, dtype=cover_rows.dtype)
-        x = self.input[key].index_select(0, rows)
-        for stage in self.stages:
-            x = self._leaf_step(stage, site, x, cover_rows, num_covers * steps)
-        return self._entries(before, key, x).narrow(0, 0, size)
+        for start in range(0, entries.shape[0], self.chunk_edges):
+            size = min(self.chunk_edges, entries.shape[0] - start)
+            rows = torch.arange(start, start + size, device=entries.device)
+            if site.is_self:
+                # A weight and its transpose read each other, so both are computed.
+                rows = torch.cat([rows, edges.transposed.narrow(0, start, size)])
+            x, cover_rows = entries.index_select(0, rows), edges.cover_rows_of(rows)
+            for stage in self.stages:
+                x = self._leaf_step(stage, site, x, cover_rows)
+            yield start, self._entries(before, key, x).narrow(0, 0, size)
 
-    def _leaf_step(
-        self, stage: Stage, site: Site, x: Tensor, cover_rows: Tensor, cover_pointers: Tensor
-    ) -> Tensor:
+    def _leaf_step(self, stage: Stage, site: Site, x: Tensor, cover_rows: Tensor) -> Tensor:
         layer, message = stage.layer, stage.messages[site.key]
         read = self._entries(stage.before, site.key, x).flatten(1)
         read = read.to(autocast_dtype(read.device) or read.dtype)
@@ -212,8 +207,7 @@ class ChunkedFeatures:
             else:
                 if site.is_self:
                     read = torch.cat([read, read.roll(len(read) // 2, 0)], 1)
-                new = bag_rows(message, cover_rows, cover_pointers)
-                new = new.addmm_(read, matrix.t())
+                new = embedding_bag(cover_rows, message, mode="sum").addmm_(read, matrix.t())
         new = new.view(len(x), site.taps, layer.out_channels)
         new = self._entries(stage.behind, site.key, new)
         return x + new if stage.residual else new

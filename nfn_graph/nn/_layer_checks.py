@@ -23,12 +23,22 @@ _UNION_HINT = (
 Choice = TypeVar("Choice", bound=str)
 
 
-def check_folded(spec: FoldedSpec) -> FoldedSpec:
+def check_folded(spec: NetworkSpec | FoldedSpec) -> FoldedSpec:
     """Raises an error unless the spec is folded."""
     if not isinstance(spec, FoldedSpec):
         raise TypeError(
             f"Expected a folded spec (got {type(spec).__name__}). "
             f"Use spec.fold('np') or spec.fold('hnp')."
+        )
+    return spec
+
+
+def check_unfolded(spec: NetworkSpec) -> NetworkSpec:
+    """Raises an error unless the spec is that of the networks themselves."""
+    if not isinstance(spec, NetworkSpec):
+        raise TypeError(
+            f"Expected the networks' own NetworkSpec, before the fold, such as batch.spec "
+            f"(got {type(spec).__name__})"
         )
     return spec
 
@@ -92,10 +102,8 @@ def check_aggregate(value: Reduce, choices: Sequence[str]) -> Reduce:
 
 def _fits(spec: NetworkSpec | FoldedSpec, got: NetworkSpec | FoldedSpec) -> bool:
     """Whether the specs are equal, except for sizes that the first one leaves open."""
-    if spec == got:
-        return True
     if isinstance(spec, FoldedSpec) or isinstance(got, FoldedSpec):
-        return False
+        return spec == got
     return spec.unsized == got.unsized and all(
         n.size in (None, m.size) for n, m in zip(spec.neurons, got.neurons, strict=True)
     )

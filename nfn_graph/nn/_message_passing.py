@@ -16,7 +16,7 @@ source neurons (:math:`W_{\star,k}`) and, through the target neurons, the networ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from torch.nn.functional import linear
 
 from nfn_graph.features import Incidence, Rows
 from nfn_graph.ops import divide_by_count, expand, segment_sum
-from nfn_graph.ops._precision import sum_dtype
-from nfn_graph.spec import FoldedSpec, Part, Site
+from nfn_graph.ops._precision import cast, sum_dtype
+from nfn_graph.spec import FoldedSpec, Site
 
 
 def message_passing(
@@ -46,89 +46,105 @@ def message_passing(
         bias: A constant for every entry of the network's summary.
         mean: Whether aggregates are means instead of sums.
     """
-    sites, rows = spec.sites, incidence.sites[spec.symmetry]
-    dtype, wide = values[0].dtype, sum_dtype(values[0].dtype)
-    in_channels, out_channels = channels_in(sites, values), channels_out(sites, maps)
-    # Up: the summary of a site is computed from those of finer sites.
-    sums: list[Tensor] = []
-    for site, own in zip(sites, values, strict=True):
-        parts = []
-        for part in site.parts:
-            if part.below is None:
-                parts.append(own if site.is_leaf else own.to(wide))
-            else:
-                below = part.below
-                finer = sites[below.site].parts[below.part]
-                x = columns(sums[below.site], finer, in_channels).to(wide)
-                parts.append(segment_sum(x, rows[below.site].groupings[below.cover]))
-        sums.append(torch.cat(parts, 1) if len(parts) > 1 else parts[0])
-    # One map of every summary. Down: coarser sites send messages to its parts.
-    messages: dict[int, Tensor] = {}
-    for number in reversed(range(len(sites))):
-        site, summary, matrix = sites[number], sums[number], maps[number]
+    rows, wide = incidence.sites[spec.symmetry], sum_dtype(values[0].dtype)
+
+    def sums(number: int, summary: Tensor) -> list[Tensor]:
+        x = summary.to(wide)
+        return [segment_sum(x, grouping) for grouping in rows[number].groupings]
+
+    def message(number: int, received: list[Tensor]) -> Tensor:
+        site, matrix = spec.sites[number], maps[number]
+        read = summaries[number]
+        if matrix is None:
+            return read
         if mean and not site.is_leaf:
-            summary = averaged(site, rows[number], summary)
-        if site.is_self:
-            summary = torch.cat([summary, summary.index_select(0, rows[number].transposed)], 1)
-        constant = bias.to(summary.dtype) if bias is not None and not site.indices else None
-        new = summary if matrix is None else linear(summary, matrix.to(summary.dtype), constant)
-        for cover, senders, grouping in zip(
-            site.covers, site.senders, rows[number].groupings, strict=True
-        ):
-            sent = message_to(site, sites[cover], senders, messages[cover], out_channels)
-            new = new + expand(sent.to(new.dtype), grouping)
-        messages[number] = new
+            parts = zip(split_parts(site, read), rows[number].counts, strict=True)
+            read = torch.cat([x if n is None else divide_by_count(x, n) for x, n in parts], 1)
+        read = with_transposed(site, rows[number], read)
+        constant = None if bias is None or site.indices else bias.to(read.dtype)
+        new = linear(read, matrix.to(read.dtype), constant)
+        for x, grouping in zip(received, rows[number].groupings, strict=True):
+            new = new + expand(x.to(new.dtype), grouping)
+        return new
+
+    summaries = up(spec, values, sums)
+    return down(spec, values[0].dtype, message)
+
+
+def up(
+    spec: FoldedSpec,
+    values: Sequence[Tensor],
+    sums: Callable[[int, Tensor], Sequence[Tensor]],
+) -> list[Tensor]:
+    """Computes the summary of every site from those of finer sites, with sums in place of means.
+
+    Args:
+        spec: The spec of the layer.
+        values: The own entries of each site.
+        sums: A function of the number of a site and its summary, which sums it for each cover.
+    """
+    wide = sum_dtype(values[0].dtype)
+    summaries: list[Tensor] = []
+    below: list[list[Sequence[Tensor]]] = []
+    for number, (site, summary) in enumerate(zip(spec.sites, values, strict=True)):
+        if not site.is_leaf:
+            finer = [part.below for part in site.parts if part.below is not None]
+            parts = [below[mean_of.site][mean_of.cover][mean_of.part] for mean_of in finer]
+            summary = torch.cat([*parts, cast(summary, wide)], 1)
+        summaries.append(summary)
+        below.append([split_parts(site, x) for x in sums(number, summary)])
+    return summaries
+
+
+def down(
+    spec: FoldedSpec, dtype: torch.dtype, message: Callable[[int, list[Tensor]], Tensor]
+) -> list[Tensor]:
+    """Computes the new entries of every site, which are the own part of its message.
+
+    Args:
+        spec: The spec of the layer.
+        dtype: The dtype of the entries.
+        message: A function of the number of a site and the messages from its covers, which adds
+            them to the map of its summary.
+    """
+    parts_of: list[Sequence[Tensor]] = [()] * len(spec.sites)
+    for number in reversed(range(len(spec.sites))):
+        site = spec.sites[number]
+        received = [
+            _sent(site, senders, spec.sites[cover], parts_of[cover])
+            for cover, senders in zip(site.covers, site.senders, strict=True)
+        ]
+        parts_of[number] = split_parts(site, message(number, received))
     # The results are not views, since users may change them in place.
     return [
-        messages[i] if site.is_leaf else own_columns(site, messages[i], out_channels).to(dtype)
-        for i, site in enumerate(sites)
+        parts[-1] if site.is_leaf else parts[-1].to(dtype, copy=True)
+        for site, parts in zip(spec.sites, parts_of, strict=True)
     ]
 
 
-def columns(x: Tensor, part: Part, channels: int) -> Tensor:
-    """The columns of a summary or message that belong to one part."""
-    return x.narrow(1, part.start * channels, part.taps * channels)
+def with_transposed(site: Site, rows: Rows, x: Tensor) -> Tensor:
+    """The input of a site's map: its summary and, for a self weight, that of the transpose."""
+    return torch.cat([x, x.index_select(0, rows.transposed)], 1) if site.is_self else x
 
 
-def own_columns(site: Site, message: Tensor, channels: int) -> Tensor:
-    """Copies the part of a message that contains the site's new entries."""
-    own = columns(message, site.parts[-1], channels)
-    return own.clone() if site.taps else own
+def split_parts(site: Site, x: Tensor) -> Sequence[Tensor]:
+    """The columns of a summary or message that belong to each part of a site."""
+    if site.is_leaf:
+        return (x,)
+    channels = x.shape[1] // max(site.summary_taps, 1)
+    return x.split_with_sizes([part.taps * channels for part in site.parts], 1)
 
 
-def channels_in(sites: Sequence[Site], values: Sequence[Tensor]) -> int:
-    """The number of channels of the entries."""
-    return next(
-        (x.shape[1] // site.taps for site, x in zip(sites, values, strict=True) if site.taps), 1
-    )
-
-
-def channels_out(sites: Sequence[Site], maps: Sequence[Tensor | None]) -> int:
-    """The number of channels that the maps of a layer return."""
-    pairs = zip(sites, maps, strict=True)
-    return next(m.shape[0] // site.summary_taps for site, m in pairs if m is not None)
-
-
-def averaged(site: Site, rows: Rows, sums: Tensor) -> Tensor:
-    """Turns the sums of finer entries in the summary of a site into means."""
-    channels = sums.shape[1] // max(site.summary_taps, 1)
-    parts = sums.split([part.taps * channels for part in site.parts], 1)
-    means = [
-        x if count is None else divide_by_count(x, count)
-        for x, count in zip(parts, rows.counts, strict=True)
-    ]
-    return torch.cat(means, 1)
-
-
-def message_to(
-    site: Site, coarser: Site, senders: Sequence[int | None], message: Tensor, channels: int
+def _sent(
+    site: Site, senders: Sequence[int | None], cover: Site, parts: Sequence[Tensor]
 ) -> Tensor:
-    """The message of a coarser site to every part of a finer one; zeros where it sends none."""
-    zeros = message.new_zeros(message.shape[0], max(part.taps for part in site.parts) * channels)
+    """The message of a cover to every part of a site; zeros where it sends none."""
+    if site.is_leaf and senders[0] is not None:
+        return parts[senders[0]]
+    channels = sum(x.shape[1] for x in parts) // cover.summary_taps
+    rows = parts[0].shape[0]
     sent = [
-        zeros.narrow(1, 0, part.taps * channels)
-        if number is None
-        else columns(message, coarser.parts[number], channels)
-        for part, number in zip(site.parts, senders, strict=True)
+        parts[0].new_zeros(rows, part.taps * channels) if sender is None else parts[sender]
+        for part, sender in zip(site.parts, senders, strict=True)
     ]
-    return sent[0] if len(sent) == 1 else torch.cat(sent, 1)
+    return torch.cat(sent, 1)

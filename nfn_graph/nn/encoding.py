@@ -9,14 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nfn_graph.features import Incidence, WeightFeatures
+from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn._layer_checks import check_choice, check_features
+from nfn_graph.nn._layer_checks import check_choice, check_features, check_unfolded
 from nfn_graph.ops._precision import without_autocast
 from nfn_graph.spec import Key, NetworkSpec, WeightKey, module_name
 from nfn_graph.spec._checks import check_count
-
-End = Literal["target", "source"]
 
 
 class IOEncoding(nn.Module):
@@ -64,12 +62,7 @@ class IOEncoding(nn.Module):
         encode_layers: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, NetworkSpec):
-            raise TypeError(
-                f"Expected the networks' own NetworkSpec, before the fold "
-                f"(got {type(spec).__name__})"
-            )
-        self.spec = spec
+        self.spec = check_unfolded(spec)
         self.in_channels = check_count(in_channels, 1, "in_channels")
         self.kind = check_choice(kind, ("learned", "sinusoidal"))
         self.max_frequency = max_frequency
@@ -92,98 +85,71 @@ class IOEncoding(nn.Module):
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Adds or concatenates the encodings."""
         check_features(features, self.spec, self.in_channels)
-        add = self._learned if self.kind == "learned" else self._sinusoidal
-        return add(features)
+        return self._learned(features) if self.kind == "learned" else self._sinusoidal(features)
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
         return f"{self.kind}, {self.in_channels} -> {self.out_channels}"
 
     def _add_embeddings(self) -> None:
-        channels = self.in_channels
         for neuron in self.spec.neurons:
             if neuron.fixed and neuron.size is None:
                 raise UserError(
                     f"Expected one size of the fixed neuron type '{neuron.name}' for a learned "
                     f"encoding (got an open size). Use kind='sinusoidal'."
                 )
-            if neuron.size is not None and neuron.taps:
-                shape = (neuron.size, neuron.taps, channels)
-                self.positions[neuron.name] = torch.empty(shape)
-        for weight in self.spec.weights:
-            ends: dict[End, str] = {"source": weight.source, "target": weight.target}
-            for end, name in ends.items():
-                size = self.spec.neuron[name].size
-                if size is not None:
-                    shape = (size, weight.taps, channels)
-                    self.positions[position_name(weight.key, end)] = torch.empty(shape)
-        if self.encode_layers:
-            for weight in self.spec.weights:
-                self.layers[module_name(weight.key)] = torch.empty(weight.taps, channels)
-            for neuron in self.spec.neurons:
-                if neuron.taps:
-                    self.layers[neuron.name] = torch.empty(neuron.taps, channels)
+        keys: list[Key] = [*self.spec.neuron, *self.spec.weight]
+        for key in keys:
+            names = {key: key} if isinstance(key, str) else _ends(key)
+            for name, neuron_name in names.items():
+                size, taps = self.spec.neuron[neuron_name].size, self.spec.taps[key]
+                if size is not None and taps:
+                    self.positions[name] = torch.empty(size, taps, self.in_channels)
+        for key, taps in self.spec.taps.items():
+            if self.encode_layers and taps:
+                self.layers[module_name(key)] = torch.empty(taps, self.in_channels)
 
     def _learned(self, features: WeightFeatures) -> WeightFeatures:
+        positions = features.incidence.positions
+
         def encoded(key: Key, x: Tensor) -> Tensor:
-            for name, positions in self._positions(features, key):
-                x = x + self.positions[name].index_select(0, positions)
-            if module_name(key) in self.layers:
-                x = x + self.layers[module_name(key)]
-            return x
+            if isinstance(key, str):
+                if key in self.positions:
+                    x = x + self.positions[key].index_select(0, positions[key])
+            else:
+                rows = features.rows(key)
+                ends = zip(_ends(key).items(), (rows.sources, rows.targets), strict=True)
+                for (name, neuron), end in ends:
+                    if name in self.positions:
+                        places = positions[neuron].index_select(0, end.index)
+                        x = x + self.positions[name].index_select(0, places)
+            name = module_name(key)
+            return x + self.layers[name] if name in self.layers else x
 
         return features.replace({key: encoded(key, x) for key, x in features.tensors()})
-
-    def _positions(self, features: WeightFeatures, key: Key) -> list[tuple[str, Tensor]]:
-        """The positions of the neurons of each row of a type, for those that have embeddings."""
-        positions = features.incidence.positions
-        if isinstance(key, str):
-            return [(key, positions[key])] if key in self.positions else []
-        ends: dict[End, str] = {"source": key[0], "target": key[2]}
-        found = []
-        for end, neuron in ends.items():
-            name = position_name(key, end)
-            if name in self.positions:
-                rows = features.rows(key)
-                grouping = rows.sources if end == "source" else rows.targets
-                found.append((name, positions[neuron].index_select(0, grouping.index)))
-        return found
 
     def _sinusoidal(self, features: WeightFeatures) -> WeightFeatures:
         # A dtype with few digits cannot distinguish hundreds of positions.
         dtype = torch.promote_types(features.dtype, torch.float32)
-        fixed = {
-            n.name: self._fourier(_places(features.incidence, n.name, dtype))
-            for n in self.spec.neurons
-            if n.fixed
-        }
-        depth = self._depths(dtype, features.device)
+        codes: dict[str, Tensor] = {}
+        for neuron in self.spec.neurons:
+            if neuron.fixed:
+                # Positions are spread evenly over [-1, 1]; a single one is at -1.
+                last = features.incidence.layer_sizes[neuron.name] - 1
+                places = features.incidence.positions[neuron.name].to(dtype)
+                codes[neuron.name] = self._fourier(2 * places / last.clamp(min=1).to(dtype) - 1)
+        depths: dict[Key, Tensor] = {}
+        if self.encode_layers:
+            # A neuron type has the depth of its first weight.
+            count = len(self.spec.weights)
+            places = torch.linspace(-1, 1, count, dtype=dtype, device=features.device)
+            of_weights = self._fourier(places).unsqueeze(1)
+            for weight, code in zip(self.spec.weights, of_weights, strict=True):
+                depths[weight.key] = code
+                depths.setdefault(weight.target, code)
         width = self.out_channels - self.in_channels
         zeros = torch.zeros(1, width, dtype=dtype, device=features.device)
-
-        def encoded(key: Key, x: Tensor) -> Tensor:
-            code = depth.get(key, zeros)
-            if isinstance(key, str):
-                return cat_channels(x, code + fixed[key] if key in fixed else code)
-            rows = features.rows(key)
-            for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
-                if name in fixed:
-                    code = code + fixed[name].index_select(0, grouping.index)
-            return cat_channels(x, code)
-
-        return features.replace({key: encoded(key, x) for key, x in features.tensors()})
-
-    def _depths(self, dtype: torch.dtype, device: torch.device) -> Mapping[Key, Tensor]:
-        """The encoding of the depth of each tensor; a neuron type has that of its first weight."""
-        if not self.encode_layers:
-            return {}
-        count = len(self.spec.weights)
-        codes = self._fourier(torch.linspace(-1, 1, count, dtype=dtype, device=device))
-        depths: dict[Key, Tensor] = {}
-        for weight, code in zip(self.spec.weights, codes.unsqueeze(1), strict=True):
-            depths[weight.key] = code
-            depths.setdefault(weight.target, code)
-        return depths
+        return append_codes(features, codes, zeros, depths)
 
     def _fourier(self, x: Tensor) -> Tensor:
         scales = torch.linspace(
@@ -237,17 +203,37 @@ class FourierFeatures(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def position_name(key: WeightKey, end: End) -> str:
+def position_name(key: WeightKey, end: Literal["target", "source"]) -> str:
     """The name of the positions at one end of a weight type in a module's parameters."""
     return f"{module_name(key)}__{end}"
 
 
-def cat_channels(x: Tensor, code: Tensor) -> Tensor:
-    """Appends a code `[count or 1, d]` to the channels of every tap, in the dtype of `x`."""
-    return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+def append_codes(
+    features: WeightFeatures,
+    codes: Mapping[str, Tensor],
+    zeros: Tensor,
+    of_types: Mapping[Key, Tensor] | None = None,
+) -> WeightFeatures:
+    """Appends the codes `[neurons, width]` of neurons as channels.
+
+    A weight gets the sum of those of its source and its target. Neurons without a code get `zeros`,
+    `[1, width]`. The codes `of_types`, of the same shape, are added for all entries of a type.
+    """
+
+    def appended(key: Key, x: Tensor) -> Tensor:
+        code = zeros if of_types is None else of_types.get(key, zeros)
+        if isinstance(key, str):
+            code = code + codes.get(key, zeros)
+        else:
+            rows = features.rows(key)
+            for name, end in ((key[0], rows.sources), (key[2], rows.targets)):
+                if name in codes:
+                    code = code + codes[name].index_select(0, end.index)
+        return torch.cat([x, code.to(x.dtype).unsqueeze(1).expand(*x.shape[:2], -1)], -1)
+
+    return features.replace({key: appended(key, x) for key, x in features.tensors()})
 
 
-def _places(incidence: Incidence, name: str, dtype: torch.dtype) -> Tensor:
-    """Positions in layers, spread evenly over [-1, 1]; a single position is at -1."""
-    last = (incidence.layer_sizes[name] - 1).clamp(min=1).to(dtype)
-    return 2 * incidence.positions[name].to(dtype) / last - 1
+def _ends(key: WeightKey) -> dict[str, str]:
+    """The names of the positions of a weight type, with the neuron types at its ends."""
+    return {position_name(key, "source"): key[0], position_name(key, "target"): key[2]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -111,16 +111,14 @@ class NFLinear(nn.Module):
             if site.name in self.maps:
                 matrix = self.maps[site.name]
                 parts = site.parts[-1:] if self.pointwise else site.parts
-                self._fill(matrix, parts, [matrix.shape[1]] * len(parts))
+                for part, rows in self._split(matrix, parts):
+                    _fill(rows, part, matrix.shape[1])
         if self.bias is not None:
             network = self.spec.sites[-1]
-            # Without messages, every constant is added to the result of its own entry's map.
-            taps = [
-                self.spec.site[part.key].taps if self.pointwise else network.read_taps
-                for part in network.parts
-            ]
-            inputs = [max(1, count * self.in_channels) for count in taps]
-            self._fill(self.bias, network.parts, inputs)
+            for part, rows in self._split(self.bias, network.parts):
+                # Without messages, a constant is added to the result of its own entry's map.
+                taps = self.spec.site[part.key].taps if self.pointwise else network.read_taps
+                _fill(rows, part, max(1, taps * self.in_channels))
 
     def forward(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the layer."""
@@ -174,11 +172,9 @@ class NFLinear(nn.Module):
 
     def constants(self) -> dict[Key, Tensor | None]:
         """The constant term of every kind of entry."""
-        parts = self.spec.sites[-1].parts
         if self.bias is None:
             return dict.fromkeys(self.spec.taps)
-        split = self.bias.split([part.taps * self.out_channels for part in parts])
-        return {part.key: x for part, x in zip(parts, split, strict=True)}
+        return {part.key: x for part, x in self._split(self.bias, self.spec.sites[-1].parts)}
 
     def _pointwise(self, values: Sequence[Tensor], maps: Sequence[Tensor | None]) -> list[Tensor]:
         constants = self.constants()
@@ -195,13 +191,10 @@ class NFLinear(nn.Module):
             return site.taps, site.taps
         return site.summary_taps, site.read_taps
 
-    def _fill(self, parameter: Tensor, parts: Sequence[Part], inputs: Sequence[int]) -> None:
-        """Samples the rows of every part, which have these numbers of inputs."""
-        rows_of_parts = parameter.split([part.taps * self.out_channels for part in parts])
-        for part, rows, count in zip(parts, rows_of_parts, inputs, strict=True):
-            variance = 1 / count if part.below is None else 1 / (3 * count)
-            bound = math.sqrt(3 * variance)
-            rows.uniform_(-bound, bound)
+    def _split(self, parameter: Tensor, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
+        """The rows of a parameter that belong to each part of a summary."""
+        sizes = [part.taps * self.out_channels for part in parts]
+        return zip(parts, parameter.split(sizes), strict=True)
 
     def _check_size(self, limit: int) -> None:
         pair = self.in_channels * self.out_channels
@@ -214,6 +207,13 @@ class NFLinear(nn.Module):
                 f"{sizes[largest]:,} at {_called(largest)}). HNP grows with the square of fixed "
                 f"sizes: use 'np' with IOEncoding, fewer channels, or raise max_parameters."
             )
+
+
+def _fill(rows: Tensor, part: Part, inputs: int) -> None:
+    """Samples the rows of a part uniformly, given the number of inputs of their map."""
+    variance = 1 / inputs if part.below is None else 1 / (3 * inputs)
+    bound = math.sqrt(3 * variance)
+    rows.uniform_(-bound, bound)
 
 
 def _called(site: Site) -> str:

@@ -15,7 +15,7 @@ from nfn_graph.data import WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
 from nfn_graph.nn._chunked import ChunkedFeatures
-from nfn_graph.nn._layer_checks import check_features, check_input
+from nfn_graph.nn._layer_checks import check_features, check_input, check_unfolded
 from nfn_graph.nn.elementwise import Activation, Dropout, Residual
 from nfn_graph.nn.encoding import FourierFeatures, IOEncoding
 from nfn_graph.nn.linear import NFLinear
@@ -77,13 +77,7 @@ class NFNOptions(TypedDict, total=False):
 class _Layers(nn.Module):
     """The NF-Layers of a model and the modules before and between them.
 
-    Args:
-        spec: The networks' own spec.
-        channels: The output channels of each NF-Layer.
-        symmetry: `"np"` or `"hnp"`.
-        ends_active: Whether an activation follows the last NF-Layer, as it follows the others.
-
-    The remaining arguments are :class:`NFNOptions`.
+    If it `ends_active`, an activation follows the last NF-Layer, as it follows the others.
     """
 
     def __init__(
@@ -109,11 +103,7 @@ class _Layers(nn.Module):
         max_parameters: int = 2**28,
     ) -> None:
         super().__init__()
-        if not isinstance(spec, NetworkSpec):
-            raise TypeError(
-                f"Expected the networks' own NetworkSpec, such as batch.spec "
-                f"(got {type(spec).__name__})"
-            )
+        check_unfolded(spec)
         if not channels:
             raise UserError("Expected the channels of at least one NF-Layer (got none)")
         if symmetry == "np" and io_encoding != "learned":
@@ -126,29 +116,28 @@ class _Layers(nn.Module):
         self.recompute = recompute
         self.standardize = Standardize(spec, in_channels) if standardize else None
         width = in_channels
-        before: list[nn.Module] = []
+        self.before = nn.Sequential()
         if fourier_features:
-            before.append(FourierFeatures(width, fourier_features, fourier_scale))
+            self.before.append(FourierFeatures(width, fourier_features, fourier_scale))
             width = 2 * fourier_features
         if io_encoding is not None:
             encoding = IOEncoding(spec, width, io_encoding, encode_layers=encode_layers)
-            before.append(encoding)
+            self.before.append(encoding)
             width = encoding.out_channels
-        self.before = nn.Sequential(*before)
-        widths = pairwise([width, *channels])
         self.layers = nn.Sequential()
-        for i, (c_in, c_out) in enumerate(widths):
+        for i, (c_in, c_out) in enumerate(pairwise([width, *channels])):
+            stage = nn.Sequential()
+            if norm and i > 0:
+                stage.append(ChannelNorm(self.folded, c_in))
             layer = NFLinear(
-                self.folded,
-                c_in,
-                c_out,
-                pointwise=pointwise,
-                aggr=aggr,
-                max_parameters=max_parameters,
+                self.folded, c_in, c_out, True, pointwise, aggr, max_parameters=max_parameters
             )
-            is_active = ends_active or i < len(channels) - 1
-            behind = act if is_active else None
-            self.layers.append(_stage(layer, norm and i > 0, behind, dropout, residual))
+            stage.append(layer)
+            if ends_active or i < len(channels) - 1:
+                stage.append(Activation(act))
+                if dropout:
+                    stage.append(Dropout(dropout))
+            self.layers.append(Residual(stage) if residual and c_in == c_out else stage)
 
     def _read(self, graph: WeightGraph | WeightFeatures) -> WeightFeatures:
         """Converts the input to features of the model's own spec, before the fold."""
@@ -166,23 +155,16 @@ class _Layers(nn.Module):
 
     def _run_layers(self, features: WeightFeatures) -> WeightFeatures:
         """Applies the NF-Layers."""
-        for layer in self.layers:
-            features = self._run(layer, features)
-        return features
-
-    def _run(self, layer: nn.Module, features: WeightFeatures) -> WeightFeatures:
         if not (self.recompute and torch.is_grad_enabled()):
-            return layer(features)
-        if torch.compiler.is_compiling():
-            return checkpoint(layer, features, use_reentrant=False)
-        # The backward pass may run after the block that chose the kernels, and in another thread.
-        backend = current_backend()
-        return checkpoint(
-            layer,
-            features,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), use_backend(backend)),
-        )
+            return self.layers(features)
+        options: dict[str, Any] = {"use_reentrant": False}
+        if not torch.compiler.is_compiling():
+            # The backward pass may run after the block that chose the kernels, in another thread.
+            backend = current_backend()
+            options["context_fn"] = lambda: (nullcontext(), use_backend(backend))
+        for layer in self.layers:
+            features = checkpoint(layer, features, **options)
+        return features
 
 
 class InvariantNFN(_Layers):
@@ -231,13 +213,11 @@ class InvariantNFN(_Layers):
         **options: Unpack[NFNOptions],
     ) -> None:
         super().__init__(spec, channels, symmetry, ends_active=True, **options)
-        last = self.layers[-1]
-        act = last[-1] if isinstance(last, nn.Sequential) else None
+        last, act = self.layers[-1], None
         # An activation inside the pool keeps one tensor less than an activation before it.
-        if isinstance(last, nn.Sequential) and isinstance(act, Activation):
+        if isinstance(last, nn.Sequential) and isinstance(end := last[-1], Activation):
+            act = end
             del last[-1]
-        else:
-            act = None
         self.pool = Pool(self.folded, pool, pool_full, act)
         sizes = [self.pool.num_entries * channels[-1], *head]
         self.head = mlp(sizes, out_features, head_dropout)
@@ -409,23 +389,6 @@ def NFN(
     if "edit_scale" in options:
         raise TypeError(f"Expected no out_features with edit_scale= (got {out_features})")
     return InvariantNFN(spec, channels, symmetry, out_features=out_features, **options)
-
-
-def _stage(
-    layer: NFLinear,
-    norm: bool,
-    act: str | Callable[[Tensor], Tensor] | None,
-    dropout: float,
-    residual: bool,
-) -> nn.Module:
-    """An NF-Layer with the modules before and after it."""
-    parts: list[nn.Module] = [ChannelNorm(layer.spec, layer.in_channels)] if norm else []
-    parts.append(layer)
-    if act is not None:
-        parts.append(Activation(act))
-        parts += [Dropout(dropout)] if dropout else []
-    stage = nn.Sequential(*parts)
-    return Residual(stage) if residual and layer.in_channels == layer.out_channels else stage
 
 
 def mlp(sizes: Sequence[int], out_features: int, dropout: float) -> nn.Sequential:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -107,31 +107,10 @@ class Standardize(nn.Module):
         """
         if isinstance(graphs, WeightGraph):
             graphs = [graphs]
-        count: dict[str, int] = {}
-        mean: dict[str, Tensor] = {}
-        spread: dict[str, Tensor] = {}
-        for graph in graphs:
-            features = graph.features(spec=self.spec)
-            check_features(features, self.spec, self.channels)
-            for key, x in features.tensors():
-                if not x.numel():
-                    continue
-                name, x = module_name(key), x.detach().double()
-                here, n = x.mean(0), x.shape[0]
-                # Chan's update of the mean and the squared deviations by another sample.
-                before = count.get(name, 0)
-                delta = here - mean.get(name, torch.zeros_like(here))
-                mean[name] = mean.get(name, 0) + delta * n / (before + n)
-                squares = (x - here).square().sum(0) + delta.square() * before * n / (before + n)
-                spread[name] = spread.get(name, 0) + squares
-                count[name] = before + n
-        if not count:
-            raise UserError("Expected at least one graph to fit the statistics (got none)")
-        for name, n in count.items():
-            std = (spread[name] / n).sqrt()
-            getattr(self.mean, name).copy_(mean[name])
-            varies = std > 1e-6 * mean[name].abs()
-            getattr(self.std, name).copy_(torch.where(varies, std, 1.0))
+        found = mean_and_std(self._samples(graphs))
+        for name, (mean, std) in found.items():
+            getattr(self.mean, name).copy_(mean)
+            getattr(self.std, name).copy_(std)
         self.is_fitted = True
         return self
 
@@ -139,7 +118,12 @@ class Standardize(nn.Module):
         """Standardizes every entry."""
         check_features(features, self.spec, self.channels)
         if not (self.is_fitted or self._has_warned or torch.compiler.is_compiling()):
-            self._warn()
+            self._has_warned = True
+            warnings.warn(
+                "Standardize was not fitted, so it changes nothing. Call fit(graphs) first, or for "
+                "a whole model, model.standardize.fit(graphs).",
+                stacklevel=2,
+            )
         return features.map_types(self._standardize)
 
     def inverse(self, features: WeightFeatures) -> WeightFeatures:
@@ -162,13 +146,11 @@ class Standardize(nn.Module):
             self.is_fitted = any(fitted)
         super()._load_from_state_dict(state, prefix, *args)
 
-    def _warn(self) -> None:
-        self._has_warned = True
-        warnings.warn(
-            "Standardize was not fitted, so it changes nothing. Call fit(graphs) first, or for a "
-            "whole model, model.standardize.fit(graphs).",
-            stacklevel=3,
-        )
+    def _samples(self, graphs: Iterable[WeightGraph]) -> Iterator[tuple[str, Tensor]]:
+        for graph in graphs:
+            features = graph.features(spec=self.spec)
+            check_features(features, self.spec, self.channels)
+            yield from ((module_name(key), x) for key, x in features.tensors())
 
     def _standardize(self, key: Key, x: Tensor) -> Tensor:
         name = module_name(key)
@@ -177,3 +159,29 @@ class Standardize(nn.Module):
     def _restore(self, key: Key, x: Tensor) -> Tensor:
         name = module_name(key)
         return x * getattr(self.std, name) + getattr(self.mean, name)
+
+
+def mean_and_std(samples: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The mean and standard deviation of the rows of all samples with the same name.
+
+    The standard deviation is 1 for values that do not vary, which are not to be scaled.
+    """
+    found: dict[str, tuple[int, Tensor, Tensor]] = {}
+    for name, x in samples:
+        if not x.numel():
+            continue
+        x = x.double()
+        here, n = x.mean(0), x.shape[0]
+        # Chan's update of the mean and the squared deviations by another sample.
+        zeros = torch.zeros_like(here)
+        before, mean, squares = found.get(name, (0, zeros, zeros))
+        delta, count = here - mean, before + n
+        squares = squares + (x - here).square().sum(0) + delta.square() * before * n / count
+        found[name] = count, mean + delta * n / count, squares
+    if not found:
+        raise UserError("Expected at least one graph to fit the statistics (got none)")
+    results = {}
+    for name, (count, mean, squares) in found.items():
+        std = (squares / count).sqrt()
+        results[name] = mean, torch.where(std > 1e-6 * mean.abs(), std, 1.0)
+    return results

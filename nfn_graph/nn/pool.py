@@ -65,41 +65,29 @@ class Pool(nn.Module):
         self._coarse = spec.unfolded.fold("np") if full and spec.symmetry == "hnp" else None
         # Where the aggregates of tensors with a fixed axis are in the folded summary.
         self._kept = _fixed_entries(spec) if self._coarse else []
-        self.num_entries = (
-            self._coarse.summary_taps + len(self._kept) if self._coarse else spec.summary_taps
-        )
+        self.num_entries = (self._coarse or spec).summary_taps + len(self._kept)
 
     def forward(self, features: WeightFeatures) -> Tensor:
         """Pools every network of the batch."""
         check_features(features, self.spec)
-        relu = self._sums_relu()
-        features = self._activated(features, relu).zero_unfilled()
-        entries = self._summary(features, self.spec, relu)
+        # Sums over the weights apply a ReLU themselves.
+        relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
+        relu = relu and self.aggr != "max" and not self.full
+        if self.act is not None:
+            left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
+            others = features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()})
+            features = self.act(others).replace(left)
+        features = features.zero_unfilled()
+        shape = features.num_graphs, -1, features.channels
+        entries = network_summary(features, self.spec, self.aggr, relu=relu).reshape(shape)
         if self._coarse is None:
             return entries
-        coarse = self._summary(features.fold("np"), self._coarse)
+        coarse = network_summary(features.fold("np"), self._coarse, self.aggr).reshape(shape)
         return torch.cat([coarse, entries[:, self._kept]], 1)
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
         return f"{self.num_entries} entries, {self.aggr}, {self.spec.symmetry}"
-
-    def _sums_relu(self) -> bool:
-        """Whether the sums over the weights apply the ReLU themselves."""
-        relu = self.act is not None and isinstance(self.act.function, nn.ReLU)
-        return relu and self.aggr != "max" and not self.full
-
-    def _activated(self, features: WeightFeatures, relu: bool) -> WeightFeatures:
-        """Applies the activation, except to weights whose sums apply the ReLU themselves."""
-        if self.act is None:
-            return features
-        left = {k: x for k, x in features.tensors() if relu and not isinstance(k, str)}
-        others = features.replace({k: x.narrow(0, 0, 0) for k, x in left.items()})
-        return self.act(others).replace(left)
-
-    def _summary(self, features: WeightFeatures, spec: FoldedSpec, relu: bool = False) -> Tensor:
-        flat = network_summary(features, spec, self.aggr, relu=relu)
-        return flat.reshape(features.num_graphs, spec.summary_taps, features.channels)
 
 
 def network_summary(
@@ -111,42 +99,32 @@ def network_summary(
 ) -> Tensor:
     """One aggregate for every tap of every type, `[graphs, summary taps * channels]`.
 
-    This is the summary that the map of the network reads in the NF-Layer.
-
-    Args:
-        features: Features of that spec.
-        spec: The folded spec, which determines the order of the entries.
-        reduce: The aggregate.
-        totals: The sums (or maxima) of some kinds of entries, if they are known.
-        relu: Whether to apply a ReLU to the weights first, for a mean or a sum.
+    This is the summary that the map of the network reads in the NF-Layer. Some sums or maxima may
+    be known as `totals`. With `relu`, a mean or a sum applies a ReLU to the weights first.
     """
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []
     for part, count in zip(network.parts, rows[-1].counts, strict=True):
+        path = [rows[number].groupings[cover] for number, cover in reversed(spec.path(part))]
         if totals is not None and part.key in totals:
             total = totals[part.key]
+        elif reduce == "max":
+            total = _largest(features[part.key].flatten(1), path)
         else:
-            x = features[part.key].flatten(1)
-            path = [rows[number].groupings[cover] for number, cover in reversed(spec.path(part))]
+            total = features[part.key].flatten(1).to(sum_dtype(features.dtype))
             gated = relu and not isinstance(part.key, str)
-            total = _aggregate(x, path, reduce, gated)
+            # Summing through coarser and coarser sites gives many short sums, which run in
+            # parallel. The first of them applies the ReLU.
+            for i, grouping in enumerate(path):
+                total = segment_sum(total, grouping, gated and i == 0)
         if reduce == "mean" and count is not None:
             total = divide_by_count(total, count)
         found.append(total)
     return torch.cat(found, 1).to(features.dtype)
 
 
-def _aggregate(x: Tensor, path: list[Grouping], reduce: Reduce, relu: bool) -> Tensor:
-    if reduce == "max":
-        return _largest(x, path)
-    x = x.to(sum_dtype(x.dtype))
-    # Summing through coarser and coarser sites gives many short sums, which run in parallel.
-    for grouping in path:
-        x, relu = segment_sum(x, grouping, relu), False
-    return x
-
-
 def _largest(x: Tensor, path: list[Grouping]) -> Tensor:
+    """The maximum over all rows of a network, whose groupings lead to it from site to site."""
     if not path:
         return x
     index = path[0].index
@@ -165,5 +143,4 @@ def _fixed_entries(spec: FoldedSpec) -> list[int]:
             if len(spec.free(network.indices(piece.store))) < len(network.indices(piece.store)):
                 places[piece.store] = range(start, start + piece.taps)
             start += piece.taps
-    order: list[Key] = [*network.weight, *network.neuron]
-    return [i for key in order if key in places for i in places[key]]
+    return [i for key in network.taps for i in places.get(key, ())]

@@ -9,12 +9,6 @@ Permuting hidden neurons does not change the outputs, and permutes the activatio
 are invariant and the activations equivariant under HNP, :math:`f(\sigma U) = \sigma f(U)`.
 Models with a probe *evaluate the network*: they need a graph that records the computation of its
 network, whereas other models only read its weights.
-
-============================  =====================================================
-:class:`Probe`                the inputs; gives outputs and activations
-:class:`ProbeNet`             an MLP on the outputs: one vector per network
-:class:`ProbeEncoding`        the activations as channels of the graph, for editors
-============================  =====================================================
 """
 
 from __future__ import annotations
@@ -30,9 +24,10 @@ from torch import Tensor, nn
 from nfn_graph.data import Layout, WeightGraph
 from nfn_graph.features import WeightFeatures
 from nfn_graph.messages import UserError
-from nfn_graph.nn.encoding import cat_channels
+from nfn_graph.nn.encoding import append_codes
 from nfn_graph.nn.models import mlp
-from nfn_graph.spec import Key, NetworkSpec, NeuronType
+from nfn_graph.nn.norm import mean_and_std
+from nfn_graph.spec import NetworkSpec, NeuronType
 from nfn_graph.spec._checks import check_count
 
 # A grid over more axes has too many points to run networks on.
@@ -163,8 +158,7 @@ class Probe(nn.Module):
                 f"{max(side, 2) ** axes} (got {count})"
             )
         axis = torch.linspace(self.low, self.high, side)
-        points = torch.cartesian_prod(*[axis] * axes).reshape(count, axes)
-        return points.reshape(count, *self.input_shape)
+        return torch.cartesian_prod(*[axis] * axes).reshape(count, *self.input_shape)
 
 
 class ProbeNet(nn.Module):
@@ -225,10 +219,10 @@ class ProbeNet(nn.Module):
     @torch.no_grad()
     def fit(self, graphs: Iterable[WeightGraph]) -> ProbeNet:
         """Sets the mean and standard deviation by which outputs of networks are standardized."""
-        found = torch.cat([self.probe(graph).double().flatten() for graph in graphs])
-        std, mean = torch.std_mean(found, correction=0)
+        outputs = (("outputs", self.probe(graph).flatten()) for graph in graphs)
+        mean, std = mean_and_std(outputs)["outputs"]
         self.mean.copy_(mean)
-        self.std.copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+        self.std.copy_(std)
         return self
 
     def features(self, graph: WeightGraph) -> Tensor:
@@ -296,17 +290,14 @@ class ProbeEncoding(nn.Module):
     @torch.no_grad()
     def fit(self, graphs: Iterable[WeightGraph]) -> ProbeEncoding:
         """Sets the mean and standard deviation by which activations are standardized."""
-        sums: dict[str, Tensor] = {}
-        for graph in graphs:
-            for name, x in self.probe.activations(graph).items():
-                x = x.double()
-                moments = torch.stack([torch.ones_like(x), x, x.square()]).flatten(1).sum(1)
-                sums[name] = sums.get(name, 0) + moments
-        for name, (count, total, squares) in sums.items():
-            mean = total / count
-            std = (squares / count - mean.square()).clamp(min=0).sqrt()
+        samples = (
+            (name, x.flatten())
+            for graph in graphs
+            for name, x in self.probe.activations(graph).items()
+        )
+        for name, (mean, std) in mean_and_std(samples).items():
             getattr(self.mean, name).copy_(mean)
-            getattr(self.std, name).copy_(torch.where(std > 1e-6 * mean.abs(), std, 1.0))
+            getattr(self.std, name).copy_(std)
         return self
 
     def forward(self, graph: WeightGraph, features: WeightFeatures | None = None) -> WeightFeatures:
@@ -319,19 +310,7 @@ class ProbeEncoding(nn.Module):
         features = graph.features() if features is None else features
         codes = {name: self._code(name, x) for name, x in self.probe.activations(graph).items()}
         zeros = next(iter(codes.values())).new_zeros(1, self.channels)
-
-        def encoded(key: Key, x: Tensor) -> Tensor:
-            code = zeros
-            if isinstance(key, str):
-                code = codes.get(key, zeros)
-            else:
-                rows = features.rows(key)
-                for name, grouping in ((key[0], rows.sources), (key[2], rows.targets)):
-                    if name in codes:
-                        code = code + codes[name].index_select(0, grouping.index)
-            return cat_channels(x, code)
-
-        return features.replace({key: encoded(key, x) for key, x in features.tensors()})
+        return append_codes(features, codes, zeros)
 
     def extra_repr(self) -> str:
         """Shown by `print(layer)`."""
