@@ -7,12 +7,12 @@ paper's row aggregates :math:`W_{j,*}`, those of a source neuron the column aggr
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Literal
 
 from torch import Tensor
 
 from nfn_graph.features import Grouping
+from nfn_graph.ops import _scatter
 from nfn_graph.ops._backends import current_backend
 from nfn_graph.ops._kernels import Expand, SegmentSum, plain_expand, plain_segment_sum
 from nfn_graph.ops._precision import sum_dtype
@@ -41,12 +41,8 @@ def segment_sum(x: Tensor, grouping: Grouping, relu: bool = False) -> Tensor:
     if backend == "fused":
         return SegmentSum.apply(x, grouping, x if relu else None)
     x = x.relu() if relu else x
-    # torch-scatter does not support tensors without columns.
-    if backend == "torch-scatter" and x.shape[1] and not grouping.blocks:
-        scatter = import_module("torch_scatter")
-        if grouping.contiguous:
-            return scatter.segment_csr(x, grouping.pointers.long(), reduce="sum")
-        return scatter.scatter(x, grouping.index.long(), 0, dim_size=grouping.num_groups)
+    if backend == "torch-scatter":
+        return _scatter.segment_sum(x, grouping)
     return plain_segment_sum(x, grouping)
 
 
@@ -97,9 +93,8 @@ def expand(x: Tensor, grouping: Grouping) -> Tensor:
     backend = current_backend()
     if backend == "fused":
         return Expand.apply(x, grouping, None)
-    is_one_call = grouping.contiguous and x.shape[1] and not grouping.blocks
-    if backend == "torch-scatter" and is_one_call:
-        return import_module("torch_scatter").gather_csr(x, grouping.pointers.long())
+    if backend == "torch-scatter":
+        return _scatter.expand(x, grouping)
     return plain_expand(x, grouping)
 
 
