@@ -78,8 +78,8 @@ class RowBuilder:
         self.known: dict[tuple[Key, tuple[Labels, ...]], dict[str, Any]] = {}
         self.positions: dict[str, Any] = {}
         self.layer_sizes: dict[str, Any] = {}
-        self.diagonals: dict[WeightKey, Any] = {}
-        self.off_diagonals: dict[WeightKey, Any] = {}
+        self.diagonals: dict[Key, Any] = {}
+        self.off_diagonals: dict[Key, Any] = {}
         self.neurons = {neuron.name: self._neuron_rows(neuron.name) for neuron in spec.neurons}
         self.weights: dict[WeightKey, Rows] = {}
         self.self_edges: dict[WeightKey, dict[str, Any]] = {}

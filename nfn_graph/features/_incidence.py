@@ -86,8 +86,8 @@ class Incidence:
         self.weights: dict[WeightKey, Rows] = builder.weights
         self.positions: dict[str, Tensor] = builder.positions
         self.layer_sizes: dict[str, Tensor] = builder.layer_sizes
-        self.diagonals: dict[WeightKey, Tensor] = builder.diagonals
-        self.off_diagonals: dict[WeightKey, Tensor] = builder.off_diagonals
+        self.diagonals: dict[Key, Tensor] = builder.diagonals
+        self.off_diagonals: dict[Key, Tensor] = builder.off_diagonals
         self.sites: dict[Symmetry, tuple[Rows, ...]] = {
             symmetry: tuple(builder.site_rows(fold, site) for site in fold.sites)
             for symmetry, fold in folds.items()
