@@ -61,10 +61,11 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
             # The off-diagonal entries come first, since they are at a finer site.
             whole = found.get(key, x.new_zeros(incidence.rows(key).num_rows, *x.shape[1:]))
             found[key] = whole.index_copy(0, places.long(), x)
-    for key in network.types:
+    keys: list[Key] = [*network.weight, *network.neuron]
+    for key in keys:
         if key not in found:
             found[key] = like.new_empty(incidence.rows(key).num_rows, 0, like.shape[-1])
-    return {key: found[key] for key in (*network.weight, *network.neuron)}
+    return {key: found[key] for key in keys}
 
 
 def filled_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:

@@ -183,12 +183,10 @@ class Incidence:
         """
         found = self._scales.get((spec.symmetry, dtype))
         if found is None:
+            pairs = zip(spec.sites, self.sites[spec.symmetry], strict=True)
             # Scales that are made in inference mode cannot be used in training later.
             with torch.inference_mode(False), torch.no_grad():
-                rows = self.sites[spec.symmetry]
-                found = tuple(
-                    self._scale(s, r, dtype) for s, r in zip(spec.sites, rows, strict=True)
-                )
+                found = tuple(self._scale(site, rows, dtype) for site, rows in pairs)
             if all(is_lasting(x) for x in found if x is not None):
                 self._scales[spec.symmetry, dtype] = found
         return found

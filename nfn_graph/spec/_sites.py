@@ -343,8 +343,8 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
     # For every site and every index that a mean is over: the cover, and the parts there by those
     # of this site. Without its last index, a weight has its target, which is its first cover.
     covers: list[dict[str, tuple[int, dict[int, int]]]] = [{} for _ in sites]
-    for kept, (finer, index, part) in ways.items():
-        number, place = found[kept]
+    for read, (finer, index, part) in ways.items():
+        number, place = found[read]
         covers[finer].setdefault(index, (number, {}))[1][part] = place
     for number, site in enumerate(sites):
         indices = sorted(covers[number], key=site.indices.index, reverse=True)
@@ -375,14 +375,14 @@ def _build(spec: FoldedSpec) -> tuple[Site, ...]:
 
 
 def _way(
-    entry_and_kept: _Kept, sites: list[_Draft], found: dict[_Kept, tuple[int, int]]
+    read: _Kept, sites: list[_Draft], found: dict[_Kept, tuple[int, int]]
 ) -> tuple[int, str, int]:
     """The finer site from which a mean comes up, its index that the mean is over, its part.
 
     Several finer sites may have it. Neurons are preferred to pairs of neurons, and the mean over
     the target of a weight to that over its source.
     """
-    entry, kept = entry_and_kept
+    entry, kept = read
     labels, ways = sites[entry].indices, []
     for place, label in enumerate(labels):
         finer = entry, tuple(i for i in labels if i in kept or i == label)

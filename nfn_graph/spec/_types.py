@@ -288,7 +288,8 @@ hidden1->hidden2:1, hidden2->output:1)
     @cached_property
     def types(self) -> dict[Key, NeuronType | WeightType]:
         """All types by key."""
-        return {**self.neuron, **self.weight}
+        types: list[NeuronType | WeightType] = [*self.neurons, *self.weights]
+        return {t.name if isinstance(t, NeuronType) else t.key: t for t in types}
 
     @cached_property
     def _indices(self) -> dict[Key, tuple[str, ...]]:
