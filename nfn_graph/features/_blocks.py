@@ -191,29 +191,28 @@ def block_tables(
     kind = np.array([kinds[shape] for shape in shapes], dtype=np.int64)
     numbers, blocks = zip(*(_blocks_of(spec, folds, shape) for shape in kinds), strict=True)
     of_kinds, joined = np.stack(numbers), np.concatenate(blocks)
-    of_networks = of_kinds[kind].T
-    totals = of_networks.sum(1).tolist()
-    num_rows, num_filled = totals[len(families) :], iter(totals[2 * len(families) :])
+    of_networks, many = of_kinds[kind].T, len(families)
+    counts, rows = of_networks[:many], of_networks[many : 2 * many]
+    num_rows, num_filled = rows.sum(1).tolist(), iter(of_networks[2 * many :].sum(1).tolist())
     # The rows of all covers of a site are numbered consecutively, and it has a cover per index.
-    most = (joined.shape[1] - 2) * (max(num_rows[: len(families)]) + 1)
+    most = (joined.shape[1] - 2) * (max(num_rows) + 1)
     dtype: type = np.int32 if most < 2**31 else np.int64
-    rows = of_networks[len(families) : 2 * len(families)]
     first_rows = (rows.cumsum(1) - rows).astype(dtype, order="C")
     first = dict(zip(families, first_rows, strict=True))
     # The blocks of one family after another, and in each those of one network after another.
-    counts = of_kinds[:, : len(families)]
-    begin = (counts.cumsum() - counts.ravel()).reshape(counts.shape)[kind].T.ravel()
-    each = of_networks[: len(families)].ravel()
+    of_kind = of_kinds[:, :many]
+    begin = (of_kind.cumsum() - of_kind.ravel()).reshape(of_kind.shape)[kind].T.ravel()
+    each = counts.ravel()
     ends = each.cumsum()
     place = np.repeat(begin - (ends - each), each) + np.arange(ends[-1])
     values = joined[place].T.astype(dtype, order="C")
-    graph: Ints = np.repeat(np.tile(np.arange(len(kind), dtype=dtype), len(families)), each)
+    graph: Ints = np.repeat(np.tile(np.arange(len(kind), dtype=dtype), many), each)
     sizes = values[2:].prod(0, dtype=dtype)
-    is_single = (counts == 1).all(0).tolist()
+    num_blocks, is_single = counts.sum(1).tolist(), (of_kind == 1).all(0).tolist()
     tables, stop = {}, 0
     for i, (family, (indices, starts)) in enumerate(families.items()):
-        start, stop = stop, stop + totals[i]
-        here = slice(start, stop)
+        here = slice(stop, stop + num_blocks[i])
+        stop = here.stop
         table = BlockTable(
             indices=indices,
             num_rows=num_rows[i],
