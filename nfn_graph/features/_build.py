@@ -88,8 +88,7 @@ class RowBuilder:
             fields = self._rows(key, ends_of(spec, key), listed)
             self.weights[key] = Rows(**fields, counts=[None])
             if spec.is_self(weight):
-                listed = self._listed(key, views=[]) if listed.views else listed
-                self.self_edges[key] = self._self_edges(key, listed)
+                self.self_edges[key] = self._self_edges(key)
 
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
@@ -124,47 +123,46 @@ class RowBuilder:
         self.layer_sizes[name] = listed.sizes[last]
         return Rows(**self._rows(name, [()], listed), counts=[None])
 
-    def _self_edges(self, key: WeightKey, listed: _Listed) -> dict[str, Any]:
+    def _self_edges(self, key: WeightKey) -> dict[str, Any]:
         """The off-diagonal entries of a self weight as rows of their own, all of them listed.
 
         The order by source is also the place of the transposed entry of each entry.
         """
         table = self.tables[key]
-        ends = [listed.digits[index] for index in table.indices]
-        is_off = ends[0] != ends[1]
-        off = np.flatnonzero(is_off)
-        self.diagonals[key] = listed.rows[np.flatnonzero(~is_off)]
-        self.off_diagonals[key] = listed.rows[off]
-        block, target, source = listed.block[off], ends[0][off], ends[1][off]
-        transposed = table.start[block] + source * listed.sizes[table.indices[0]][off] + target
-        orders = (self._steps(len(off)), (is_off.cumsum(dtype=self.dtype) - 1)[transposed])
+        size = table.size[table.indices[0]]
+        block_sizes = size * (size - 1)
+        block = np.repeat(np.arange(len(size)), block_sizes)
+        rows, sizes = self._steps(len(block)), size[block]
+        start = (block_sizes.cumsum(dtype=self.dtype) - block_sizes)[block]
+        target = (rows - start) // np.maximum(sizes - 1, 1)
+        source = rows - start - target * (sizes - 1)
+        source += source >= target
+        transposed = start + source * (sizes - 1) + target - (target > source)
         groupings = []
-        for kept, end, order in zip(ends_of(self.spec, key), (target, source), orders, strict=True):
+        for kept, end in zip(ends_of(self.spec, key), (target, source), strict=True):
             group_sizes = self._degrees(key, kept, is_self=True)
             groupings.append(
                 {
                     "num_groups": len(group_sizes),
                     "groups": table.coarse_start[kept][block] + end,
-                    "order": order,
+                    "order": rows if end is target else transposed,
                     "pointers": self._pointers(group_sizes),
                     "group_sizes": group_sizes,
-                    "contiguous": order is orders[0],
+                    "contiguous": end is target,
                 }
             )
-        return self._joined(len(off), groupings)
+        own = np.repeat(np.arange(len(size)), size)
+        position = self._steps(len(own)) - (size.cumsum(dtype=self.dtype) - size)[own]
+        self.diagonals[key] = table.start[own] + position * (size[own] + 1)
+        self.off_diagonals[key] = table.start[block] + target * sizes + source
+        return self._joined(len(rows), groupings)
 
-    def _listed(self, family: Key, views: list[int] | None = None) -> _Listed:
-        """The rows of a family, except those of large blocks.
-
-        Args:
-            family: The family.
-            views: The blocks whose rows are not listed; by default large ones, except of neurons.
-        """
+    def _listed(self, family: Key) -> _Listed:
+        """The rows of a family, except those of large blocks. Neurons are always listed."""
         table = self.tables[family]
         counts = table.block_sizes
-        if views is None:
-            is_neuron = family in self.spec.neuron
-            views = [] if is_neuron else np.flatnonzero(counts >= LARGE_ROWS).tolist()
+        is_neuron = family in self.spec.neuron
+        views = [] if is_neuron else np.flatnonzero(counts >= LARGE_ROWS).tolist()
         if views:
             counts = counts.copy()
             counts[views] = 0

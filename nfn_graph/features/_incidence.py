@@ -174,7 +174,8 @@ class Incidence:
                 edges = self.sites[spec.symmetry][spec.sites.index(site)]
                 return self.graph_of(key[2], spec).index_select(0, edges.targets.index)
             family = family_of(self.spec, site)
-        return self._tables[family].graph.index_select(0, self._located(family).block)
+        table = self._tables[family]
+        return table.graph.index_select(0, group_of_rows(table.block_sizes, table.num_rows))
 
     def scales(self, spec: FoldedSpec, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """The factors `[rows, taps, 1]` that turn the sums of every site's summary into means.
