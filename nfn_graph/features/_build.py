@@ -9,28 +9,25 @@ weights by source neuron exchanges two digits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nfn_graph.features._blocks import (
     BlockTable,
+    Ints,
     Labels,
+    digits_of,
     ends_of,
     family_of,
     kept_labels,
+    number_of,
     size_product,
 )
 from nfn_graph.features._rows import Grouping, LargeBlock, Rows, is_capturing
-from nfn_graph.spec import FoldedSpec, Key, NetworkSpec, Part, Site, WeightKey
-
-Ints = NDArray[np.int64]
-_Container = dict[Any, Any] | list[Any]
-_Listed = tuple[Ints, Ints, Ints, dict[str, Ints], list[int]]
+from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Site, WeightKey
 
 # Blocks of at least this many rows are views; smaller ones are listed in indices. A view needs no
 # memory and is several times faster with few channels, but costs some operations for every block;
@@ -44,6 +41,17 @@ def longest_bag(device: torch.device) -> int | None:
     On CUDA, a single thread of `embedding_bag` adds up a whole bag, so long bags are split.
     """
     return 64 if device.type == "cuda" else None
+
+
+class _Listed(NamedTuple):
+    """The listed rows of a family: the blocks and sizes of each, its number and digits there."""
+
+    rows: Ints
+    block: Ints
+    local: Ints
+    sizes: dict[str, Ints]
+    digits: dict[str, Ints]
+    views: list[int]
 
 
 class RowBuilder:
@@ -61,205 +69,178 @@ class RowBuilder:
         self.spec = spec
         self.tables = tables
         self.longest = longest
-        self.dtype = next(iter(tables.values())).graph.dtype
-        most = max(table.num_rows for table in tables.values()) + 1
+        self.dtype = tables[NETWORK].graph.dtype
         sizes = [table.block_sizes for table in tables.values()]
-        few = int(max(x[x < LARGE_ROWS].sum() for x in sizes)) + 1
-        # If all blocks are small, all rows are listed.
-        self.steps = np.arange(most if few == most else few, dtype=self.dtype)
+        self.most = int(max(x[x < LARGE_ROWS].sum() for x in sizes)) + 1
+        self.has_roles = any(neuron.role for neuron in spec.neurons)
         self.multiples: dict[int, Ints] = {}
         self.degrees: dict[tuple[Key, Labels, bool], Ints] = {}
+        self.known: dict[tuple[Key, tuple[Labels, ...]], dict[str, Any]] = {}
         self.positions: dict[str, Any] = {}
         self.layer_sizes: dict[str, Any] = {}
-        self.diagonals: dict[WeightKey, Any] = {}
-        self.off_diagonals: dict[WeightKey, Any] = {}
-        self.neurons = {n.name: self._neuron_rows(n.name) for n in spec.neurons}
-        self.weights = {w.key: self._weight_rows(w.key) for w in spec.weights}
-        self.self_edges = {w.key: self._self_edges(w.key) for w in spec.weights if spec.is_self(w)}
+        self.diagonals: dict[Key, Any] = {}
+        self.off_diagonals: dict[Key, Any] = {}
+        self.neurons = {neuron.name: self._neuron_rows(neuron.name) for neuron in spec.neurons}
+        self.weights: dict[WeightKey, Rows] = {}
+        self.self_edges: dict[WeightKey, dict[str, Any]] = {}
+        for weight in spec.weights:
+            key, listed = weight.key, self._listed(weight.key)
+            fields = self._rows(key, ends_of(spec, key), listed)
+            self.weights[key] = Rows(**fields, counts=[None])
+            if spec.is_self(weight):
+                self.self_edges[key] = self._self_edges(key)
 
     def site_rows(self, fold: FoldedSpec, site: Site) -> Rows:
         """The rows of a site of a folded spec."""
-        family = family_of(self.spec, site)
-        counts: list[Any] = [
-            None if part.below is None else self._count(fold, part) for part in site.parts
-        ]
-        kept = [kept_labels(fold, site, i) for i in range(len(site.covers))]
-        if site.is_self and not isinstance(family, str):
-            return self.self_edges[family]
-        if family in self.weights and kept == list(ends_of(self.spec, family)):
-            same = self.weights[family]
-            return replace(same, counts=counts)
-        if family in self.neurons and kept == [()]:
-            return self._rows(self.neurons[family].groupings, counts)
-        table = self.tables[family]
-        listed = self._listed(table)
-        groupings = [self._grouping(family, labels, listed) for labels in kept]
-        return self._rows(groupings, counts, table.num_rows)
+        counts: list[Any] = []
+        for part in site.parts[:-1]:
+            finer = fold.site[part.key]
+            family = family_of(self.spec, finer)
+            counts.append(self._degrees(family, part.kept, is_self=finer.is_self))
+        if site.is_self and not isinstance(site.key, str):
+            fields = self.self_edges[site.key]
+        else:
+            fields = self._rows(family_of(self.spec, site), kept_labels(fold, site))
+        return Rows(**fields, counts=[*counts, None])
+
+    def _rows(
+        self, family: Key, kept: Sequence[Labels], listed: _Listed | None = None
+    ) -> dict[str, Any]:
+        """The rows of a family with a grouping for every cover, which keeps some of the indices.
+
+        Returns the fields of :class:`Rows`, except for `counts`.
+        """
+        key = family, tuple(kept)
+        if key not in self.known:
+            listed = self._listed(family) if listed is None else listed
+            groupings = [self._grouping(family, labels, listed) for labels in kept]
+            self.known[key] = self._joined(self.tables[family].num_rows, groupings)
+        return self.known[key]
 
     def _neuron_rows(self, name: str) -> Rows:
-        table = self.tables[name]
-        listed = self._listed(table, large=False)
-        block, _, _, digits, _ = listed
-        last = table.indices[-1]
-        self.positions[name] = digits[last]
-        self.layer_sizes[name] = table.size[last][block]
-        return self._rows([self._grouping(name, (), listed)], [None])
+        listed, last = self._listed(name), self.tables[name].indices[-1]
+        self.positions[name] = listed.digits[last]
+        self.layer_sizes[name] = listed.sizes[last]
+        return Rows(**self._rows(name, [()], listed), counts=[None])
 
-    def _weight_rows(self, key: WeightKey) -> Rows:
-        table = self.tables[key]
-        listed = self._listed(table)
-        ends = [self._grouping(key, labels, listed) for labels in ends_of(self.spec, key)]
-        return self._rows(ends, [None])
-
-    def _self_edges(self, key: WeightKey) -> Rows:
+    def _self_edges(self, key: WeightKey) -> dict[str, Any]:
         """The off-diagonal entries of a self weight as rows of their own, all of them listed.
 
         The order by source is also the place of the transposed entry of each entry.
         """
-        whole, neurons = self.tables[key], self.neurons[key[0]]
-        index = whole.indices[0]
-        size, coarse_start = whole.size[index], whole.coarse_start[index,]
-        # The weight from a neuron to itself is left out.
+        table = self.tables[key]
+        size = table.size[table.indices[0]]
         block_sizes = size * (size - 1)
-        block = np.repeat(np.arange(len(block_sizes)), block_sizes)
-        steps = np.arange(len(block), dtype=self.dtype)
+        block = np.repeat(np.arange(len(size)), block_sizes)
+        rows, sizes = self._steps(len(block)), size[block]
         start = (block_sizes.cumsum(dtype=self.dtype) - block_sizes)[block]
-        sizes = size[block]
-        target = (steps - start) // np.maximum(sizes - 1, 1)
-        place = steps - start - target * (sizes - 1)
-        source = place + (place >= target)
+        target = (rows - start) // np.maximum(sizes - 1, 1)
+        source = rows - start - target * (sizes - 1)
+        source += source >= target
         transposed = start + source * (sizes - 1) + target - (target > source)
-        group_sizes = _degree(coarse_start, size, size - 1, neurons.num_rows)
-        pointers = self._pointers(group_sizes)
-        offset = coarse_start[block]
-        shared: dict[str, Any] = {
-            "num_rows": len(block),
-            "num_groups": neurons.num_rows,
-            "pointers": pointers,
-            "group_sizes": group_sizes,
-        }
-        at_target, at_source = (
-            Grouping(
-                groups=end + offset,
-                order=order,  # type: ignore[arg-type]
-                contiguous=order is steps,
-                bags=self._bags(order, pointers),
-                **shared,
+        groupings = []
+        for kept, end in zip(ends_of(self.spec, key), (target, source), strict=True):
+            group_sizes = self._degrees(key, kept, is_self=True)
+            groupings.append(
+                {
+                    "num_groups": len(group_sizes),
+                    "groups": table.coarse_start[kept][block] + end,
+                    "order": rows if end is target else transposed,
+                    "pointers": self._pointers(group_sizes),
+                    "group_sizes": group_sizes,
+                    "contiguous": end is target,
+                }
             )
-            for end, order in ((target, steps), (source, transposed))
-        )
         own = np.repeat(np.arange(len(size)), size)
-        self.diagonals[key] = whole.start[own] + self.positions[key[0]] * (size[own] + 1)
-        self.off_diagonals[key] = whole.start[block] + target * sizes + source
-        return self._rows([at_target, at_source], [None])
+        position = self._steps(len(own)) - (size.cumsum(dtype=self.dtype) - size)[own]
+        self.diagonals[key] = table.start[own] + position * (size[own] + 1)
+        self.off_diagonals[key] = table.start[block] + target * sizes + source
+        return self._joined(len(rows), groupings)
 
-    def _listed(self, table: BlockTable[Ints], large: bool = True) -> _Listed:
-        """The listed rows of a family.
-
-        Returns the block of each row, its number in the block, the rows themselves, the digits of
-        the numbers, and the blocks that are not listed.
-        """
-        sizes = table.block_sizes
-        views = np.flatnonzero(sizes >= LARGE_ROWS).tolist() if large else []
-        if views:
-            sizes = sizes.copy()
-            sizes[views] = 0
-        block = np.repeat(np.arange(len(sizes)), sizes)
-        local = self._steps(len(block)) - (sizes.cumsum(dtype=self.dtype) - sizes)[block]
-        row = local + table.start[block] if views else self._steps(len(block))
-        digits = table.digits(block, local, table.indices) if table.indices else {}
-        return block, local, row, digits, views
-
-    def _grouping(self, family: Key, kept: Labels, listed: _Listed) -> Grouping:
-        """Groups the rows by those of the coarser site that keeps some of their indices."""
+    def _listed(self, family: Key) -> _Listed:
+        """The rows of a family, except those of large blocks. Neurons are always listed."""
         table = self.tables[family]
-        block, local, order, digits, large = listed
-        dropped = tuple(i for i in table.indices if i not in kept)
-        num_groups = self.tables[table.coarse_family[kept]].num_rows
+        counts = table.block_sizes
+        is_neuron = family in self.spec.neuron
+        views = [] if is_neuron else np.flatnonzero(counts >= LARGE_ROWS).tolist()
+        if views:
+            counts = counts.copy()
+            counts[views] = 0
+        block = np.repeat(np.arange(len(counts)), counts)
+        rows = self._steps(len(block))
+        local = rows - (counts.cumsum(dtype=self.dtype) - counts)[block]
+        if views:
+            rows = local + table.start[block]
+        sizes = {index: size[block] for index, size in table.size.items()}
+        digits = digits_of(local, sizes, table.indices)
+        return _Listed(rows, block, local, sizes, digits, views)
+
+    def _grouping(self, family: Key, kept: Labels, listed: _Listed) -> dict[str, Any]:
+        """Groups the rows by those of the coarser site that keeps some of their indices.
+
+        Returns the fields of the :class:`Grouping`, except for `num_rows` and `bags`.
+        """
+        table, views = self.tables[family], listed.views
         coarse_start = table.coarse_start[kept]
-        groups = coarse_start[block]
+        groups, order = coarse_start[listed.block], listed.rows
         if kept:
-            groups = groups + table.number(block, digits, kept)
-        listed_sizes = group_sizes = self._degrees(family, kept, dropped)
-        contiguous = kept + dropped == table.indices
-        if not contiguous:
-            swapped = table.digits(block, local, kept + dropped)
-            order = table.start[block] + table.number(block, swapped, table.indices)
-        if large:
-            listed_sizes = self._degrees(family, kept, dropped, large)
+            groups = groups + number_of(listed.digits, listed.sizes, kept)
+        turned = kept + tuple(i for i in table.indices if i not in kept)
+        if turned != table.indices:
+            digits = digits_of(listed.local, listed.sizes, turned)
+            order = table.start[listed.block] + number_of(digits, listed.sizes, table.indices)
+        sizes = np.stack([table.size[i] for i in table.indices], 1).tolist() if views else []
         axes = tuple(table.indices.index(i) for i in kept)
         blocks = tuple(
-            LargeBlock(
-                int(table.start[b]),
-                tuple(int(table.size[i][b]) for i in table.indices),
-                int(coarse_start[b]),
-                axes,
-            )
-            for b in large
+            LargeBlock(int(table.start[b]), tuple(sizes[b]), int(coarse_start[b]), axes)
+            for b in views
         )
-        # The tensors of a type connect layers in order, so every group is contiguous in `order`.
-        pointers = self._pointers(listed_sizes)
-        return Grouping(
-            num_rows=table.num_rows,
-            num_groups=num_groups,
-            groups=groups,  # type: ignore[arg-type]
-            order=order,  # type: ignore[arg-type]
-            pointers=pointers,  # type: ignore[arg-type]
-            bags=self._bags(order, pointers),
-            group_sizes=group_sizes,  # type: ignore[arg-type]
-            contiguous=contiguous,
-            blocks=blocks,
-            gaps=_gaps(blocks, table.num_rows) if blocks else (),
-        )
+        group_sizes = listed_sizes = self._degrees(family, kept)
+        if views:
+            listed_sizes = self._degrees(family, kept, without=views)
+        return {
+            "num_groups": self.tables[table.coarse_family[kept]].num_rows,
+            "groups": groups,
+            "order": order,
+            # The tensors of a type connect layers in order: all groups are contiguous in `order`.
+            "pointers": self._pointers(listed_sizes),
+            "group_sizes": group_sizes,
+            "contiguous": order is listed.rows,
+            "blocks": blocks,
+            "gaps": _gaps(blocks, table.num_rows) if blocks else (),
+        }
 
-    def _rows(
-        self,
-        groupings: Sequence[Grouping],
-        counts: list[Any],
-        num_rows: int | None = None,
-    ) -> Rows:
-        """Puts the rows of a site together from their groupings, one for every cover.
-
-        Args:
-            groupings: The rows grouped by the rows of each cover.
-            counts: The counts of the site's parts.
-            num_rows: The number of rows, which only a site without covers needs.
-        """
-        num_rows = groupings[0].num_rows if num_rows is None else num_rows
-        none: Any = self.steps[:0]
-        if not groupings:
-            return Rows(num_rows, (), counts, none, none, [])
-        if len(groupings) == 1:
-            (only,) = groupings
-            return Rows(num_rows, (only,), counts, only.groups, none, only.bags)
-        # The orders of the groupings are slices of the joint order, so both share one memory.
-        order: Any = np.concatenate([grouping.order for grouping in groupings])
-        listed = len(groupings[0].order)
-        cover_rows: Any = np.empty((listed, len(groupings)), dtype=self.dtype)
-        pointers: list[Any] = [groupings[0].pointers]
-        offset = 0
-        for i, grouping in enumerate(groupings):
-            np.add(grouping.groups, offset, out=cover_rows[:, i])
-            offset += grouping.num_groups
-            shared = order[i * listed : (i + 1) * listed]
-            vars(grouping).update(order=shared, bags=[shared, *grouping.bags[1:]])
-            if i:
-                pointers.append(grouping.pointers[1:] + i * listed)
-        num_covers = len(groupings)
-        if num_covers not in self.multiples:
-            self.multiples[num_covers] = num_covers * self.steps
-        cover_pointers = self.multiples[num_covers]
-        if len(cover_pointers) <= listed:
-            cover_pointers = np.arange(listed + 1, dtype=self.dtype) * num_covers
-        joint: Any = np.concatenate(pointers, dtype=self.dtype)
-        return Rows(
-            num_rows=num_rows,
-            groupings=tuple(groupings),
-            counts=counts,
-            cover_rows=cover_rows.ravel(),
-            cover_pointers=cover_pointers[: listed + 1],  # type: ignore[arg-type]
-            bags=self._bags(order, joint),
+    def _joined(self, num_rows: int, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The fields of the rows of a site, from the fields of its groupings, one per cover."""
+        orders = [part["order"] for part in parts]
+        if len(parts) > 1:
+            # The orders of the groupings are slices of the joint order: both share one memory.
+            joint, listed = np.concatenate(orders), len(orders[0])
+            orders = [joint[i * listed : (i + 1) * listed] for i in range(len(parts))]
+        groupings = tuple(
+            Grouping(num_rows, **{**part, "order": own}, bags=self._bags(own, part["pointers"]))
+            for part, own in zip(parts, orders, strict=True)
         )
+        bags: Sequence[Any] = []
+        cover_rows = cover_pointers = self._steps(0)
+        if len(parts) == 1:
+            cover_rows, bags = parts[0]["groups"], groupings[0].bags
+        elif parts:
+            cover_rows = np.empty((listed, len(parts)), dtype=self.dtype)
+            cover_pointers = self._steps(listed + 1, len(parts))
+            pointers, offset = [self._steps(1)], 0
+            for i, part in enumerate(parts):
+                np.add(part["groups"], offset, out=cover_rows[:, i])
+                offset += part["num_groups"]
+                pointers.append(part["pointers"][1:] + i * listed)
+            bags = self._bags(joint, np.concatenate(pointers, dtype=self.dtype))
+        return {
+            "num_rows": num_rows,
+            "groupings": groupings,
+            "cover_rows": cover_rows.ravel(),
+            "cover_pointers": cover_pointers,
+            "bags": bags,
+        }
 
     def _bags(self, order: Ints, pointers: Ints) -> list[Any]:
         """Splits sums into successive steps, in which no sum has more rows than allowed."""
@@ -274,40 +255,27 @@ class RowBuilder:
             ends = split.cumsum(dtype=self.dtype)
             starts = pointers[group] + (steps - (ends - split)[group]) * self.longest
             bags[-1] = np.append(starts, pointers[-1:]).astype(self.dtype)
-            pointers = np.append(np.zeros(1, self.dtype), ends)
+            pointers = self._pointers(split)
             bags += [steps, pointers]
         return bags
 
-    def _count(self, fold: FoldedSpec, part: Part) -> Ints:
-        """The number of entries that each row of a site averages."""
-        finer = fold.site[part.key]
-        dropped = tuple(i for i in finer.indices if i not in part.kept)
-        return self._degrees(family_of(self.spec, finer), part.kept, dropped, is_self=finer.is_self)
-
     def _degrees(
-        self,
-        family: Key,
-        kept: Labels,
-        dropped: Labels,
-        without: Sequence[int] = (),
-        is_self: bool = False,
+        self, family: Key, kept: Labels, *, without: Sequence[int] = (), is_self: bool = False
     ) -> Ints:
         """The number of rows of a family that each row of a coarser site stands for.
 
         Args:
             family: The family.
             kept: Its indices that the coarser site keeps.
-            dropped: Its other indices.
             without: Blocks that do not count.
             is_self: Whether the entry between a neuron and itself does not count: it is a tap of
                 the neuron, not an edge.
         """
-        key = (family, kept, is_self)
+        key = family, kept, is_self
         if key in self.degrees and not without:
             return self.degrees[key]
         table = self.tables[family]
-        above = self.tables[table.coarse_family[kept]]
-        sizes = [table.size[i] for i in dropped]
+        sizes = [size for index, size in table.size.items() if index not in kept]
         if is_self:
             sizes[-1] = sizes[-1] - 1
         each = size_product(sizes, table.graph)
@@ -315,19 +283,26 @@ class RowBuilder:
             each = each.copy()
             each[without] = 0
         start = table.coarse_start[kept]
-        filled = size_product([table.size[i] for i in kept], table.graph)
-        if start is above.start:
+        filled = size_product([table.size[index] for index in kept], table.graph)
+        num_rows = self.tables[table.coarse_family[kept]].num_rows
+        if table.num_filled_rows[kept] == num_rows and not self.has_roles:
             found = np.repeat(each, filled) if kept else each
         else:
-            found = _degree(start, filled, each, above.num_rows)
+            change = np.zeros(num_rows + 1, dtype=self.dtype)
+            np.add.at(change, start, each)
+            np.add.at(change, start + filled, -each)
+            found = change[:-1].cumsum(dtype=self.dtype)
         if not without:
             self.degrees[key] = found
         return found
 
-    def _steps(self, count: int) -> Ints:
-        if count < len(self.steps):
-            return self.steps[:count]
-        return np.arange(count, dtype=self.dtype)
+    def _steps(self, count: int, step: int = 1) -> Ints:
+        """The first multiples of a number. They share their memory where possible."""
+        known = self.multiples.get(step)
+        if known is None or len(known) < count:
+            known = np.arange(max(count, self.most), dtype=self.dtype) * step
+            self.multiples[step] = known
+        return known[:count]
 
     def _pointers(self, sizes: Ints) -> Ints:
         pointers = np.zeros(len(sizes) + 1, dtype=self.dtype)
@@ -343,18 +318,13 @@ def _gaps(blocks: Sequence[LargeBlock], num_rows: int) -> tuple[tuple[int, int],
     return tuple((end, start - end) for end, start in pairs if start > end)
 
 
-def _degree(start: Ints, size: Ints, each: Ints, num_rows: int) -> Ints:
-    """The number of entries of each row, where `size` rows from `start` on have `each` entries."""
-    if int(size.sum()) == num_rows and np.array_equal(start, size.cumsum() - size):
-        return np.repeat(each, size)  # The usual case: the blocks are contiguous.
-    change = np.zeros(num_rows + 1, dtype=each.dtype)
-    np.add.at(change, start, each)
-    np.add.at(change, start + size, -each)
-    return change[:-1].cumsum(dtype=each.dtype)
-
-
-def on_device(values: Iterable[object], device: torch.device) -> list[Tensor]:
-    """Replaces all arrays in rows and dicts by tensors; returns those that own the memory.
+def on_device(
+    rows: Iterable[Rows],
+    tables: Iterable[BlockTable[Any]],
+    others: Iterable[dict[Any, Any]],
+    device: torch.device,
+) -> int:
+    """Replaces all arrays in rows, tables and dicts by tensors; returns their number of bytes.
 
     It changes the values in place, also those of frozen dataclasses, whose fields it fills in
     through `vars` before anything reads them.
@@ -365,26 +335,36 @@ def on_device(values: Iterable[object], device: torch.device) -> list[Tensor]:
             "Expected a batch of known sizes while a CUDA graph is captured (got new sizes). "
             "Call features() of this batch once before the capture."
         )
-    places: list[tuple[_Container, Any, Ints]] = []
-    roots: dict[int, Ints] = {}
-    seen: set[int] = set()
-    for value in values:
-        _find(value if isinstance(value, dict) else vars(value), places, roots, seen)
-    tensors: dict[int, Tensor] = {}
+    containers: list[Any] = list(others)
+    for found in rows:
+        containers += [vars(found), found.counts, found.bags]
+        for grouping in found.groupings:
+            containers += [vars(grouping), grouping.bags]
+    for table in tables:
+        containers += [vars(table), table.size, table.coarse_start]
+    places = [
+        (container, key, value)
+        for container in containers
+        for key, value in (container.items() if type(container) is dict else enumerate(container))
+        if type(value) is np.ndarray
+    ]
+    arrays = {id(array): array for _, _, array in places}
+    # Slices share the memory of the array that they are part of.
+    owners = [array if array.base is None else array.base for array in arrays.values()]
+    unique = {id(owner): owner for owner in owners}
     if device.type == "cpu" and has_values:
-        for container, key, array in places:
-            if id(array) not in tensors:
-                tensors[id(array)] = torch.from_numpy(array)
-            container[key] = tensors[id(array)]
-        return [torch.from_numpy(root) for root in roots.values()]
-    packed = np.concatenate([root.ravel() for root in roots.values()])
-    sent = _sent(torch.from_numpy(packed), device)
-    tensors.update(zip(roots, sent.split([x.size for x in roots.values()]), strict=True))
+        tensors = {number: torch.from_numpy(array) for number, array in arrays.items()}
+    else:
+        packed = np.concatenate([owner.ravel() for owner in unique.values()])
+        parts = _sent(torch.from_numpy(packed), device).split([x.size for x in unique.values()])
+        sent = dict(zip(unique, parts, strict=True))
+        tensors = {}
+        for array, owner in zip(arrays.values(), owners, strict=True):
+            offset = (array.ctypes.data - owner.ctypes.data) // owner.itemsize
+            tensors[id(array)] = sent[id(owner)].narrow(0, offset, array.size)
     for container, key, array in places:
-        root = array if array.base is None else array.base
-        offset = (array.ctypes.data - root.ctypes.data) // root.itemsize
-        container[key] = tensors[id(root)].narrow(0, offset, array.size)
-    return [sent]
+        container[key] = tensors[id(array)]
+    return sum(owner.nbytes for owner in unique.values())
 
 
 def _sent(x: Tensor, device: torch.device) -> Tensor:
@@ -395,28 +375,3 @@ def _sent(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
-
-
-def _find(
-    values: _Container,
-    places: list[tuple[_Container, Any, Ints]],
-    roots: dict[int, Ints],
-    seen: set[int],
-) -> None:
-    """Finds all arrays, and the arrays that own the memory of slices."""
-    if id(values) in seen:
-        return
-    seen.add(id(values))
-    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
-        kind = type(value)
-        if kind is np.ndarray:
-            places.append((values, key, value))
-            root = value if value.base is None else value.base
-            roots[id(root)] = root
-        elif kind is dict or kind is list:
-            _find(value, places, roots, seen)
-        elif kind is Rows:
-            _find(value.__dict__, places, roots, seen)
-        elif key == "groupings":
-            for grouping in value:
-                _find(grouping.__dict__, places, roots, seen)

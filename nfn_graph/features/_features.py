@@ -114,16 +114,11 @@ class WeightFeatures:
 
     def zero_unfilled(self) -> WeightFeatures:
         """Zeroes taps that a network of a union of specs does not have; usually returns `self`."""
-        if not isinstance(self.spec, FoldedSpec):
-            return self
-        if self.incidence.is_whole:
+        if not isinstance(self.spec, FoldedSpec) or self.incidence.is_whole:
             return self
         masks = filled_taps(self.spec, self.incidence)
-        if not masks:
-            return self
-        return self.replace(
-            {k: x.where(masks[k], 0) for k, x in self._tensors.items() if k in masks}
-        )
+        found = {k: x.where(masks[k], 0) for k, x in self._tensors.items() if k in masks}
+        return self.replace(found) if found else self
 
     def fold(self, symmetry: Symmetry | FoldedSpec) -> WeightFeatures:
         """Folds the features into the view that NP or HNP layers work on.
@@ -188,13 +183,12 @@ class WeightFeatures:
         The labels of the graph that they came from move to the device as well.
         """
         moved = self.map(lambda x: x.to(*args, **kwargs))
-        if moved.device == self.device:
+        device, origin = moved.device, self._origin
+        if device == self.device:
             return moved
-        origin = self._origin
         if origin is not None:
-            origin = copy.copy(origin).to(moved.device)
-        incidence = self.incidence.to(moved.device)
-        return WeightFeatures(moved._tensors, self.spec, incidence, origin)
+            origin = copy.copy(origin).to(device)
+        return WeightFeatures(moved._tensors, self.spec, self.incidence.to(device), origin)
 
     def detach(self) -> WeightFeatures:
         """Returns features that share memory but not gradients."""
@@ -250,12 +244,11 @@ class WeightFeatures:
     def _check_same(self, other: WeightFeatures) -> None:
         if self.spec != other.spec:
             raise UserError(f"Expected features of {self.spec} (got {other.spec})")
-        if self.incidence is not other.incidence and (
-            self.incidence.shapes != other.incidence.shapes
-        ):
+        mine, theirs = self.incidence, other.incidence
+        if mine is not theirs and mine.shapes != theirs.shapes:
             raise UserError(
-                f"Expected features of the same networks (got sizes {self.incidence.shapes} "
-                f"and {other.incidence.shapes})"
+                f"Expected features of the same networks (got sizes {mine.shapes} and "
+                f"{theirs.shapes})"
             )
 
 

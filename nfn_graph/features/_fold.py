@@ -21,18 +21,24 @@ Tensors = dict[Key, Tensor]
 def fold(spec: FoldedSpec, incidence: Incidence, raw: Mapping[Key, Tensor]) -> Tensors:
     """Arranges the stored tensors of a batch as the entries of every site."""
     _check_pairs(spec, incidence)
-    template = next(iter(raw.values()))
+    like = next(iter(raw.values()))
     folded: Tensors = {}
     for site, rows in zip(spec.sites, incidence.sites[spec.symmetry], strict=True):
         if site.key not in spec.taps:
             continue
-        parts = [template.new_empty(rows.num_rows, 0, template.shape[-1])] * (not site.pieces)
+        parts = [] if site.pieces else [like.new_empty(rows.num_rows, 0, like.shape[-1])]
         for piece in site.pieces:
-            part = _fold_piece(spec, site, piece, incidence, raw[piece.store])
-            if part.shape[0] != rows.num_rows:
-                zeros = part.new_zeros(rows.num_rows, *part.shape[1:])
-                part = zeros.index_copy(0, incidence.filled_rows(piece.store, site.indices), part)
-            parts.append(part)
+            key, x = piece.store, raw[piece.store]
+            places = _self_rows(site, piece, incidence)
+            if places is None:
+                x = incidence.reorder(key, x, _sequence(spec, site, key))
+            else:
+                x = x.index_select(0, places)
+            x = x.reshape(-1, piece.taps, x.shape[-1])
+            if x.shape[0] != rows.num_rows:
+                zeros = x.new_zeros(rows.num_rows, *x.shape[1:])
+                x = zeros.index_copy(0, incidence.filled_rows(key, site.indices), x)
+            parts.append(x)
         folded[site.key] = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return folded
 
@@ -44,12 +50,17 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
     for site in spec.sites:
         entries = folded[site.key].split([p.taps for p in site.pieces], 1) if site.pieces else ()
         for piece, x in zip(site.pieces, entries, strict=True):
-            if isinstance(site.key, str) and (
-                x.shape[0] != incidence.num_filled_rows(piece.store, site)
-            ):
-                x = x.index_select(0, incidence.filled_rows(piece.store, site.indices))
-            x = x.reshape(-1, network.taps[piece.store], x.shape[-1])
-            found[piece.store] = _unfold_piece(spec, site, piece, incidence, x, found)
+            key = piece.store
+            if isinstance(site.key, str) and x.shape[0] != incidence.num_filled_rows(key, site):
+                x = x.index_select(0, incidence.filled_rows(key, site.indices))
+            x = x.reshape(-1, network.taps[key], x.shape[-1])
+            places = _self_rows(site, piece, incidence)
+            if places is None:
+                found[key] = incidence.reorder(key, x, _sequence(spec, site, key), back=True)
+                continue
+            # The off-diagonal entries come first, since they are at a finer site.
+            whole = found.get(key, x.new_zeros(incidence.rows(key).num_rows, *x.shape[1:]))
+            found[key] = whole.index_copy(0, places.long(), x)
     keys: list[Key] = [*network.weight, *network.neuron]
     for key in keys:
         if key not in found:
@@ -65,18 +76,16 @@ def filled_taps(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
     there. Types without such taps, which is the usual case, have no mask.
     """
     # A compiled model computes the masks: it cannot tell whether they may be cached.
-    compiling = torch.compiler.is_compiling()
-    if not compiling and spec.symmetry in incidence.masks:
-        return incidence.masks[spec.symmetry]
-    # Masks that are made in inference mode cannot be used in training later.
-    if compiling:
-        masks = _masks(spec, incidence)
-    else:
+    if torch.compiler.is_compiling():
+        return _masks(spec, incidence)
+    if spec.symmetry not in incidence.masks:
+        # Masks that are made in inference mode cannot be used in training later.
         with torch.inference_mode(False):
             masks = _masks(spec, incidence)
-    if not compiling and all(map(is_lasting, masks.values())):
+        if not all(map(is_lasting, masks.values())):
+            return masks
         incidence.masks[spec.symmetry] = masks
-    return masks
+    return incidence.masks[spec.symmetry]
 
 
 def _masks(spec: FoldedSpec, incidence: Incidence) -> dict[Key, Tensor]:
@@ -117,38 +126,13 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
                 )
 
 
-def _sequence(spec: FoldedSpec, site: Site, piece: Piece) -> tuple[str, ...]:
+def _sequence(spec: FoldedSpec, site: Site, key: Key) -> tuple[str, ...]:
     """The order of the indices of a tensor at a site: those of the site, then the fixed ones."""
-    indices = spec.unfolded.indices(piece.store)
-    return (*site.indices, *(i for i in indices if i not in site.indices))
+    return tuple(dict.fromkeys((*site.indices, *spec.unfolded.indices(key))))
 
 
-def _fold_piece(
-    spec: FoldedSpec, site: Site, piece: Piece, incidence: Incidence, x: Tensor
-) -> Tensor:
-    key = piece.store
-    if piece.diagonal and not isinstance(key, str):
-        x = x.index_select(0, incidence.diagonals[key])
-    elif site.is_self and not isinstance(key, str):
-        x = x.index_select(0, incidence.off_diagonals[key])
-    else:
-        x = incidence.reorder(key, x, _sequence(spec, site, piece))
-    return x.reshape(-1, piece.taps, x.shape[-1])
-
-
-def _unfold_piece(
-    spec: FoldedSpec,
-    site: Site,
-    piece: Piece,
-    incidence: Incidence,
-    x: Tensor,
-    found: Mapping[Key, Tensor],
-) -> Tensor:
-    key = piece.store
-    if piece.diagonal and not isinstance(key, str):
-        # The off-diagonal entries are there already, since finer sites come first.
-        return found[key].index_copy(0, incidence.diagonals[key].long(), x)
-    if site.is_self and not isinstance(key, str):
-        zeros = x.new_zeros(incidence.weights[key].num_rows, *x.shape[1:])
-        return zeros.index_copy(0, incidence.off_diagonals[key].long(), x)
-    return incidence.reorder(key, x, _sequence(spec, site, piece), back=True)
+def _self_rows(site: Site, piece: Piece, incidence: Incidence) -> Tensor | None:
+    """The rows of a self weight that are at a site; None for all other tensors."""
+    if piece.diagonal:
+        return incidence.diagonals[piece.store]
+    return incidence.off_diagonals[piece.store] if site.is_self else None

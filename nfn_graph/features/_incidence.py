@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nfn_graph.features._blocks import BlockTable, block_tables, ends_of, family_of, size_product
+from nfn_graph.features._blocks import (
+    BlockTable,
+    block_tables,
+    digits_of,
+    ends_of,
+    family_of,
+    number_of,
+    size_product,
+)
 from nfn_graph.features._build import RowBuilder, longest_bag, on_device
 from nfn_graph.features._rows import Rows, group_of_rows, is_lasting
 from nfn_graph.spec import NETWORK, FoldedSpec, Key, NetworkSpec, Shape, Site, Symmetry, WeightKey
@@ -23,6 +33,15 @@ def _folds(spec: NetworkSpec) -> dict[Symmetry, FoldedSpec]:
     ):
         folds["hnp"] = spec.fold("hnp")
     return folds
+
+
+class _Located(NamedTuple):
+    """For every row of a family: its block, the first row and sizes there, its number there."""
+
+    block: Tensor
+    start: Tensor
+    local: Tensor
+    sizes: dict[str, Tensor]
 
 
 class Incidence:
@@ -67,8 +86,8 @@ class Incidence:
         self.weights: dict[WeightKey, Rows] = builder.weights
         self.positions: dict[str, Tensor] = builder.positions
         self.layer_sizes: dict[str, Tensor] = builder.layer_sizes
-        self.diagonals: dict[WeightKey, Tensor] = builder.diagonals
-        self.off_diagonals: dict[WeightKey, Tensor] = builder.off_diagonals
+        self.diagonals: dict[Key, Tensor] = builder.diagonals
+        self.off_diagonals: dict[Key, Tensor] = builder.off_diagonals
         self.sites: dict[Symmetry, tuple[Rows, ...]] = {
             symmetry: tuple(builder.site_rows(fold, site) for site in fold.sites)
             for symmetry, fold in folds.items()
@@ -76,14 +95,10 @@ class Incidence:
         self._tables: dict[Key, BlockTable[Tensor]] = tables  # type: ignore[assignment]
         # Index tensors that are made in inference mode cannot be used in training later.
         with torch.inference_mode(False):
-            self._storage = on_device(
-                (
-                    *(rows for found in self.sites.values() for rows in found),
-                    *self.neurons.values(),
-                    *self.weights.values(),
-                    *self._tables.values(),
-                    *(self.positions, self.layer_sizes, self.diagonals, self.off_diagonals),
-                ),
+            self._index_bytes = on_device(
+                (*chain(*self.sites.values()), *self.neurons.values(), *self.weights.values()),
+                self._tables.values(),
+                (self.positions, self.layer_sizes, self.diagonals, self.off_diagonals),
                 device,
             )
 
@@ -106,12 +121,12 @@ class Incidence:
         """The number of bytes of the index tensors."""
         masks = (mask for masks in self.masks.values() for mask in masks.values())
         scales = (x for scales in self._scales.values() for x in scales if x is not None)
-        return sum(x.nbytes for x in (*self._storage, *masks, *scales))
+        return sum(x.nbytes for x in (*masks, *scales)) + self._index_bytes
 
     @property
     def is_lasting(self) -> bool:
         """Whether the tensors are ordinary ones, not those of a torch mode or transform."""
-        return is_lasting(self._storage[0])
+        return is_lasting(self._tables[NETWORK].graph)
 
     def rows(self, key: Key) -> Rows:
         """The rows of a stored type: neurons by network, weights by target and source."""
@@ -141,12 +156,10 @@ class Incidence:
                 for block in grouping.blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        table = self._tables[key]
-        block, local = self._locate(table)
-        start = table.start.index_select(0, block)
+        rows = self._located(key)
         first, second = (own, sequence) if back else (sequence, own)
-        digits = table.digits(block, local, first)
-        return x.index_select(0, start + table.number(block, digits, second))
+        digits = digits_of(rows.local, rows.sizes, first)
+        return x.index_select(0, rows.start + number_of(digits, rows.sizes, second))
 
     def graph_of(self, key: Key, spec: NetworkSpec | FoldedSpec) -> Tensor:
         """`[rows]`, the network of each row of a stored type or of a site of a folded spec."""
@@ -162,7 +175,7 @@ class Incidence:
                 return self.graph_of(key[2], spec).index_select(0, edges.targets.index)
             family = family_of(self.spec, site)
         table = self._tables[family]
-        return table.graph.index_select(0, self._locate(table)[0])
+        return table.graph.index_select(0, group_of_rows(table.block_sizes, table.num_rows))
 
     def scales(self, spec: FoldedSpec, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """The factors `[rows, taps, 1]` that turn the sums of every site's summary into means.
@@ -171,12 +184,10 @@ class Incidence:
         """
         found = self._scales.get((spec.symmetry, dtype))
         if found is None:
+            pairs = zip(spec.sites, self.sites[spec.symmetry], strict=True)
             # Scales that are made in inference mode cannot be used in training later.
             with torch.inference_mode(False), torch.no_grad():
-                rows = self.sites[spec.symmetry]
-                found = tuple(
-                    self._scale(s, r, dtype) for s, r in zip(spec.sites, rows, strict=True)
-                )
+                found = tuple(self._scale(site, rows, dtype) for site, rows in pairs)
             if all(is_lasting(x) for x in found if x is not None):
                 self._scales[spec.symmetry, dtype] = found
         return found
@@ -214,14 +225,12 @@ class Incidence:
             target: For every weight, a neuron of the same layer as its own target.
             source: For every weight, a neuron of the same layer as its own source.
         """
-        table = self._tables[key]
-        block, _ = self._locate(table)
+        table, rows = self._tables[key], self._located(key)
         digits: dict[str, Tensor] = {}
-        for labels, rows in zip(ends_of(self.spec, key), (target, source), strict=True):
-            local = rows - table.coarse_start[labels].index_select(0, block)
-            digits |= table.digits(block, local, labels)
-        start = table.start.index_select(0, block)
-        return start + table.number(block, digits, table.indices)
+        for labels, ends in zip(ends_of(self.spec, key), (target, source), strict=True):
+            first = table.coarse_start[labels].index_select(0, rows.block)
+            digits |= digits_of(ends - first, rows.sizes, labels)
+        return rows.start + number_of(digits, rows.sizes, table.indices)
 
     def moved(
         self, name: str, parents: Mapping[str, Tensor], places: Mapping[str, Tensor]
@@ -235,23 +244,24 @@ class Incidence:
             places: For the type itself, the position inside the parent of the neuron that moves to
                 each place.
         """
-        table = self._tables[name]
-        block, local = self._locate(table)
-        digits = table.digits(block, local, table.indices)
+        table, rows = self._tables[name], self._located(name)
+        digits = digits_of(rows.local, rows.sizes, table.indices)
         found = {k: x for k, x in places.items() if k in digits}
         for parent in self.spec.neuron[name].parents:
-            above = self._tables[parent]
-            start = table.coarse_start[above.indices].index_select(0, block)
-            row = start + table.number(block, digits, above.indices)
+            labels = self.spec.indices(parent)
+            start = table.coarse_start[labels].index_select(0, rows.block)
+            row = start + number_of(digits, rows.sizes, labels)
             row = parents[parent].index_select(0, row) if parent in parents else row
-            found = table.digits(block, row - start, above.indices) | found
-        return table.start.index_select(0, block) + table.number(block, found, table.indices)
+            found = digits_of(row - start, rows.sizes, labels) | found
+        return rows.start + number_of(found, rows.sizes, table.indices)
 
-    def _locate(self, table: BlockTable[Tensor]) -> tuple[Tensor, Tensor]:
-        """For every row, its block and its number in the block."""
+    def _located(self, family: Key) -> _Located:
+        table = self._tables[family]
         block = group_of_rows(table.block_sizes, table.num_rows)
-        rows = torch.arange(table.num_rows, dtype=table.start.dtype, device=self.device)
-        return block, rows - table.start.index_select(0, block)
+        start = table.start.index_select(0, block)
+        rows = torch.arange(table.num_rows, dtype=start.dtype, device=self.device)
+        sizes = {index: size.index_select(0, block) for index, size in table.size.items()}
+        return _Located(block, start, rows - start, sizes)
 
 
 class _Cache:

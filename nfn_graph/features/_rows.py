@@ -67,14 +67,11 @@ class LargeBlock(NamedTuple):
 
     def coarse(self, table: Tensor) -> Tensor:
         """Its rows in a table of the coarser site, in a shape that broadcasts with :meth:`view`."""
-        shape = [self.sizes[axis] for axis in self.kept]
         axes = [self.kept.index(axis) for axis in sorted(self.kept)]
         rows = table.narrow(0, self.coarse_start, self.num_coarse_rows)
-        rows = rows.view(*shape, table.shape[1]).permute(*axes, len(shape))
-        for axis in range(len(self.sizes)):
-            if axis not in self.kept:
-                rows = rows.unsqueeze(axis)
-        return rows
+        rows = rows.view(*(self.sizes[axis] for axis in self.kept), table.shape[1])
+        shape = [size if axis in self.kept else 1 for axis, size in enumerate(self.sizes)]
+        return rows.permute(*axes, len(axes)).view(*shape, table.shape[1])
 
     def expand(self, table: Tensor) -> Tensor:
         """Gives each row of the block its row of the coarser site: `[rows, width]`."""

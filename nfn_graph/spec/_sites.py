@@ -32,10 +32,12 @@ network. Under NP no type is fixed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from itertools import combinations
+from typing import NamedTuple
 
 from nfn_graph.messages import UserError
 from nfn_graph.spec._types import (
@@ -300,86 +302,105 @@ class FoldedSpec:
         return "\n  ".join([f"FoldedSpec({self.symmetry})", *map(str, self.sites)])
 
 
-# A way to obtain a mean: its rank in preference, `Part.below`, and the part that is averaged.
-_Way = tuple[tuple[bool, int], Below, Part]
-
-
+@dataclass
 class _Draft:
-    """A site during the construction of the table."""
+    """A site before its connections to other sites are known."""
 
-    def __init__(self, key: Key, indices: tuple[str, ...]) -> None:
-        self.key = key
-        self.indices = indices
-        self.number = 0
-        self.pieces: list[Piece] = []
-        self.parts: list[Part] = []
-        self.covers: list[_Draft] = []
-        # The finer sites that sum into this one, and the number of this site among their covers.
-        self.finer: list[tuple[_Draft, int]] = []
+    key: Key
+    indices: tuple[str, ...]
+    pieces: list[Piece] = field(default_factory=list)
+
+
+# What identifies a site: its indices, or the tensor if it joins layers of a role type, which the
+# graph distinguishes but the spec does not.
+_Place = frozenset[str] | Key
+
+
+# A kind of entry, by the number of its own site, and its indices that another site keeps.
+_Kept = tuple[int, tuple[str, ...]]
 
 
 def _build(spec: FoldedSpec) -> tuple[Site, ...]:
-    """Builds the table of sites: their entries, the coarser sites of each, parts and senders."""
-    placed = _place_entries(spec)
-    _close(spec.unfolded, placed)
-    drafts = list(placed.values())
-    weights = [draft for draft in drafts if not isinstance(draft.key, str)]
-    neurons = [draft for draft in drafts if isinstance(draft.key, str)]
+    """Builds the table of sites."""
+    drafts = _place_entries(spec)
+    _add_coarser(spec.unfolded, drafts)
     # Finer sites first; in a flat spec the weights, then the neurons, then the network.
-    drafts = sorted(weights + neurons, key=lambda draft: -len(draft.indices))
-    for number, draft in enumerate(drafts):
-        draft.number = number
-        for cover, coarser in enumerate(draft.covers):
-            coarser.finer.append((draft, cover))
-    entries = {draft.key: draft for draft in drafts}
-    for draft in drafts:
-        _fill_parts(draft, entries)
-    return _freeze(spec.unfolded, drafts)
-
-
-def _freeze(network: NetworkSpec, drafts: list[_Draft]) -> tuple[Site, ...]:
-    """Makes the final sites, without the covers that no mean goes up to."""
-    senders: list[list[list[int | None]]] = [
-        [[None] * len(draft.parts) for _ in draft.covers] for draft in drafts
-    ]
-    for draft in drafts:
-        for place, part in enumerate(draft.parts):
-            if part.below is not None:
-                senders[part.below.site][part.below.cover][part.below.part] = place
-    used = [
-        [i for i, parts in enumerate(found) if any(part is not None for part in parts)]
-        for found in senders
-    ]
-
-    def renumbered(part: Part) -> Part:
-        if part.below is None:
-            return part
-        cover = used[part.below.site].index(part.below.cover)
-        return part._replace(below=part.below._replace(cover=cover))
-
-    selves = {weight.key for weight in network.weights if network.is_self(weight)}
-    return tuple(
-        Site(
-            key=draft.key,
-            indices=draft.indices,
-            pieces=tuple(draft.pieces),
-            parts=tuple(map(renumbered, draft.parts)),
-            covers=tuple(draft.covers[i].number for i in kept),
-            senders=tuple(tuple(senders[number][i]) for i in kept),
-            is_self=draft.key in selves,
+    order = sorted(drafts.items(), key=lambda d: (-len(d[1].indices), isinstance(d[1].key, str)))
+    sites = [draft for _, draft in order]
+    taps = [sum(piece.taps for piece in site.pieces) for site in sites]
+    numbers = {place: number for number, (place, _) in enumerate(order)}
+    # The entries that meet at every site, its own last.
+    meeting: list[list[_Kept]] = [[] for _ in sites]
+    for entry, site in enumerate(sites):
+        for count in range(len(site.indices)) if taps[entry] else ():
+            for kept in combinations(site.indices, count):
+                number = numbers.get(frozenset(label.rstrip(PRIME) for label in kept))
+                if number is not None:
+                    meeting[number].append((entry, kept))
+        meeting[entry].append((entry, site.indices))
+    found = {kept: (number, i) for number, at in enumerate(meeting) for i, kept in enumerate(at)}
+    ways = {kept: _way(kept, sites, found) for at in meeting for kept in at[:-1]}
+    # For every site and every index that a mean is over: the cover, and the parts there by those
+    # of this site. Without its last index, a weight has its target, which is its first cover.
+    covers: list[dict[str, tuple[int, dict[int, int]]]] = [{} for _ in sites]
+    for read, (finer, index, part) in ways.items():
+        number, place = found[read]
+        covers[finer].setdefault(index, (number, {}))[1][part] = place
+    for number, site in enumerate(sites):
+        indices = sorted(covers[number], key=site.indices.index, reverse=True)
+        covers[number] = {index: covers[number][index] for index in indices}
+    selves = {weight.key for weight in spec.unfolded.weights if spec.unfolded.is_self(weight)}
+    table = []
+    for site, at, above in zip(sites, meeting, covers, strict=True):
+        parts: list[Part] = []
+        for entry, labels in at:
+            start = parts[-1].start + parts[-1].taps if parts else 0
+            below = None
+            if (entry, labels) in ways:
+                finer, index, part = ways[entry, labels]
+                below = Below(finer, list(covers[finer]).index(index), part)
+            parts.append(Part(sites[entry].key, start, taps[entry], below, labels))
+        table.append(
+            Site(
+                key=site.key,
+                indices=site.indices,
+                pieces=tuple(site.pieces),
+                parts=tuple(parts),
+                covers=tuple(number for number, _ in above.values()),
+                senders=tuple(tuple(map(to.get, range(len(at)))) for _, to in above.values()),
+                is_self=site.key in selves,
+            )
         )
-        for number, (draft, kept) in enumerate(zip(drafts, used, strict=True))
-    )
+    return tuple(table)
 
 
-def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
+def _way(
+    read: _Kept, sites: list[_Draft], found: dict[_Kept, tuple[int, int]]
+) -> tuple[int, str, int]:
+    """The finer site from which a mean comes up, its index that the mean is over, its part.
+
+    Several finer sites may have it. Neurons are preferred to pairs of neurons, and the mean over
+    the target of a weight to that over its source.
+    """
+    entry, kept = read
+    labels, ways = sites[entry].indices, []
+    for place, label in enumerate(labels):
+        finer = entry, tuple(i for i in labels if i in kept or i == label)
+        if label not in kept and finer in found:
+            number, part = found[finer]
+            site = sites[number]
+            index = label if label in site.indices else label.rstrip(PRIME)
+            ways.append((not isinstance(site.key, str), place, (number, index, part)))
+    return min(ways)[-1]
+
+
+def _place_entries(spec: FoldedSpec) -> dict[_Place, _Draft]:
     """The sites that have entries, with the tensors that their taps consist of."""
     network = spec.unfolded
-    drafts: dict[object, _Draft] = {}
+    drafts: dict[_Place, _Draft] = {}
     for weight in network.weights:
-        place = _place(spec, weight)
-        if isinstance(place, tuple) or len(place) > 1:
-            indices = spec.free(network.indices(weight.key))
+        place, indices = _place(spec, weight), spec.free(network.indices(weight.key))
+        if len(indices) > 1:
             drafts.setdefault(place, _Draft(weight.key, indices))
     for neuron in network.neurons:
         indices = network.indices(neuron.name)
@@ -391,14 +412,12 @@ def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
     drafts[frozenset()] = _Draft(NETWORK, ())
     fixed = {n.name: n.size or 0 for n in network.neurons if n.fixed}
 
-    def taps(key: Key) -> int:
-        count = network.taps[key]
-        for index in network.indices(key):
-            count *= fixed.get(index.rstrip(PRIME), 1)
-        return count
+    def piece(key: Key) -> Piece:
+        positions = (fixed.get(index.rstrip(PRIME), 1) for index in network.indices(key))
+        return Piece(key, network.taps[key] * math.prod(positions))
 
     for weight in network.weights:
-        drafts[_place(spec, weight)].pieces.append(Piece(weight.key, taps(weight.key)))
+        drafts[_place(spec, weight)].pieces.append(piece(weight.key))
         if network.is_self(weight) and not network.neuron[weight.source].fixed:
             diagonal = drafts[frozenset(network.indices(weight.source))]
             diagonal.pieces.append(Piece(weight.key, weight.taps, diagonal=True))
@@ -406,88 +425,27 @@ def _place_entries(spec: FoldedSpec) -> dict[object, _Draft]:
         if neuron.taps:
             pieces = drafts[frozenset(spec.free(network.indices(neuron.name)))].pieces
             # The taps of fixed neurons come last at their site, those of free neurons first.
-            free = not neuron.fixed
-            pieces.insert(0 if free else len(pieces), Piece(neuron.name, taps(neuron.name)))
+            pieces.insert(len(pieces) if neuron.fixed else 0, piece(neuron.name))
     return drafts
 
 
-def _place(spec: FoldedSpec, weight: WeightType) -> frozenset[str] | Key:
-    """The key that two tensors share if they are taps of the same entries."""
+def _place(spec: FoldedSpec, weight: WeightType) -> _Place:
+    """What two tensors share if they are taps of the same entries."""
     network = spec.unfolded
-    # The graph distinguishes the layers of a role type, the spec does not.
-    if any(network.neuron[end].role for end in (weight.source, weight.target)):
+    if network.neuron[weight.source].role or network.neuron[weight.target].role:
         return weight.key
     return frozenset(spec.free(network.indices(weight.key)))
 
 
-def _close(network: NetworkSpec, drafts: dict[object, _Draft]) -> None:
-    """Adds the covers of every site, and the sites among them that hold no entries.
-
-    A cover lacks one of the indices. Indices are dropped in order and covers are listed in reverse,
-    so that the target of a weight, which keeps the first index, is its first cover.
-    """
-    waiting = sorted(drafts.values(), key=lambda d: -len(d.indices))
-    while waiting:
-        draft = waiting.pop(0)
+def _add_coarser(network: NetworkSpec, drafts: dict[_Place, _Draft]) -> None:
+    """Adds all sites that lack an index of another and hold no entries."""
+    waiting = sorted(drafts.values(), key=lambda draft: -len(draft.indices))
+    for draft in waiting:
         parents = {p for i in draft.indices for p in network.neuron[i.rstrip(PRIME)].parents}
-        for index in draft.indices:
-            if index in parents:
-                continue  # A parent is dropped only after its children.
-            indices = tuple(i.rstrip(PRIME) for i in draft.indices if i != index)
-            place = frozenset(indices)
-            if place not in drafts:
-                drafts[place] = _Draft(("*", *indices), indices)  # type: ignore[arg-type]
-                waiting.append(drafts[place])
-            draft.covers.insert(0, drafts[place])
-
-
-def _fill_parts(draft: _Draft, entries: dict[Key, _Draft]) -> None:
-    """Fills in the summary of a site, after those of its finer sites.
-
-    Several finer sites may provide the mean of an entry; one of them is chosen.
-    """
-    found: dict[tuple[int, tuple[str, ...]], list[_Way]] = {}
-    for finer, cover in draft.finer:
-        dropped = _dropped(finer, draft, cover)
-        for place, part in enumerate(finer.parts):
-            if not part.taps:
-                continue
-            entry = entries[part.key]
-            gone = _label(part, dropped)
-            kept = tuple(label for label in part.kept if label != gone)
-            # Prefer neurons to pairs of neurons, and the target of a weight to its source.
-            preference = (not isinstance(finer.key, str), entry.indices.index(gone))
-            below = Below(finer.number, cover, place)
-            found.setdefault((entry.number, kept), []).append((preference, below, part))
-    for (_, kept), ways in sorted(found.items(), key=lambda item: _order(item, entries)):
-        _, below, part = min(ways, key=lambda way: way[:2])
-        draft.parts.append(Part(part.key, _end(draft.parts), part.taps, below, kept))
-    own = sum(piece.taps for piece in draft.pieces)
-    draft.parts.append(Part(draft.key, _end(draft.parts), own, None, draft.indices))
-
-
-def _order(item: tuple[tuple[int, tuple[str, ...]], list[Any]], entries: dict[Key, _Draft]) -> Any:
-    """The sort key of a part: the order of the sites, and for a weight, target before source."""
-    (number, kept), ways = item
-    indices = entries[ways[0][2].key].indices
-    return number, [indices.index(label) for label in kept]
-
-
-def _end(parts: list[Part]) -> int:
-    return parts[-1].start + parts[-1].taps if parts else 0
-
-
-def _dropped(finer: _Draft, coarser: _Draft, cover: int) -> str:
-    """The index that a site has and its cover lacks."""
-    left = [i for i in finer.indices if i not in coarser.indices]
-    if left and not left[0].endswith(PRIME):
-        return left[0]
-    # Both ends of such a weight have one type, and its covers are its target and its source.
-    return finer.indices[1 - cover]
-
-
-def _label(part: Part, dropped: str) -> str:
-    """The name that an entry has for the index over which its mean is taken."""
-    if dropped in part.kept:
-        return dropped
-    return next(k for k in part.kept if k.rstrip(PRIME) == dropped.rstrip(PRIME))
+        for dropped in draft.indices:
+            # A parent is dropped only after its children.
+            indices = tuple(i.rstrip(PRIME) for i in draft.indices if i != dropped)
+            if dropped not in parents and frozenset(indices) not in drafts:
+                new = _Draft(("*", *indices), indices)  # type: ignore[arg-type]
+                drafts[frozenset(indices)] = new
+                waiting.append(new)

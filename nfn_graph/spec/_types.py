@@ -7,9 +7,10 @@ free of tensors and printable, and the parameters of a layer depend on nothing e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nfn_graph.messages import UserError
@@ -187,19 +188,12 @@ hidden1->hidden2:1, hidden2->output:1)
         for name, values in (("taps", tap_list), ("biases", bias_list)):
             if len(values) != num_layers:
                 raise UserError(f"Expected {num_layers} values of '{name}' (got {len(values)})")
-        names = ["input", *(f"hidden{i}" for i in range(1, num_layers)), "output"]
-        sizes: list[int | None] = [None] * (num_layers + 1)
-        sizes[0], sizes[-1] = input_size, output_size
-        neuron_taps = [0, *(int(b) for b in bias_list)]
-        return cls(
-            tuple(
-                NeuronType(n, t, s, fixed=n in ("input", "output"))
-                for n, t, s in zip(names, neuron_taps, sizes, strict=True)
-            ),
-            tuple(
-                WeightType(s, t, k) for s, t, k in zip(names[:-1], names[1:], tap_list, strict=True)
-            ),
-        )
+        hidden = [NeuronType(f"hidden{i}", int(b)) for i, b in enumerate(bias_list[:-1], 1)]
+        first = NeuronType("input", 0, input_size, fixed=True)
+        last = NeuronType("output", int(bias_list[-1]), output_size, fixed=True)
+        neurons = (first, *hidden, last)
+        pairs = zip(pairwise(neurons), tap_list, strict=True)
+        return cls(neurons, tuple(WeightType(s.name, t.name, k) for (s, t), k in pairs))
 
     @classmethod
     def union(cls, specs: Iterable[NetworkSpec]) -> NetworkSpec:
@@ -217,19 +211,18 @@ hidden1->hidden2:1, hidden2->output:1)
         neurons: dict[str, NeuronType] = {}
         weights: dict[WeightKey, WeightType] = {}
         for spec in unique:
-            for neuron in spec.neurons:
-                known = neurons.setdefault(neuron.name, neuron)
+            for name, neuron in spec.neuron.items():
+                known = neurons.setdefault(name, neuron)
                 if known != neuron:
-                    neurons[neuron.name] = _unite(known, neuron)
-            for weight in spec.weights:
-                known_weight = weights.setdefault(weight.key, weight)
-                if known_weight.taps != weight.taps:
+                    neurons[name] = _unite(known, neuron)
+            for key, weight in spec.weight.items():
+                if weights.setdefault(key, weight) != weight:
                     raise UserError(
-                        f"Expected one number of taps for weight type {weight.key} "
-                        f"(got {known_weight.taps} and {weight.taps}). Use "
+                        f"Expected one number of taps for weight type {key} "
+                        f"(got {weights[key].taps} and {weight.taps}). Use "
                         f"nfn_graph.transforms.GrowKernels.to_largest(graphs)."
                     )
-        return _in_order(list(neurons.values()), list(weights.values()))
+        return _in_order(neurons, weights.values())
 
     def fold(self, symmetry: Symmetry) -> FoldedSpec:
         """This spec as the layers see it under a symmetry group.
@@ -285,11 +278,9 @@ hidden1->hidden2:1, hidden2->output:1)
         mine, theirs = self.types, other.types
         parts = [f"{key} is missing" for key in mine if key not in theirs]
         parts += [f"{key} is not known" for key in theirs if key not in mine]
-        parts += [
-            f"expected {mine[key]} (got {theirs[key]})"
-            for key in mine
-            if key in theirs and mine[key] != theirs[key]
-        ]
+        for key in mine:
+            if theirs.get(key, mine[key]) != mine[key]:
+                parts.append(f"expected {mine[key]} (got {theirs[key]})")
         if not parts and self != other:
             parts.append("the types are in another order")
         return "; ".join(parts)
@@ -303,22 +294,14 @@ hidden1->hidden2:1, hidden2->output:1)
     @cached_property
     def _indices(self) -> dict[Key, tuple[str, ...]]:
         found: dict[Key, tuple[str, ...]] = {}
-
-        def of_neuron(name: str) -> tuple[str, ...]:
-            if name not in found:
-                parents = self.neuron[name].parents
-                inherited = [index for parent in parents for index in of_neuron(parent)]
-                own = [] if len(parents) == 2 else [name]
-                found[name] = tuple(dict.fromkeys(inherited + own))
-            return found[name]
-
         for neuron in self.neurons:
-            of_neuron(neuron.name)
+            inherited = [index for parent in neuron.parents for index in found[parent]]
+            own = [] if len(neuron.parents) == 2 else [neuron.name]
+            found[neuron.name] = tuple(dict.fromkeys(inherited + own))
         for w in self.weights:
-            source = of_neuron(w.source)
-            if w.source == w.target:
-                source = tuple(index + PRIME for index in source)
-            found[w.key] = tuple(dict.fromkeys(of_neuron(w.target) + source))
+            prime = PRIME if w.source == w.target else ""
+            source = tuple(index + prime for index in found[w.source])
+            found[w.key] = tuple(dict.fromkeys(found[w.target] + source))
         return found
 
     @cached_property
@@ -357,30 +340,28 @@ class Shape(NamedTuple):
     blocks: tuple[tuple[tuple[int, int], ...], ...]
 
 
-def _in_order(neurons: list[NeuronType], weights: list[WeightType]) -> NetworkSpec:
+def _in_order(neurons: Mapping[str, NeuronType], weights: Collection[WeightType]) -> NetworkSpec:
     """Orders the types canonically: sources first, sinks last, the others by name in between."""
     targets = {w.target for w in weights if w.source != w.target}
     sources = {w.source for w in weights if w.source != w.target}
 
-    def place(neuron: NeuronType) -> tuple[int, list[tuple[int, str]]]:
-        kind = 0 if neuron.name not in targets else 2 if neuron.name not in sources else 1
-        parts = re.split(r"(\d+)", neuron.name)
+    def place(name: str) -> tuple[int, list[tuple[int, str]]]:
+        kind = 0 if name not in targets else 2 if name not in sources else 1
+        parts = re.split(r"(\d+)", name)
         return kind, [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
-    sorted_neurons = {n.name: n for n in sorted(neurons, key=place)}
     ordered: dict[str, NeuronType] = {}
 
-    def add(neuron: NeuronType) -> None:
-        for parent in neuron.parents:
-            add(sorted_neurons[parent])
-        ordered.setdefault(neuron.name, neuron)
+    def add(name: str) -> None:
+        for parent in neurons[name].parents:
+            add(parent)
+        ordered.setdefault(name, neurons[name])
 
-    for neuron in sorted_neurons.values():
-        add(neuron)
-    neurons = list(ordered.values())
-    number = {n.name: i for i, n in enumerate(neurons)}
-    weights = sorted(weights, key=lambda w: (number[w.source], number[w.target], w.name))
-    return NetworkSpec(tuple(neurons), tuple(weights))
+    for name in sorted(neurons, key=place):
+        add(name)
+    number = {name: i for i, name in enumerate(ordered)}
+    by_ends = sorted(weights, key=lambda w: (number[w.source], number[w.target], w.name))
+    return NetworkSpec(tuple(ordered.values()), tuple(by_ends))
 
 
 def _unite(first: NeuronType, second: NeuronType) -> NeuronType:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from networks import NAMED_SPECS, batch_of, chain, same
-from nfn_graph import Batch, NFLinear, WeightFeatures
+from networks import NAMED_SPECS, batch_of, chain, same, self_chain_spec
+from nfn_graph import Batch, NetworkSpec, NFLinear, WeightFeatures
+from nfn_graph.testing import random_graph
 
 
 def features(symmetry: str | None = "hnp", widths=(3, 5)) -> WeightFeatures:
@@ -76,6 +77,23 @@ def test_features_copy_and_pickle(duplicate):
     assert same(again, f)
     assert same(again + f, f + f), "they are of the same networks"
     assert same(again.to_graph().features(), f.to_graph().features())
+
+
+def test_a_network_may_lack_the_self_weight_of_a_batch():
+    spec = self_chain_spec()
+    plain = NetworkSpec(spec.neurons, (spec.weights[0], spec.weights[2]))
+    graphs = [random_graph(s, {"h": w}, 2) for s, w in ((spec, 3), (plain, 4), (spec, 2))]
+    batch = Batch.from_data_list(graphs)
+    for symmetry in ("np", "hnp"):
+        assert same(batch.features(symmetry).unfold(), batch.features())
+        layer = NFLinear(batch.spec.fold(symmetry), 2, 3).double()
+        out = layer(batch.features(symmetry)).unfold()
+        for i in range(3):
+            single = Batch.from_data_list([graphs[i], graphs[0]]).features(symmetry)
+            alone = layer(single).unfold()
+            for key, x in out.tensors():
+                mine, theirs = (f.graph_of(key) for f in (out, alone))
+                torch.testing.assert_close(x[mine == i], alone[key][theirs == 0])
 
 
 def test_layers_do_not_change_their_input():
