@@ -97,11 +97,6 @@ class Step:
         self.optimizer.step()
         return loss.detach()
 
-    def state_bytes(self) -> int:
-        """The memory of the optimiser's state."""
-        states = self.optimizer.state.values()
-        return sum(x.nbytes for state in states for x in state.values() if x.dim())
-
 
 def forever(loader: Iterable[Any]) -> Iterator[Any]:
     """The batches of all epochs."""

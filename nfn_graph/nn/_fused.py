@@ -7,7 +7,7 @@ messages that an entry gets from its coarser sites, and its own product is added
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ def average(spec: FoldedSpec, incidence: Incidence, summaries: Sequence[Tensor])
 def bag_messages(
     spec: FoldedSpec,
     rows: Sequence[Rows],
-    summaries: Sequence[Tensor],
+    summaries: Sequence[Tensor] | Mapping[int, Tensor],
     matrices: Sequence[Tensor | None],
     bias: Tensor | None = None,
 ) -> Callable[[int, list[Tensor]], Tensor]:
@@ -130,33 +130,39 @@ def _gradient(
     values, maps, bias = _split(spec, inputs)
     rows, dtype = incidence.sites[spec.symmetry], values[0].dtype
     # The gradient of a message is the sum of those of all finer entries that received it.
-    sums = up(spec, grads, bag_sums(rows, dtype))
-    scales = incidence.scales(spec, sums[-1].dtype) if mean else [None] * len(maps)
+    sums = dict(enumerate(up(spec, grads, bag_sums(rows, dtype))))
+    last, of_maps = sums[len(maps) - 1], any(needs[len(maps) :])
+    scales = incidence.scales(spec, last.dtype) if mean else [None] * len(maps)
     matrices = [_adjoint(site, matrix) for site, matrix in zip(spec.sites, maps, strict=True)]
     of_sum = bag_messages(spec, rows, sums, matrices)
-
-    def message(number: int, received: list[Tensor]) -> Tensor:
-        scale = scales[number]
-        if scale is None:
-            return of_sum(number, received)
-        own = of_sum(number, [])
-        _tapped(own, scale).mul_(scale)
-        return own.add_(bag_down(_table(received), rows[number])) if received else own
-
     found: list[Tensor | None] = [None] * len(inputs)
-    if any(needs[: len(maps)]):
-        found[: len(maps)] = down(spec, dtype, message)
-    if not any(needs[len(maps) :]):
-        return found
-    if bias is not None:
-        found[-1] = cast(sums[-1].sum(0), bias.dtype)
-    # The gradients of the maps are large, so they come last, when the messages of the gradient are
-    # freed, and each sum is freed after its use.
-    for number in reversed(range(len(maps))):
-        g, matrix = sums.pop(), maps[number]
-        if matrix is not None:
+    if bias is not None and of_maps:
+        found[-1] = cast(last.sum(0), bias.dtype)
+
+    def finish(number: int) -> None:
+        """Computes the gradient of a site's map, and frees the sums that it reads."""
+        g, matrix = sums.pop(number), maps[number]
+        if matrix is not None and of_maps:
             read = with_transposed(spec.sites[number], rows[number], summaries[number])
             found[len(maps) + number] = cast(sum_of_products(g, read), matrix.dtype)
+
+    def message(number: int, received: list[Tensor]) -> Tensor:
+        site, scale = spec.sites[number], scales[number]
+        new = of_sum(number, received if scale is None else [])
+        if scale is not None:
+            _tapped(new, scale).mul_(scale)
+            if received:
+                new.add_(bag_down(_table(received), rows[number]))
+        # The sums of neurons are usually larger than the gradient of their map, and those of the
+        # network smaller. The smaller one stays in memory while the weights' messages are computed.
+        if site.indices and not site.is_leaf:
+            finish(number)
+        return new
+
+    if any(needs[: len(maps)]):
+        found[: len(maps)] = down(spec, dtype, message)
+    for number in sorted(sums, reverse=True):
+        finish(number)
     return found
 
 

@@ -99,6 +99,7 @@ def bag_down(
     """
     listed = _listed_down(table, rows)
     if not rows.blocks:
+        del table  # Frees the messages of the covers before the product needs memory.
         return listed if x is None or matrix is None else add_product(listed, x, matrix)
     out = table.new_empty(rows.num_rows, table.shape[1])
 
