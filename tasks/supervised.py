@@ -32,7 +32,6 @@ from nfn_graph.tasks.training.options import TrainOptions
 from nfn_graph.tasks.training.run import network_names
 from nfn_graph.tasks.training.task import Predictions, Task
 from nfn_graph.transforms import CanonicalForm, FillBiases, GrowKernels, RoleTypes
-from nfn_graph.transforms._grow_kernels import kernel_of
 
 Unify = Literal["no", "kernels", "roles"]
 # The inputs of a probe are kept in memory; no image is larger.
@@ -51,7 +50,7 @@ def largest_parts(examples: Sequence[WeightGraph], unify: Unify) -> dict[str, An
         kernels = [[list(key), list(size)] for key, size in sizes.items()]
         filled = FillBiases.to_largest([grown(graph) for graph in examples])
         return {"kernels": kernels, "biases": filled.taps}
-    found = [kernel_of(p) for graph in examples for p in graph.layout.placements]
+    found = [p.kernel for graph in examples for p in graph.layout.placements]
     found = [kernel for kernel in found if kernel]
     largest = list(map(max, zip(*found, strict=True))) if found else []
     biases = [n.taps for graph in examples for n in graph.spec.neurons if not n.fixed]

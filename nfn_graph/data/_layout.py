@@ -85,6 +85,13 @@ class Placement:
         """The number of taps of the store that it fills."""
         return math.prod(n for axis, n in zip(self.axes, self.taken, strict=True) if axis == "tap")
 
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The kernel of a convolution: the tap axes that are axes of the tensor itself."""
+        if isinstance(self.store, str) or self.view != self.shape:
+            return ()
+        return tuple(n for n, axis in zip(self.view, self.axes, strict=True) if axis == "tap")
+
     @cached_property
     def count(self) -> int:
         """The number of rows of the store that it fills."""

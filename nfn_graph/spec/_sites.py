@@ -19,10 +19,10 @@ complete equivariant layer is one map of every site's summary to itself, so the 
 of summary sizes is the number of orbits of the group on pairs of entries. (The weights of a layer
 with itself also read the weight in the other direction, which doubles their share.)
 
-Means go up from finer to coarser sites and messages come down the same way, along a tree for every
-kind of entry, so that nothing is counted twice. The mean of a whole layer, for example, is the mean
-of the means at its target neurons, and the message of the network to a weight reaches it through
-its target neuron only.
+Means go up from finer to coarser sites (as sums, which are divided where they are read), and
+messages come down the same way, along a tree for every kind of entry, so that nothing is counted
+twice. The mean of a whole layer, for example, is the mean of the means at its target neurons, and
+the message of the network to a weight reaches it through its target neuron only.
 
 **NP and HNP differ only in a fold.** Under HNP, the neurons of fixed types (inputs, outputs) keep
 their order. A fixed index is dropped, and its positions become taps, the values that no permutation

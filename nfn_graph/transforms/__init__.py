@@ -1,8 +1,8 @@
 """PyG-style transforms that bring different networks together.
 
-Each turns a network into an equivalent one and can be undone. A batch never pads silently: it
-raises an error that names the transform to apply. Canonical forms unify networks that have
-different weights but compute the same function.
+Each turns a network into an equivalent one, and `inverse` undoes a :class:`ReversibleTransform`. A
+batch never pads silently: it raises an error that names the transform to apply. Canonical forms
+unify networks that have different weights but compute the same function.
 
     grow = GrowKernels.to_largest(graphs)
     batch = Batch.from_data_list([grow(g) for g in graphs])

@@ -57,7 +57,7 @@ class GrowKernels(ReversibleTransform):
         layouts = list({id(graph.layout): graph.layout for graph in graphs}.values())
         for layout in layouts:
             for p in layout.placements:
-                if kernel := kernel_of(p):
+                if kernel := p.kernel:
                     known = sizes.setdefault(p.store, kernel)
                     if len(known) != len(kernel):
                         raise UserError(
@@ -85,7 +85,7 @@ class GrowKernels(ReversibleTransform):
             for p in block:
                 size = self._size(p)
                 rows = stores[store][:, p.tap : p.tap + p.taps]
-                parts.append(_resize(rows, kernel_of(p), size))
+                parts.append(_resize(rows, p.kernel, size))
                 grown[p] = replace(_with_kernel(p, size), tap=tap)
                 tap += parts[-1].shape[1]
             stores[store] = torch.cat(parts, 1)
@@ -104,7 +104,7 @@ class GrowKernels(ReversibleTransform):
         for store, [block] in before.fillings.items():
             [grown] = layout.fillings[store]
             parts = [
-                _resize(stores[store][:, q.tap : q.tap + q.taps], kernel_of(q), kernel_of(p))
+                _resize(stores[store][:, q.tap : q.tap + q.taps], q.kernel, p.kernel)
                 for p, q in zip(block, grown, strict=True)
             ]
             stores[store] = torch.cat(parts, 1)
@@ -123,7 +123,7 @@ class GrowKernels(ReversibleTransform):
 
     def _size(self, placement: Placement) -> Kernel:
         """The new kernel of a placement, which is its own if it does not grow."""
-        kernel, sizes = kernel_of(placement), self.sizes
+        kernel, sizes = placement.kernel, self.sizes
         size = tuple(sizes.get(placement.store, ()) if isinstance(sizes, Mapping) else sizes)
         if not kernel or not size:
             return kernel
@@ -143,7 +143,7 @@ def _check_meet(layouts: Sequence[Layout], sizes: Mapping[Any, Kernel]) -> None:
             if isinstance(store, str):
                 continue
             for block in blocks:
-                taps = sum(math.prod(sizes[store]) if kernel_of(p) else p.taps for p in block)
+                taps = sum(math.prod(sizes[store]) if p.kernel else p.taps for p in block)
                 before = known.setdefault(store, (taps, block[0].keys[0]))
                 if before[0] != taps:
                     raise UserError(
@@ -154,21 +154,14 @@ def _check_meet(layouts: Sequence[Layout], sizes: Mapping[Any, Kernel]) -> None:
                     )
 
 
-def kernel_of(placement: Placement) -> Kernel:
-    """The kernel of a convolution: the tap axes that are axes of the tensor itself."""
-    if isinstance(placement.store, str) or placement.view != placement.shape:
-        return ()
-    return tuple(n for n, axis in zip(placement.view, placement.axes, strict=True) if axis == "tap")
-
-
 def _stores(layout: Layout) -> dict[str, list[Key]]:
     """For every kernel, the types that contain a part of it."""
-    kernels = {own[0].keys[0]: [p.store for p in own if kernel_of(p)] for own in layout.sources}
+    kernels = {own[0].keys[0]: [p.store for p in own if p.kernel] for own in layout.sources}
     return {key: stores for key, stores in kernels.items() if stores}
 
 
 def _with_kernel(placement: Placement, size: Kernel) -> Placement:
-    if kernel_of(placement) == size:
+    if placement.kernel == size:
         return placement
     new = dict(zip((i for i, a in enumerate(placement.axes) if a == "tap"), size, strict=True))
     shape = tuple(new.get(i, n) for i, n in enumerate(placement.shape))

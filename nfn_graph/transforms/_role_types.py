@@ -10,7 +10,6 @@ import torch
 from nfn_graph.data import Layout
 from nfn_graph.messages import UserError
 from nfn_graph.spec import Key, NetworkSpec, NeuronType, Shape, WeightKey, WeightType
-from nfn_graph.transforms._grow_kernels import kernel_of
 from nfn_graph.transforms._reversible import ReversibleTransform, Stores
 
 
@@ -93,7 +92,7 @@ def _advice(layout: Layout, members: list[Key]) -> str:
         fewer = {m: most for m in members if layout.spec.taps[m] < most}
         return f"Use nfn_graph.transforms.FillBiases({fewer}) first."
     kernels = [
-        kernel_of(block[0]) if len(block) == 1 else ()
+        block[0].kernel if len(block) == 1 else ()
         for member in members
         for block in layout.fillings.get(member, [[]])
     ]
