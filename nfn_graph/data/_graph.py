@@ -98,7 +98,7 @@ class WeightGraph(HeteroData):
         like = next(iter(stores.values()))
         for name in layout.spec.neuron.keys() - stores.keys():
             stores[name] = like.new_empty(layout.num_rows(name), 0, 1)
-        return cls._of({"layout": layout}, stores)
+        return cls._of(layout, stores)
 
     @property
     def layouts(self) -> list[Layout]:
@@ -167,14 +167,17 @@ class WeightGraph(HeteroData):
 
         Attributes that were added to single stores are dropped, since their rows change.
         """
-        graph = WeightGraph._of({**dict(self._global_store.items()), "layout": layout}, stores)
+        graph = WeightGraph._of(layout, stores)
+        for name, value in self._global_store.items():
+            if name != "layout":
+                graph[name] = value
         graph._check(layout.spec)
         return graph
 
     @classmethod
-    def _of(cls, labels: dict[str, Any], stores: Mapping[Key, Tensor]) -> WeightGraph:
-        mapping: dict[Any, dict[str, Any]] = {"_global_store": labels}
-        for key in labels["layout"].spec.types:
+    def _of(cls, layout: Layout, stores: Mapping[Key, Tensor]) -> WeightGraph:
+        mapping: dict[Any, dict[str, Any]] = {"_global_store": {"layout": layout}}
+        for key in layout.spec.types:
             mapping[key] = {attribute_of(key): stores[key]}
         return cls.from_dict(mapping)
 

@@ -59,8 +59,9 @@ def unfold(spec: FoldedSpec, incidence: Incidence, folded: Mapping[Key, Tensor])
                 found[key] = incidence.reorder(key, x, _sequence(spec, site, key), back=True)
                 continue
             # The off-diagonal entries come first, since they are at a finer site.
-            whole = found.get(key, x.new_zeros(incidence.rows(key).num_rows, *x.shape[1:]))
-            found[key] = whole.index_copy(0, places.long(), x)
+            if key not in found:
+                found[key] = x.new_zeros(incidence.rows(key).num_rows, *x.shape[1:])
+            found[key] = found[key].index_copy(0, places.long(), x)
     keys: list[Key] = [*network.weight, *network.neuron]
     for key in keys:
         if key not in found:
@@ -110,19 +111,20 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
     """Raises an error if a network of a batch has only some of the tensors that share entries."""
     if incidence.is_whole:
         return
-    order = {weight.key: i for i, weight in enumerate(incidence.spec.weights)}
+    types = (*incidence.spec.neuron, *incidence.spec.weight)
     for site in spec.sites:
         entries = [part.key for part in site.parts if part.taps]
         keys = [piece.store for e in entries for piece in spec.site[e].pieces]
         if isinstance(site.key, str) or not site.taps or len(keys) < 2:
             continue
         for graph, shape in enumerate(incidence.shapes):
-            present = [len(shape.blocks[order[key]]) for key in keys if not isinstance(key, str)]
+            of_types = (*shape.sizes, *shape.blocks)
+            present = [len(of_types[types.index(key)]) for key in keys]
             if len(set(present)) > 1:
                 raise UserError(
-                    f"Expected network {graph} to have all or none of the weight types "
-                    f"{keys}, which join the same neurons (got {present} tensors). Batch "
-                    f"networks that agree there."
+                    f"Expected network {graph} to have all or none of the types {keys}, which "
+                    f"have entries for the same neurons (got {present} tensors). Batch networks "
+                    f"that agree there."
                 )
 
 

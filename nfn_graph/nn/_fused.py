@@ -53,13 +53,17 @@ class _Fused(torch.autograd.Function):
             average(spec, incidence, summaries)
         message = bag_messages(spec, rows, summaries, transposed(maps), bias)
         ctx.layer = spec, incidence, mean
-        ctx.save_for_backward(*tensors, *summaries)
+        # The summaries of leaves are their values, and hooks may copy every tensor that is saved.
+        kept = [x for site, x in zip(spec.sites, summaries, strict=True) if not site.is_leaf]
+        ctx.save_for_backward(*tensors, *kept)
         return tuple(down(spec, dtype, message))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        inputs, summaries = saved[: len(needs)], saved[len(needs) :]
+        inputs, kept = saved[: len(needs)], iter(saved[len(needs) :])
+        sites = ctx.layer[0].sites
+        summaries = [x if s.is_leaf else next(kept) for s, x in zip(sites, inputs, strict=False)]
         flat = [g.contiguous() for g in grads]
         # A gradient that is differentiated again uses operations that have derivatives.
         if torch.is_grad_enabled() or is_transformed():

@@ -71,6 +71,12 @@ def check_nesting(spec: NetworkSpec) -> None:
                 f"neurons keep their order). Use one type for the neurons inside each of them."
             )
     for weight in spec.weights:
+        ends = [spec.neuron[weight.source], spec.neuron[weight.target]]
+        if any(n.role for n in ends) and any(n.parents for n in ends):
+            raise UserError(
+                f"Expected weight type {weight.key} to connect role types or nested types (got one "
+                f"of each). A nested type belongs to one layer, and a role type to several."
+            )
         if weight.source == weight.target and spec.neuron[weight.source].parents:
             raise UserError(
                 f"Expected weight type {weight.key} to connect two neuron types, or one without "

@@ -423,7 +423,14 @@ def _place_entries(spec: FoldedSpec) -> dict[_Place, _Draft]:
             diagonal.pieces.append(Piece(weight.key, weight.taps, diagonal=True))
     for neuron in network.neurons:
         if neuron.taps:
-            pieces = drafts[frozenset(spec.free(network.indices(neuron.name)))].pieces
+            indices = spec.free(network.indices(neuron.name))
+            if frozenset(indices) not in drafts:
+                raise UserError(
+                    f"Expected types {indices} to be the parents of pairs or connected by weights, "
+                    f"since HNP folds the taps of '{neuron.name}' onto them (got neither). Use "
+                    f"'np', which does not fold."
+                )
+            pieces = drafts[frozenset(indices)].pieces
             # The taps of fixed neurons come last at their site, those of free neurons first.
             pieces.insert(len(pieces) if neuron.fixed else 0, piece(neuron.name))
     return drafts

@@ -330,3 +330,12 @@ def test_networks_of_equal_shapes_share_their_layout():
         assert other.layout != first.layout
         assert other.to_tensors().keys() == {p.keys[0] for p in other.layout.placements}
     assert list(named.to_tensors()) == ["a", "b", "c"]
+
+
+def test_a_rebuilt_network_keeps_all_labels():
+    graph = random_graph(NetworkSpec.chain(2, input_size=2, output_size=1), {"hidden1": 3})
+    graph.y, graph["_number"] = torch.ones(1), 7
+    stores = {key: graph.features()[key] for key in graph.spec.types}
+    rebuilt = graph.rebuilt(graph.layout, stores)
+    assert rebuilt.y is graph.y
+    assert rebuilt["_number"] == 7

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from networks import NAMED_SPECS, batch_of, chain, same, self_chain_spec
-from nfn_graph import Batch, NetworkSpec, NFLinear, WeightFeatures
+from nfn_graph import Batch, NetworkSpec, NeuronType, NFLinear, WeightFeatures, WeightType
 from nfn_graph.testing import random_graph
 
 
@@ -94,6 +94,17 @@ def test_a_network_may_lack_the_self_weight_of_a_batch():
             for key, x in out.tensors():
                 mine, theirs = (f.graph_of(key) for f in (out, alone))
                 torch.testing.assert_close(x[mine == i], alone[key][theirs == 0])
+
+
+def test_networks_have_all_or_none_of_the_taps_of_a_weight():
+    """The taps of a pair type with a fixed parent belong to the weight between the free parents."""
+    heads = NeuronType("q", 0), NeuronType("kv", 0)
+    pairs = NeuronType("d", 0, 2, parents=("kv",)), NeuronType("p", 1, parents=("q", "d"))
+    weights = (WeightType("q", "kv"),)
+    sizes = {"q": 2, "kv": 2}
+    graphs = [random_graph(NetworkSpec((*heads, *some), weights), sizes) for some in (pairs, ())]
+    with pytest.raises(ValueError, match="network 1 to have all or none of the types"):
+        Batch.from_data_list(graphs).features("hnp")
 
 
 def test_layers_do_not_change_their_input():

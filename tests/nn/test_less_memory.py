@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from networks import NAMED_SPECS, batch_of, chain
-from nfn_graph import NFN, Batch, NFLinear, WeightFeatures, use_backend
+from nfn_graph import NFN, Batch, NetworkSpec, NFLinear, WeightFeatures, use_backend
 
 SYMMETRIES = ["np", "hnp"]
 OPTIONS = [
@@ -189,3 +189,20 @@ def test_inference_frees_the_input_of_every_layer(mode):
     assert len(alive) == 6
     # The output of a layer is freed before the next layer creates its own.
     assert most == 1
+
+
+@pytest.mark.parametrize("symmetry", ["np", "hnp"])
+def test_a_layer_saves_every_tensor_once(symmetry):
+    """Hooks such as those of `save_on_cpu` copy every tensor that is saved."""
+    features = batch_of(NetworkSpec.chain(3, input_size=2, output_size=1)).features(symmetry)
+    layer = NFLinear(features.spec, 3, 3).double()
+    saved: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        saved.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        layer(features)
+    pointers = [x.data_ptr() for x in saved if x.numel()]
+    assert len(pointers) == len(set(pointers)) > 0

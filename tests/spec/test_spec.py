@@ -151,6 +151,21 @@ def test_differences_are_told_in_words():
     assert first.difference(turned) == "the types are in another order"
 
 
+# Dimensions that keep their order in every head `kv`, and a bias for each of them and every `q`.
+NESTED = (
+    NeuronType("h", 0),
+    NeuronType("q", 0),
+    NeuronType("kv", 0),
+    NeuronType("d", 0, 2, parents=("kv",)),
+)
+PAIRS = NeuronType("p", 1, parents=("q", "d"))
+
+
+def test_pairs_with_a_fixed_parent_fold_onto_the_weights_between_free_parents():
+    spec = NetworkSpec((*NESTED, PAIRS), (WeightType("h", "p"), WeightType("q", "kv")))
+    assert spec.fold("hnp").site["q", "weight", "kv"].taps == 3
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -172,6 +187,16 @@ def test_differences_are_told_in_words():
         (lambda: NetworkSpec.chain(2, taps=(1, 1, 1)), r"2 values of 'taps' \(got 3\)"),
         (lambda: NetworkSpec.chain(0), "at least 1"),
         (lambda: NetworkSpec.union([]), "at least one spec"),
+        (
+            lambda: NetworkSpec(
+                (*NESTED, NeuronType("r", role=True)), (WeightType("q", "kv"), WeightType("r", "d"))
+            ),
+            "to connect role types or nested types",
+        ),
+        (
+            lambda: NetworkSpec((*NESTED, PAIRS), (WeightType("h", "p"),)).fold("hnp"),
+            r"types \('q', 'kv'\) to be the parents of pairs .* Use 'np'",
+        ),
         (lambda: NetworkSpec.chain(2).fold("sn"), r"'np' or 'hnp' \(got 'sn'\)"),
     ],
 )
