@@ -439,7 +439,9 @@ def _batch_norm(
 def _prelu(x: Value, weight: Value) -> Value | None:
     if not isinstance(x, NeuronRows):
         return None
-    return _with_vector(lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
+    is_one = isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes)
+    axis = x.at if is_one else 1
+    return _with_vector(lambda a, s: torch.where(a > 0, a, s * a), x, weight, axis)
 
 
 def _at_positions(name: str, spatial: int | None) -> _Handler:

@@ -157,6 +157,7 @@ def _points(width: int) -> nn.Module:
 
 MIXED = {
     "mlp": (lambda width: mlp(3, width, width + 1, 4), (5, 3)),
+    "mlp of tokens": (lambda width: mlp(3, width, width + 1, 4, activation=nn.PReLU), (5, 6, 3)),
     "cnn": (_plain_cnn, (5, 3, 12, 12)),
     "pooled cnn": (_pooled_cnn, (5, 3, 6, 6)),
     "signals": (_points, (5, 3, 8)),
