@@ -495,9 +495,27 @@ def _reduction(name: str) -> _Handler:
         axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
         if x.at in axes:
             return None
-        at = x.at - (0 if keepdim else sum(axis < x.at for axis in axes))
-        data = OPERATIONS[name](x.data, tuple(map(x.along, axes)), keepdim)
-        return replace(x, data=data, at=at)
+        own = tuple(map(x.along, axes))
+        # The derivative of a reduction lays out the axes in their order. In the order of memory, it
+        # is laid out like the values, and the derivatives of earlier layers need not copy it.
+        order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
+        data = OPERATIONS[name](x.data.permute(order), tuple(map(order.index, own)), True)
+        data = data.permute([order.index(axis) for axis in range(x.rank)])
+        if keepdim:
+            return replace(x, data=data)
+        return replace(x, data=data.squeeze(own), at=x.at - sum(axis < x.at for axis in axes))
+
+    return apply
+
+
+def _average_pool(spatial: int) -> _Handler:
+    """Makes a handler for average pooling to a given number of positions, usually one."""
+    pool, mean = _at_positions(f"adaptive_avg_pool{spatial}d", spatial), _reduction("mean")
+
+    def apply(x: Value, output_size: Any) -> Value | None:
+        if output_size in (1, (1,) * spatial):
+            return mean(x, tuple(range(-spatial, 0)), True)
+        return pool(x, output_size)
 
     return apply
 
@@ -564,7 +582,7 @@ def _cat(values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     return NeuronRows(data, like.at, counts, counts)
 
 
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
 #: They return None for values that have the same shape in all networks, or must have.
 _HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
@@ -579,5 +597,6 @@ _HANDLERS: dict[str, _Handler] = {
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }
