@@ -335,7 +335,7 @@ def _linear(x: Value, weight: Any, bias: Any = None) -> Value | None:
         return None
     inputs, layers = _sources(x, -1, weight)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
-    y = y.reshape(-1, *inputs.data.shape[1:])
+    y = y.reshape(len(y), *inputs.data.shape[1:])
     result = NeuronRows(y, inputs.rank - 1, *weight.sizes(0))
     return result if bias is None else _with_vector(torch.add, result, bias, -1)
 

@@ -235,6 +235,22 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, is_padde
             assert close(tensors[key], gradient), key
 
 
+@pytest.mark.parametrize("name", ["mlp", "mlp of tokens", "cnn", "signals"])
+@pytest.mark.parametrize("per_network", [False, True])
+def test_no_inputs_have_no_outputs(name: str, per_network: bool, is_padded: bool) -> None:
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    none = x[:0].requires_grad_()
+    expected = torch.stack([module(none) for module in modules])
+    given = none.expand(len(modules), *none.shape) if per_network else none
+    outputs, activations = batch.run(given, per_network=per_network, return_activations=True)
+    assert outputs.shape == expected.shape
+    for key, rows in activations.items():
+        assert rows.shape[:2] == (batch[key].num_nodes, 0), key
+    assert torch.autograd.grad(outputs.sum(), none)[0].shape == none.shape
+    assert close(batch.run(x), torch.stack([module(x) for module in modules]))
+
+
 @pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
 def test_networks_are_padded_to_few_sizes(
     name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch
