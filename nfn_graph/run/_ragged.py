@@ -98,8 +98,7 @@ class NeuronRows:
         """The rows of the original neurons."""
         if not self.is_padded:
             return self.data
-        parts = zip(self.data.split(self.counts), self.own, strict=True)
-        return torch.cat([rows[:count] for rows, count in parts])
+        return self.data.index_select(0, _unpadded(self.counts, self.own, self.data.device))
 
 
 @dataclass(frozen=True)
@@ -554,6 +553,14 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
         parts.append(places.permute(0, *(axis + 1 for axis in order)).reshape(-1))
         begin += count * size
     return torch.cat(parts)
+
+
+# Slices of every network would need several kernels each on a GPU, above all in the derivative.
+@lru_cache(maxsize=32)
+def _unpadded(counts: tuple[int, ...], own: tuple[int, ...], device: torch.device) -> Tensor:
+    """The rows of the original neurons among those of padded networks."""
+    parts = torch.arange(sum(counts)).split(counts)
+    return torch.cat([rows[:n] for rows, n in zip(parts, own, strict=True)]).to(device)
 
 
 def _transpose(x: Value) -> Value | None:
