@@ -21,6 +21,7 @@ from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
 from nfn_graph.run import OPERATIONS, _plan, _products, _run
+from nfn_graph.run._plan import Plan
 from nfn_graph.run._products import Window, complete_layers, layer_product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
@@ -268,6 +269,16 @@ def test_networks_are_padded_to_few_sizes(
     batch.run(x)
     # The widths 2, 4 and twice 7 become 4, 4 with wider layers after it, and 8: two layers each.
     assert convolutions == ([1, 1, 1, 1, 2, 2] if is_padded and name == "cnn" else [])
+
+
+def test_threads_do_not_wait_for_plans_of_other_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(graph: WeightGraph) -> Plan:
+        assert not _plan._lock.locked()
+        return Plan(graph)
+
+    monkeypatch.setattr(_plan, "Plan", make)
+    graph = from_module(mlp(3, 4, 2))
+    assert _plan.plan_of(graph) is _plan.plan_of(graph)
 
 
 def test_padding_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
