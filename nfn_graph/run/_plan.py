@@ -37,8 +37,12 @@ def plan_of(graph: WeightGraph) -> Plan:
     # A plan keeps its layouts alive, so no other object can get their ids.
     key = tuple(map(id, graph.layouts))
     with _lock:
-        plan = _plans.pop(key, None)
-        plan = _plans[key] = Plan(graph) if plan is None else plan
+        plan = _plans.get(key)
+    # Threads with other networks do not wait while a plan is made.
+    plan = Plan(graph) if plan is None else plan
+    with _lock:
+        # The plans that were used last come last; what another thread made first is kept.
+        plan = _plans[key] = _plans.pop(key, plan)
         if len(_plans) > _MOST_PLANS:
             del _plans[next(iter(_plans))]
     return plan

@@ -98,8 +98,7 @@ class NeuronRows:
         """The rows of the original neurons."""
         if not self.is_padded:
             return self.data
-        parts = zip(self.data.split(self.counts), self.own, strict=True)
-        return torch.cat([rows[:count] for rows, count in parts])
+        return self.data.index_select(0, _unpadded(self.counts, self.own, self.data.device))
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,7 @@ def _linear(x: Value, weight: Any, bias: Any = None) -> Value | None:
         return None
     inputs, layers = _sources(x, -1, weight)
     y = layer_product(weight.data, inputs.data.flatten(1), layers)
-    y = y.reshape(-1, *inputs.data.shape[1:])
+    y = y.reshape(len(y), *inputs.data.shape[1:])
     result = NeuronRows(y, inputs.rank - 1, *weight.sizes(0))
     return result if bias is None else _with_vector(torch.add, result, bias, -1)
 
@@ -439,7 +438,9 @@ def _batch_norm(
 def _prelu(x: Value, weight: Value) -> Value | None:
     if not isinstance(x, NeuronRows):
         return None
-    return _with_vector(lambda a, s: torch.where(a > 0, a, s * a), x, weight, 1)
+    is_one = isinstance(weight, Stored) and all(shape == (1,) for shape in weight.shapes)
+    axis = x.at if is_one else 1
+    return _with_vector(lambda a, s: torch.where(a > 0, a, s * a), x, weight, axis)
 
 
 def _at_positions(name: str, spatial: int | None) -> _Handler:
@@ -493,9 +494,27 @@ def _reduction(name: str) -> _Handler:
         axes = {d % x.rank for d in ((dim,) if isinstance(dim, int) else dim)}
         if x.at in axes:
             return None
-        at = x.at - (0 if keepdim else sum(axis < x.at for axis in axes))
-        data = OPERATIONS[name](x.data, tuple(map(x.along, axes)), keepdim)
-        return replace(x, data=data, at=at)
+        own = tuple(map(x.along, axes))
+        # The derivative of a reduction lays out the axes in their order. In the order of memory, it
+        # is laid out like the values, and the derivatives of earlier layers need not copy it.
+        order = sorted(range(x.rank), key=x.data.stride().__getitem__, reverse=True)
+        data = OPERATIONS[name](x.data.permute(order), tuple(map(order.index, own)), True)
+        data = data.permute([order.index(axis) for axis in range(x.rank)])
+        if keepdim:
+            return replace(x, data=data)
+        return replace(x, data=data.squeeze(own), at=x.at - sum(axis < x.at for axis in axes))
+
+    return apply
+
+
+def _average_pool(spatial: int) -> _Handler:
+    """Makes a handler for average pooling to a given number of positions, usually one."""
+    pool, mean = _at_positions(f"adaptive_avg_pool{spatial}d", spatial), _reduction("mean")
+
+    def apply(x: Value, output_size: Any) -> Value | None:
+        if output_size in (1, (1,) * spatial):
+            return mean(x, tuple(range(-spatial, 0)), True)
+        return pool(x, output_size)
 
     return apply
 
@@ -536,6 +555,14 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
     return torch.cat(parts)
 
 
+# Slices of every network would need several kernels each on a GPU, above all in the derivative.
+@lru_cache(maxsize=32)
+def _unpadded(counts: tuple[int, ...], own: tuple[int, ...], device: torch.device) -> Tensor:
+    """The rows of the original neurons among those of padded networks."""
+    parts = torch.arange(sum(counts)).split(counts)
+    return torch.cat([rows[:n] for rows, n in zip(parts, own, strict=True)]).to(device)
+
+
 def _transpose(x: Value) -> Value | None:
     return _permute(x, (1, 0)) if x.rank == 2 else x
 
@@ -562,7 +589,7 @@ def _cat(values: Sequence[Any], axis: int = 0, **named: int) -> Value | None:
     return NeuronRows(data, like.at, counts, counts)
 
 
-_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
+_POOLS = ("max_pool", "avg_pool", "lp_pool", "adaptive_max_pool")
 #: They return None for values that have the same shape in all networks, or must have.
 _HANDLERS: dict[str, _Handler] = {
     "linear": _linear,
@@ -577,5 +604,6 @@ _HANDLERS: dict[str, _Handler] = {
     **{name: _reduction(name) for name in ("mean", "sum", "amax", "amin")},
     **{f"conv{n}d": _convolution(n) for n in (1, 2, 3)},
     **{f"{kind}{n}d": _at_positions(f"{kind}{n}d", n) for kind in _POOLS for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
     "pad": _at_positions("pad", None),
 }

@@ -118,7 +118,9 @@ def _run_group(group: Group, task: Task) -> Results:
     """Chooses how the networks of a group are run, and runs them."""
     # For stacked networks, torch's own convolutions are faster than ours; its linear layers are
     # not.
-    if group.is_ragged and (len(group.kinds) > 1 or (group.count > 1 and group.is_dense)):
+    is_wanted = len(group.kinds) > 1 or (group.count > 1 and group.is_dense)
+    # Only torch's own operations take inputs without entries, such as batches of no images.
+    if group.is_ragged and is_wanted and all(x.numel() for x in task.inputs):
         is_padded = group.padded is not None and _is_worth_padding(task)
         try:
             return _run_ragged(group, task, is_padded)

@@ -21,6 +21,7 @@ from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
 from nfn_graph.run import OPERATIONS, _plan, _products, _run
+from nfn_graph.run._plan import Plan
 from nfn_graph.run._products import Window, complete_layers, layer_product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
 
@@ -157,6 +158,7 @@ def _points(width: int) -> nn.Module:
 
 MIXED = {
     "mlp": (lambda width: mlp(3, width, width + 1, 4), (5, 3)),
+    "mlp of tokens": (lambda width: mlp(3, width, width + 1, 4, activation=nn.PReLU), (5, 6, 3)),
     "cnn": (_plain_cnn, (5, 3, 12, 12)),
     "pooled cnn": (_pooled_cnn, (5, 3, 6, 6)),
     "signals": (_points, (5, 3, 8)),
@@ -234,6 +236,22 @@ def test_gradients_of_mixed_widths_are_those_of_the_networks(name: str, is_padde
             assert close(tensors[key], gradient), key
 
 
+@pytest.mark.parametrize("name", ["mlp", "mlp of tokens", "cnn", "signals"])
+@pytest.mark.parametrize("per_network", [False, True])
+def test_no_inputs_have_no_outputs(name: str, per_network: bool, is_padded: bool) -> None:
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    none = x[:0].requires_grad_()
+    expected = torch.stack([module(none) for module in modules])
+    given = none.expand(len(modules), *none.shape) if per_network else none
+    outputs, activations = batch.run(given, per_network=per_network, return_activations=True)
+    assert outputs.shape == expected.shape
+    for key, rows in activations.items():
+        assert rows.shape[:2] == (batch[key].num_nodes, 0), key
+    assert torch.autograd.grad(outputs.sum(), none)[0].shape == none.shape
+    assert close(batch.run(x), torch.stack([module(x) for module in modules]))
+
+
 @pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
 def test_networks_are_padded_to_few_sizes(
     name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +269,16 @@ def test_networks_are_padded_to_few_sizes(
     batch.run(x)
     # The widths 2, 4 and twice 7 become 4, 4 with wider layers after it, and 8: two layers each.
     assert convolutions == ([1, 1, 1, 1, 2, 2] if is_padded and name == "cnn" else [])
+
+
+def test_threads_do_not_wait_for_plans_of_other_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(graph: WeightGraph) -> Plan:
+        assert not _plan._lock.locked()
+        return Plan(graph)
+
+    monkeypatch.setattr(_plan, "Plan", make)
+    graph = from_module(mlp(3, 4, 2))
+    assert _plan.plan_of(graph) is _plan.plan_of(graph)
 
 
 def test_padding_has_to_be_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
