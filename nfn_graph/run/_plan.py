@@ -75,11 +75,13 @@ class Plan:
             return joined
         place = (key if isinstance(key, str) else None, joined.device)
         if place not in self._indices:
-            order = [
-                group.own_rows(key) if isinstance(key, str) else torch.tensor(group.networks)
-                for group in self.groups
-            ]
-            self._indices[place] = torch.cat(order).argsort().to(joined.device)
+            # Autograd cannot save a tensor that was made in inference mode.
+            with torch.inference_mode(False):
+                order = [
+                    group.own_rows(key) if isinstance(key, str) else torch.tensor(group.networks)
+                    for group in self.groups
+                ]
+                self._indices[place] = torch.cat(order).argsort().to(joined.device)
         return joined.index_select(0, self._indices[place])
 
 
@@ -237,7 +239,8 @@ class Group:
         """An index on a device, which is made once unless it is large."""
         index = self._indices.get((place, device))
         if index is None:
-            index = make().to(device)
+            with torch.inference_mode(False):  # As above.
+                index = make().to(device)
             if index.numel() <= _MOST_INDICES:
                 self._indices[place, device] = index
         return index

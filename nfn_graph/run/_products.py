@@ -202,6 +202,7 @@ class Edges(NamedTuple):
 
 # There are six indices per edge, so only a few mixtures of small networks are cached.
 @lru_cache(maxsize=16)
+@torch.inference_mode(False)
 def _edges(targets: tuple[int, ...], sources: tuple[int, ...], device: torch.device) -> Edges:
     out, into = torch.tensor(targets), torch.tensor(sources)
     count = out * into

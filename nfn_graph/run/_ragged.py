@@ -544,6 +544,7 @@ def _permute(x: Value, *dims: Any, **named: Any) -> Value | None:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tensor:
     """The index that permutes the axes of tensors that are stored as one row of entries."""
     parts, begin = [], 0
@@ -557,6 +558,7 @@ def _turned(shapes: tuple[tuple[int, ...], ...], order: tuple[int, ...]) -> Tens
 
 # Slices of every network would need several kernels each on a GPU, above all in the derivative.
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def _unpadded(counts: tuple[int, ...], own: tuple[int, ...], device: torch.device) -> Tensor:
     """The rows of the original neurons among those of padded networks."""
     parts = torch.arange(sum(counts)).split(counts)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nfn_graph import Batch, WeightGraph, symmetry
 from nfn_graph.converters import from_module, from_state_dict, load, save
 from nfn_graph.data import Computation, Range, Ref, Step
-from nfn_graph.run import OPERATIONS, _plan, _products, _run
+from nfn_graph.run import OPERATIONS, _plan, _products, _ragged, _run
 from nfn_graph.run._plan import Plan
 from nfn_graph.run._products import Window, complete_layers, layer_product
 from nfn_graph.transforms import FillBiases, GrowKernels, RoleTypes
@@ -250,6 +250,25 @@ def test_no_inputs_have_no_outputs(name: str, per_network: bool, is_padded: bool
         assert rows.shape[:2] == (batch[key].num_nodes, 0), key
     assert torch.autograd.grad(outputs.sum(), none)[0].shape == none.shape
     assert close(batch.run(x), torch.stack([module(x) for module in modules]))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_networks_can_be_trained_after_they_ran_in_inference_mode(
+    name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_products, "_SHORT_RUN", math.inf)  # Sums over edges need indices, too.
+    for cache in (_products._edges, _ragged._turned, _ragged._unpadded):
+        cache.cache_clear()
+    modules, x = mixed(name)
+    batch = Batch.from_data_list([from_module(module, x) for module in modules])
+    with torch.inference_mode():
+        batch.run(x, return_activations=True)
+    expected = torch.stack([module(x) for module in modules])
+    x.requires_grad_()
+    outputs, activations = batch.run(x, return_activations=True)
+    total = outputs.sum() + sum(rows.sum() for rows in activations.values())
+    assert torch.autograd.grad(total, x)[0].isfinite().all()
+    assert close(outputs, expected)
 
 
 @pytest.mark.parametrize("name", ["cnn", "pooled cnn"])
