@@ -19,9 +19,9 @@ from nfn_graph.ops._backends import is_transformed
 from nfn_graph.ops._matmul import add_product
 from nfn_graph.ops._precision import cast
 
-# The number of values of a large block that each thread takes through all steps before the next:
-# small enough for the cache, and large enough to be worth the calls. There is a lower limit on
-# rows, since every product first copies its matrix into another order.
+# If a site has large blocks, the number of values that each thread takes through all steps before
+# the next ones: small enough for the cache, and large enough to be worth the calls. There is a
+# lower limit on rows, since every product first copies its matrix into another order.
 _CACHED, _FEWEST_ROWS = 2**19, 2**12
 # The number of values that a row should have for a fast broadcast.
 _LONG_ROW = 2**9
@@ -97,21 +97,23 @@ def bag_down(
         x: Rows whose products with `matrix` are added to the sums, if given.
         matrix: The matrix that `x` is multiplied by.
     """
-    listed = _listed_down(table, rows)
     if not rows.blocks:
+        out = _listed_down(table, rows, 0, rows.num_rows)
         del table  # Frees the messages of the covers before the product needs memory.
-        return listed if x is None or matrix is None else add_product(listed, x, matrix)
+        return out if x is None or matrix is None else add_product(out, x, matrix)
     out = table.new_empty(rows.num_rows, table.shape[1])
 
     def add(part: Tensor, start: int) -> None:
         if x is not None and matrix is not None:
             add_product(part, x.narrow(0, start, len(part)), matrix)
 
-    place = 0
-    for start, count in rows.groupings[0].gaps:
-        part = out.narrow(0, start, count).copy_(listed.narrow(0, place, count))
-        add(part, start)
-        place += count
+    place, step = 0, _cached_rows(table)
+    for begin, count in rows.groupings[0].gaps:
+        for start in range(begin, begin + count, step):
+            part = out.narrow(0, start, min(step, begin + count - start))
+            part.copy_(_listed_down(table, rows, place, len(part)))
+            add(part, start)
+            place += len(part)
     for at_covers in rows.blocks:
         # Every stretch gets its messages and its products while it is cached.
         for stretch in _stretches(at_covers, out):
@@ -172,11 +174,14 @@ def _bag_listed(x: Tensor, bags: Sequence[Tensor]) -> Tensor:
     return x
 
 
-def _listed_down(table: Tensor, rows: Rows) -> Tensor:
-    """Sums the rows of all covers for the listed rows."""
-    if len(rows.groupings) == 1:
-        return table.index_select(0, rows.cover_rows)
-    return bag_rows(table, rows.cover_rows, rows.cover_pointers)
+def _listed_down(table: Tensor, rows: Rows, start: int, count: int) -> Tensor:
+    """Sums the rows of all covers for some of the listed rows."""
+    num_covers = len(rows.groupings)
+    cover_rows = rows.cover_rows.narrow(0, start * num_covers, count * num_covers)
+    if num_covers == 1:
+        return table.index_select(0, cover_rows)
+    # All rows have the same number of covers, so the first pointers are valid for any rows.
+    return bag_rows(table, cover_rows, rows.cover_pointers.narrow(0, 0, count + 1))
 
 
 def bag_rows(x: Tensor, rows: Tensor, pointers: Tensor) -> Tensor:

@@ -75,7 +75,33 @@ def test_layers_with_views_are_layers_with_indices(network, symmetry, large):
 def test_layers_in_short_stretches_are_the_same(network, symmetry, cached, large, monkeypatch):
     """Rows that do not fit into the cache are processed in blocks."""
     monkeypatch.setattr(_kernels, "_CACHED", cached)
+    monkeypatch.setattr(_kernels, "_FEWEST_ROWS", 1)
     assert_layer_is_the_same(batch_of(NAMED_SPECS[network], (3, 5, 2)).features(symmetry))
+
+
+def test_messages_beside_a_block_need_little_memory(monkeypatch):
+    """The messages of a row that has an index go to their place in the result a few at a time."""
+    monkeypatch.setattr(_incidence, "_CACHE", _Cache(32, 2**28))
+    monkeypatch.setattr(_build, "LARGE_ROWS", 30)
+    monkeypatch.setattr(_kernels, "_CACHED", 0)
+    monkeypatch.setattr(_kernels, "_FEWEST_ROWS", 4)
+    features = Batch.from_data_list([chain((2, w, w, 2)) for w in (3, 6, 4)]).features("np")
+    rows = features.rows(("hidden1", "weight", "hidden2"))
+    assert [count for _, count in rows.groupings[0].gaps] == [9, 16]
+    counts: list[int] = []
+    listed_down = _kernels._listed_down
+
+    def counted(*args):
+        counts.append(args[-1])
+        return listed_down(*args)
+
+    monkeypatch.setattr(_kernels, "_listed_down", counted)
+    table = torch.randn(sum(rows.cover_sizes), 2, dtype=torch.float64)
+    found = _kernels.bag_down(table, rows)
+    assert counts == [4, 4, 1, 4, 4, 4, 4]
+    targets, sources = table.split_with_sizes(rows.cover_sizes)
+    expected = targets[rows.targets.index.long()] + sources[rows.sources.index.long()]
+    torch.testing.assert_close(found, expected)
 
 
 def test_types_of_several_tensors(large):
