@@ -123,7 +123,7 @@ def _check_pairs(spec: FoldedSpec, incidence: Incidence) -> None:
             if len(set(present)) > 1:
                 raise UserError(
                     f"Expected network {graph} to have all or none of the types {keys}, which "
-                    f"have entries for the same neurons (got {present} tensors). Batch networks "
+                    f"have entries for the same neurons (got {present} of each). Batch networks "
                     f"that agree there."
                 )
 

@@ -77,7 +77,7 @@ class NFNOptions(TypedDict, total=False):
 class _Layers(nn.Module):
     """The NF-Layers of a model and the modules before and between them.
 
-    If it `ends_active`, an activation follows the last NF-Layer, as it follows the others.
+    With `ends_active`, an activation also follows the last NF-Layer.
     """
 
     def __init__(
@@ -130,7 +130,12 @@ class _Layers(nn.Module):
             if norm and i > 0:
                 stage.append(ChannelNorm(self.folded, c_in))
             layer = NFLinear(
-                self.folded, c_in, c_out, True, pointwise, aggr, max_parameters=max_parameters
+                self.folded,
+                c_in,
+                c_out,
+                pointwise=pointwise,
+                aggr=aggr,
+                max_parameters=max_parameters,
             )
             stage.append(layer)
             if ends_active or i < len(channels) - 1:

@@ -164,7 +164,7 @@ class Standardize(nn.Module):
 def mean_and_std(samples: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
     """The mean and standard deviation of the rows of all samples with the same name.
 
-    The standard deviation is 1 for values that do not vary, which are not to be scaled.
+    Values that do not vary get a standard deviation of 1, so that they are not scaled.
     """
     found: dict[str, tuple[int, Tensor, Tensor]] = {}
     for name, x in samples:

@@ -99,8 +99,9 @@ def network_summary(
 ) -> Tensor:
     """One aggregate for every tap of every type, `[graphs, summary taps * channels]`.
 
-    This is the summary that the map of the network reads in the NF-Layer. Some sums or maxima may
-    be known as `totals`. With `relu`, a mean or a sum applies a ReLU to the weights first.
+    This is the summary that the map of the network reads in the NF-Layer. Sums or maxima that are
+    already known are passed as `totals`. With `relu`, a mean or a sum first applies a ReLU to the
+    weights.
     """
     rows = features.incidence.sites[spec.symmetry]
     network, found = spec.sites[-1], []

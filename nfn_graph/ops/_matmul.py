@@ -22,10 +22,10 @@ _FEW_COLUMNS, _MANY_COLUMNS, _MANY_ROWS = 8, 32, 2**12
 _FEWEST_ROWS = 2**9
 # For a sum over many rows oneDNN copies both factors first, which only pays off for wide rows.
 _WIDE = 256
-# oneDNN copies matrices into an order of its own, and always returns a new tensor. In blocks of
-# 512 x 512, both are so small that the allocator reuses their memory, and that the cache still
-# holds a product when it is added to something. Narrower blocks, and those of several threads, have
-# more rows, because every call costs time.
+# oneDNN copies matrices into an order of its own, and always returns a new tensor. For blocks of
+# 512 x 512, the allocator can reuse the memory of both, and a product is still in the cache when it
+# is added to the messages. Narrower blocks, and those of several threads, have more rows, because
+# every call costs time.
 _SIDE = 2**9
 
 

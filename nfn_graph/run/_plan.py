@@ -41,7 +41,7 @@ def plan_of(graph: WeightGraph) -> Plan:
     # Threads with other networks do not wait while a plan is made.
     plan = Plan(graph) if plan is None else plan
     with _lock:
-        # The plans that were used last come last; what another thread made first is kept.
+        # The plan that was used last comes last. If another thread made it first, that one is kept.
         plan = _plans[key] = _plans.pop(key, plan)
         if len(_plans) > _MOST_PLANS:
             del _plans[next(iter(_plans))]
